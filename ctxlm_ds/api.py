@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ctxlm_ds.data.sample import Batch
     from ctxlm_ds.export.huggingface import Conversion
     from ctxlm_ds.models.layers import LayerSequence
-    from ctxlm_ds.training.hooks import StepMetrics
+    from ctxlm_ds.training.hooks.hooks import StepMetrics
 
 
 def iterate_batches(config: RunConfig, start_row: int = 0) -> Iterator[Batch]:

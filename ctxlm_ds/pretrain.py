@@ -30,12 +30,12 @@ from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG, build_deepspeed_config, lo
 from ctxlm_ds.recipe.load import dump_config, load_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.teacher_rules import needs_teacher
-from ctxlm_ds.training.hook_setup import check_hooks
+from ctxlm_ds.training.hooks.hook_setup import check_hooks
 
 if TYPE_CHECKING:
     from ctxlm_ds.parallel.topology import Topology
-    from ctxlm_ds.training.hooks import RunEnd
-    from ctxlm_ds.training.trainer import Trainer
+    from ctxlm_ds.training.hooks.hooks import RunEnd
+    from ctxlm_ds.training.loop.trainer import Trainer
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -178,7 +178,11 @@ def pretrain(
 
         from ctxlm_ds.process.run_lock import RunLock
         from ctxlm_ds.run_builder import build_run
-        from ctxlm_ds.training.runtime import explain_out_of_memory, leave_waiting_to_watchdog, print_communication
+        from ctxlm_ds.training.engine.runtime import (
+            explain_out_of_memory,
+            leave_waiting_to_watchdog,
+            print_communication,
+        )
 
         leave_waiting_to_watchdog()
         # If another process takes the lock, this one must not write any more.
@@ -235,7 +239,7 @@ def join_ranks(config: RunConfig, deepspeed_config: dict[str, Any], ranks: RankI
     prepare_process(ranks, config.training.deterministic, one_queue)
 
     from ctxlm_ds.parallel.topology import build_topology
-    from ctxlm_ds.training.runtime import check_precision, init_process_group
+    from ctxlm_ds.training.engine.runtime import check_precision, init_process_group
 
     check_precision(config)
     init_process_group()
@@ -251,8 +255,8 @@ def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) 
     Raises:
         TrainingError: training failed; the message names the last good checkpoint and what to do.
     """
-    from ctxlm_ds.training.history import HistoryHook, WatchdogHook, environment
-    from ctxlm_ds.training.run_page import ReportHook
+    from ctxlm_ds.training.hooks.history import HistoryHook, WatchdogHook, environment
+    from ctxlm_ds.training.hooks.run_page import ReportHook
 
     trainer.hooks.append(WatchdogHook(watchdog))
     watchdog.writing_age_s = trainer.saves.saver.pending_age_s

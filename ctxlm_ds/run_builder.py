@@ -46,15 +46,15 @@ from ctxlm_ds.tokenizers.load import resolve
 from ctxlm_ds.tokenizers.report import log_unused_rows
 from ctxlm_ds.tokenizers.word_counts import word_counts
 from ctxlm_ds.training.continuations import build_continuations, encode_prompts
-from ctxlm_ds.training.engine import Engine
-from ctxlm_ds.training.hook_setup import check_hooks
-from ctxlm_ds.training.hooks import Hooks, build_hooks
-from ctxlm_ds.training.recovery import Recovery
-from ctxlm_ds.training.runtime import compile_setting, device_type, explain_out_of_memory
-from ctxlm_ds.training.saves import Saves
-from ctxlm_ds.training.schedule import LearningRateSchedule
-from ctxlm_ds.training.state import TrainState
-from ctxlm_ds.training.trainer import Trainer
+from ctxlm_ds.training.engine.engine import Engine
+from ctxlm_ds.training.engine.runtime import compile_setting, device_type, explain_out_of_memory
+from ctxlm_ds.training.hooks.hook_setup import check_hooks
+from ctxlm_ds.training.hooks.hooks import Hooks, build_hooks
+from ctxlm_ds.training.loop.recovery import Recovery
+from ctxlm_ds.training.loop.saves import Saves
+from ctxlm_ds.training.loop.state import TrainState
+from ctxlm_ds.training.loop.trainer import Trainer
+from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
 
 logger = logging.getLogger("ctxlm_ds")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.training.state import TrainState
+from ctxlm_ds.training.loop.state import TrainState
 
 
 class RecordingSaver:

@@ -32,7 +32,7 @@ class EngineSteps:
         topology = join_ranks(config, settings, discover_ranks())
         from ctxlm_ds.objectives.build import build_objective
         from ctxlm_ds.run_builder import build_engine, initialize_weights
-        from ctxlm_ds.training.runtime import explain_out_of_memory
+        from ctxlm_ds.training.engine.runtime import explain_out_of_memory
 
         with explain_out_of_memory(config):
             engine = build_engine(config, settings, build_objective(config.objective), topology)
@@ -70,8 +70,8 @@ class BareSteps:
         from ctxlm_ds.objectives.build import build_objective
         from ctxlm_ds.parallel.context import ParallelContext
         from ctxlm_ds.parallel.random import DropoutStreams
-        from ctxlm_ds.training.losses import TermLosses
-        from ctxlm_ds.training.runtime import compile_setting
+        from ctxlm_ds.training.engine.losses import TermLosses
+        from ctxlm_ds.training.engine.runtime import compile_setting
 
         config = self.config
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -27,8 +27,8 @@ from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES, LazyTensor
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.placement import Shard
 from ctxlm_ds.process.cgroups import CGROUP_ROOT, MEMINFO, OWN_CGROUPS, machine_memory_left, memory_left
-from ctxlm_ds.training.engine import Engine
-from ctxlm_ds.training.fragments import Fragment
+from ctxlm_ds.training.engine.engine import Engine
+from ctxlm_ds.training.engine.fragments import Fragment
 
 logger = logging.getLogger("ctxlm_ds")
 PORTABLE = 1

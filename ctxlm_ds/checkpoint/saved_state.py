@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ctxlm_ds.checkpoint.manifest import MAX_STEP
 from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.training.state import TrainState
+from ctxlm_ds.training.loop.state import TrainState
 from ctxlm_ds.untrusted_json import read_json_object
 
 STATE_NAME = "state.json"

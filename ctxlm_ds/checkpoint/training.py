@@ -21,10 +21,10 @@ from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.recipe.load import dump_config, load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.training.changed_settings import report_resume
-from ctxlm_ds.training.engine import Engine
-from ctxlm_ds.training.history import environment
-from ctxlm_ds.training.state import TrainState
+from ctxlm_ds.training.engine.engine import Engine
+from ctxlm_ds.training.hooks.history import environment
+from ctxlm_ds.training.loop.changed_settings import report_resume
+from ctxlm_ds.training.loop.state import TrainState
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -62,7 +62,7 @@ class TrainingCheckpoints:
         self.changed_settings: list[str] = []
         """Settings of the recipe that the last resume found changed, as `name old -> new`."""
 
-    # Saving; this class is the Saver of training/saves.py.
+    # Saving; this class is the Saver of training/loop/saves.py.
 
     def save(self, state: TrainState) -> None:
         """Write a checkpoint of this moment, complete on return; all ranks call this together.

@@ -229,7 +229,7 @@ def _save(args: argparse.Namespace) -> Iterable[str]:
     _set_threads(args.threads)
     from ctxlm_ds.benchmark.saves import compare_saves
     from ctxlm_ds.parallel.topology import build_topology
-    from ctxlm_ds.training.runtime import init_process_group
+    from ctxlm_ds.training.engine.runtime import init_process_group
 
     init_process_group()
     layout = (config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size)

@@ -23,7 +23,7 @@ def main() -> None:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from ctxlm_ds.errors import KernelError
     from ctxlm_ds.process.library_noise import without_known_prints
-    from ctxlm_ds.training.runtime import deepspeed_adam, load_async_io
+    from ctxlm_ds.training.engine.runtime import deepspeed_adam, load_async_io
 
     builds: dict[str, Callable[[], object]] = {
         "CPUAdam": partial(deepspeed_adam, True),

@@ -33,7 +33,7 @@ from ctxlm_ds.recipe.load import dump_config, load_config, shipped_recipes
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, load_object
 from ctxlm_ds.report import page, read_metrics, run_charts, svg, table, terminal_picture
-from ctxlm_ds.training.metrics import METRICS_NAME
+from ctxlm_ds.training.hooks.metrics import METRICS_NAME
 
 if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer

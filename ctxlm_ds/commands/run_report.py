@@ -28,7 +28,7 @@ def main() -> None:
         check_extra("downstream", ["matplotlib"])
     from ctxlm_ds.atomic import write_text
     from ctxlm_ds.report import COLUMNS, terminal_picture, write_png
-    from ctxlm_ds.training.run_page import PAGE_NAME, by_label, charts_of, comparison, read_run, run_page
+    from ctxlm_ds.training.hooks.run_page import PAGE_NAME, by_label, charts_of, comparison, read_run, run_page
 
     runs = by_label([read_run(run_dir) for run_dir in begun_runs(find_runs(args.run_dirs))])
     charts = charts_of(runs)

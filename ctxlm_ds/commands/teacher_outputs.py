@@ -74,7 +74,7 @@ def main() -> None:
     config = config.model_copy(update={"teacher": teacher, "parallel": ParallelConfig()})
 
     from ctxlm_ds.pretrain import join_ranks
-    from ctxlm_ds.training.runtime import leave_waiting_to_watchdog
+    from ctxlm_ds.training.engine.runtime import leave_waiting_to_watchdog
 
     topology = join_ranks(config, {}, ranks)
     leave_waiting_to_watchdog()
@@ -196,7 +196,7 @@ class TeacherPass:
         from ctxlm_ds.models.layers import LayerSequence
         from ctxlm_ds.models.parts.distillation import needed_layers
         from ctxlm_ds.models.parts.stored_teacher import split_at_products
-        from ctxlm_ds.training.runtime import device_type
+        from ctxlm_ds.training.engine.runtime import device_type
 
         def kernels_of(precision: str) -> KernelSet:
             return KernelSet(config.kernels, device_type(), DTYPES[precision])

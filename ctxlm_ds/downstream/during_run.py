@@ -29,7 +29,7 @@ from ctxlm_ds.recipe.check import JUDGED_FOLDERS
 from ctxlm_ds.recipe.evaluation import DownstreamTask
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import load_object
-from ctxlm_ds.training.hooks import Hook, RunEnd, RunStart, StepMetrics
+from ctxlm_ds.training.hooks.hooks import Hook, RunEnd, RunStart, StepMetrics
 
 logger = logging.getLogger("ctxlm_ds")
 

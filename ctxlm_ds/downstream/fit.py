@@ -175,7 +175,7 @@ def make_trainer(model_folder: Path, kind: Kind, sets: Sets, point: Point, setti
     if kind.new_tokens and frozen:
         raise ConfigError(f"{frozen}: the embeddings of the new tokens must be trained, which this option freezes")
     if settings.deepspeed:
-        from ctxlm_ds.training.runtime import init_process_group
+        from ctxlm_ds.training.engine.runtime import init_process_group
 
         init_process_group()  # accelerate leaves DeepSpeed's own out on a CPU, and ZeRO-3 then takes the ranks for one
     arguments = training_arguments(folder, point, settings, kind.task.judged_by[0], kind.arguments)

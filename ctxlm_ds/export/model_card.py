@@ -17,7 +17,7 @@ from ctxlm_ds.export.weights import CheckpointSource
 from ctxlm_ds.process.run_history import START, read_history
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import DataSection
-from ctxlm_ds.training.metrics import METRICS_NAME
+from ctxlm_ds.training.hooks.metrics import METRICS_NAME
 from ctxlm_ds.untrusted_json import open_regular
 
 MAX_LINE_BYTES = 1 << 20

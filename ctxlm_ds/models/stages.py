@@ -1,6 +1,6 @@
 """Cut the list of layers into pipeline stages. Layers before the first block stay first, those after the last last.
 
-training/pipeline.py has DeepSpeed's pipeline module.
+training/engine/pipeline.py has DeepSpeed's pipeline module.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Muon's matrices add to a step: operations, messages and memory (training/muon.py, training/matrix_work.py).
+"""What Muon's matrices add to a step: operations, messages and memory (muon.py, matrix_work.py).
 
 Messages and memory are estimates: which ranks share a matrix depends on where ZeRO's partitions end.
 """

@@ -81,7 +81,7 @@ def _scalars(config: RunConfig, layout: Layout, parameters: StageParameters, zer
     if uses_bf16_optimizer(config, zero):
         return FLOAT * (2 if split else 1)
     norm = FLOAT * len(parameters.groups) * (2 if zero.stage == 3 else 1)
-    # Otherwise the norm shows an overflow (training/update.py).
+    # Otherwise the norm shows an overflow (training/engine/update.py).
     overflow = 1 if config.training.precision != "fp32" and zero.stage != 3 and zero.offload_optimizer else 0
     return (norm + overflow) * (2 if split else 1)
 

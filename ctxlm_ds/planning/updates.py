@@ -12,10 +12,10 @@ from ctxlm_ds.recipe.schema import RunConfig
 FUSED_ADAMW_BYTES = 28
 """Bytes per element: weight, gradient and two moments are read, all but the gradient written."""
 OPTIMIZER_BYTES = {
-    "adafactor": 140,  # training/adafactor.py: moment 36, sums 8, product 20, norms 8, step 40, decay 8, weight 20
-    "adagrad": 52,  # training/adagrad.py: decay 8, sum 12, root 16, weight 16
-    "lamb": 116,  # training/lamb.py: AdamW's direction in 9 operations 88, two norms 8, ratio 8, weight 12
-    "stable_adamw": 148,  # training/stable_adamw.py: direction 88, gradient over root 36, norm 4, bound 8, weight 12
+    "adafactor": 140,  # optimizers/adafactor.py: moment 36, sums 8, product 20, norms 8, step 40, decay 8, weight 20
+    "adagrad": 52,  # optimizers/adagrad.py: decay 8, sum 12, root 16, weight 16
+    "lamb": 116,  # optimizers/lamb.py: AdamW's direction in 9 operations 88, two norms 8, ratio 8, weight 12
+    "stable_adamw": 148,  # optimizers/stable_adamw.py: direction 88, gradient over root 36, norm 4, bound 8, weight 12
 }
 """Bytes per element of optimizers that are not one fused AdamW."""
 MATRIX_BYTES = 80

@@ -31,7 +31,7 @@ from ctxlm_ds.tokenizers.base import Tokenizer
 if TYPE_CHECKING:
     from ctxlm_ds.data.stream.run_datasets import RunRows
     from ctxlm_ds.parallel.topology import Topology
-    from ctxlm_ds.training.engine import Engine
+    from ctxlm_ds.training.engine.engine import Engine
 
 PROMPT_TOKENS = 16
 """Most tokens of a held-out text that are given."""
@@ -43,7 +43,7 @@ Text = tuple[str, str]
 
 
 class TokenChoice:
-    """Chooses the next token of each row; it has the place of the losses in a pass (training/losses.py)."""
+    """Chooses the next token of each row; it has the place of the losses in a pass (training/engine/losses.py)."""
 
     label_fields: tuple[str, ...] = ()
 

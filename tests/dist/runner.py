@@ -27,8 +27,8 @@ import torch.distributed as dist
 
 
 IMPORTED = (
-    "ctxlm_ds.kernels.cpu_loops", "ctxlm_ds.objectives.corruption.spans", "ctxlm_ds.training.bf16_optimizer",
-    "ctxlm_ds.training.pipeline", "deepspeed.ops.op_builder.all_ops", "deepspeed.runtime.engine",
+    "ctxlm_ds.kernels.cpu_loops", "ctxlm_ds.objectives.corruption.spans", "ctxlm_ds.training.engine.bf16_optimizer",
+    "ctxlm_ds.training.engine.pipeline", "deepspeed.ops.op_builder.all_ops", "deepspeed.runtime.engine",
 )  # fmt: skip
 
 

@@ -18,8 +18,8 @@ from ctxlm_ds.recipe.schema import (
     RunConfig,
     TrainingConfig,
 )
-from ctxlm_ds.training.engine import Engine
-from ctxlm_ds.training.state import TrainState
+from ctxlm_ds.training.engine.engine import Engine
+from ctxlm_ds.training.loop.state import TrainState
 from tests.dist.runner import run_ranks
 from tests.dist.training import GLOBAL_BATCH, build_engine, gather_weights, step_of, tiny_config
 

@@ -10,7 +10,7 @@ import torch
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.recipe.schema import OptimizerConfig, ParallelConfig
-from ctxlm_ds.training import adafactor
+from ctxlm_ds.training.optimizers import adafactor
 from tests.dist.reference import Tensors, Update, train_alone
 from tests.dist.runner import run_ranks
 from tests.dist.training import tiny_config, train

@@ -15,8 +15,8 @@ import torch
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from ctxlm_ds import run_builder
-from ctxlm_ds.training.engine import Engine
-from ctxlm_ds.training.state import Anomaly, StepResult, TrainState
+from ctxlm_ds.training.engine.engine import Engine
+from ctxlm_ds.training.loop.state import Anomaly, StepResult, TrainState
 from tests.dist.runner import run_ranks
 from tests.dist.states import Layout, checkpoints_of, gather_moments, resume_newest
 from tests.dist.test_update import Spoiled, allow_fp16

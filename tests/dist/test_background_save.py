@@ -18,8 +18,8 @@ from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.recipe.schema import CheckpointConfig, RunConfig
-from ctxlm_ds.training.engine import Engine
-from ctxlm_ds.training.state import TrainState
+from ctxlm_ds.training.engine.engine import Engine
+from ctxlm_ds.training.loop.state import TrainState
 from tests.dist.runner import RanksFailed, run_ranks
 from tests.dist.states import DATA, Layout, resume_newest, some_steps
 from tests.dist.training import GLOBAL_BATCH, build_engine

@@ -12,7 +12,7 @@ import torch
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.recipe.schema import KernelsConfig, OptimizerConfig, TrainingConfig
-from ctxlm_ds.training.engine import Engine
+from ctxlm_ds.training.engine.engine import Engine
 from tests.dist.runner import run_ranks
 from tests.dist.training import build_engine, global_batch, slice_batch, tiny_config
 

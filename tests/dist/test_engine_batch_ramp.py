@@ -11,8 +11,8 @@ import torch
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.training.engine import Engine
-from ctxlm_ds.training.state import TrainState
+from ctxlm_ds.training.engine.engine import Engine
+from ctxlm_ds.training.loop.state import TrainState
 from tests.dist.runner import run_ranks
 from tests.dist.states import Layout, checkpoints_of, gather_moments, resume_newest
 from tests.dist.training import GLOBAL_BATCH, build_engine, gather_weights, slice_batch, step_for_rank

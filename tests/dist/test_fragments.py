@@ -9,8 +9,8 @@ import torch
 
 from ctxlm_ds.models.initialize import initial_value
 from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
-from ctxlm_ds.training.fragments import refresh_model_weights
-from ctxlm_ds.training.model_setup import gathered
+from ctxlm_ds.training.engine.fragments import refresh_model_weights
+from ctxlm_ds.training.engine.model_setup import gathered
 from tests.dist.runner import run_ranks
 from tests.dist.training import GLOBAL_BATCH, build_engine, step_of, tiny_config
 

@@ -15,8 +15,8 @@ import torch
 from ctxlm_ds.errors import ConfigError, KernelError
 from ctxlm_ds.process.build_locks import use_own_build_folder
 from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig, TrainingConfig
-from ctxlm_ds.training.engine import Engine
-from ctxlm_ds.training.nvme import prepare_folders
+from ctxlm_ds.training.engine.engine import Engine
+from ctxlm_ds.training.engine.nvme import prepare_folders
 from tests.dist.runner import run_ranks
 from tests.dist.states import SAVED_STEP, assert_states_equal, resume_and_train, train_and_save
 from tests.dist.test_anomalies import check_going_back, check_refused
@@ -177,7 +177,7 @@ def test_a_disk_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_missing_headers_are_said_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
-    from ctxlm_ds.training.runtime import load_async_io
+    from ctxlm_ds.training.engine.runtime import load_async_io
 
     monkeypatch.setattr(AsyncIOBuilder, "is_compatible", lambda self, verbose=False: False)
     with pytest.raises(KernelError, match="apt-get install libaio-dev"):

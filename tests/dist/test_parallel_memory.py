@@ -8,7 +8,7 @@ import pytest
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from ctxlm_ds.families.base import TransformerSection
-from ctxlm_ds.training.engine import Engine
+from ctxlm_ds.training.engine.engine import Engine
 from tests.dist.runner import run_ranks
 from tests.dist.states import Layout
 from tests.dist.training import build_engine, step_of

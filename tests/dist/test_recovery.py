@@ -21,13 +21,13 @@ from ctxlm_ds.errors import TrainingError
 from ctxlm_ds.process.launch import StopSignal
 from ctxlm_ds.process.run_history import read_history
 from ctxlm_ds.recipe.schema import AnomaliesConfig, CheckpointConfig, RunConfig
-from ctxlm_ds.training.engine import Engine
-from ctxlm_ds.training.hooks import Hook, Hooks, StepMetrics
-from ctxlm_ds.training.recovery import Recovery
-from ctxlm_ds.training.saves import Saves
-from ctxlm_ds.training.schedule import LearningRateSchedule
-from ctxlm_ds.training.state import TrainState
-from ctxlm_ds.training.trainer import Trainer
+from ctxlm_ds.training.engine.engine import Engine
+from ctxlm_ds.training.hooks.hooks import Hook, Hooks, StepMetrics
+from ctxlm_ds.training.loop.recovery import Recovery
+from ctxlm_ds.training.loop.saves import Saves
+from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
+from ctxlm_ds.training.loop.state import TrainState
+from ctxlm_ds.training.loop.trainer import Trainer
 from tests.dist.runner import run_ranks
 from tests.dist.states import Layout, checkpoints_of
 from tests.dist.test_anomalies import assert_same, set_initial_weights, states

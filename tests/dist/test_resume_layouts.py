@@ -14,7 +14,7 @@ from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.safetensors_files import write_model
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.training.state import TrainState
+from ctxlm_ds.training.loop.state import TrainState
 from tests.checkpoints import outputs_of
 from tests.dist.runner import run_ranks
 from tests.dist.states import (

@@ -9,7 +9,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from ctxlm_ds.training.runtime import leave_waiting_to_watchdog
+from ctxlm_ds.training.engine.runtime import leave_waiting_to_watchdog
 from tests.dist.runner import run_ranks
 
 

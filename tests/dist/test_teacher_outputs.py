@@ -22,7 +22,7 @@ from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from ctxlm_ds.training.runtime import init_process_group
+from ctxlm_ds.training.engine.runtime import init_process_group
 from tests.families.runs import LEARNING_RATE, ONE_RANK, ROWS, STEPS, Layout, Run
 from tests.families.test_contract import Results
 from ctxlm_ds.commands import teacher_outputs

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
-from ctxlm_ds.training.losses import TermLosses
+from ctxlm_ds.training.engine.losses import TermLosses
 from tests.dist.runner import run_ranks
 from tests.dist.training import GLOBAL_BATCH, build_engine, gather_weights, step_for_rank, step_of, tiny_config
 

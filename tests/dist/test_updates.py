@@ -15,7 +15,7 @@ from ctxlm_ds.planning.layouts import Layout
 from ctxlm_ds.planning.plan import Planner
 from ctxlm_ds.planning.updates import gradient_bytes, update_bytes
 from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig, TrainingConfig
-from ctxlm_ds.training import bf16_optimizer
+from ctxlm_ds.training.engine import bf16_optimizer
 from tests.dist.runner import run_ranks
 from tests.dist.training import GLOBAL_BATCH, SEQ_LENGTH, VOCAB, build_engine, step_of, tiny_config
 from tests.sections import model_section

@@ -21,8 +21,8 @@ from ctxlm_ds.process.build_locks import clear_stale_build_locks
 from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig, TrainingConfig
-from ctxlm_ds.training.engine import Engine
-from ctxlm_ds.training.runtime import init_process_group
+from ctxlm_ds.training.engine.engine import Engine
+from ctxlm_ds.training.engine.runtime import init_process_group
 from tests.sections import data_section, model_section, objective_section
 
 SEQ_LENGTH, SLOTS, VOCAB = 16, 4, 61

@@ -23,7 +23,7 @@ from ctxlm_ds.parallel.parameters import collect_facts
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from ctxlm_ds.training.losses import TermLosses
+from ctxlm_ds.training.engine.losses import TermLosses
 from tests.families import runs
 from tests.families.runs import LEARNING_RATE, Run
 

@@ -41,9 +41,9 @@ from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.registry import FAMILIES, FORMATS
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES, train_tokenizer
-from ctxlm_ds.training.engine import Engine
-from ctxlm_ds.training.runtime import init_process_group
-from ctxlm_ds.training.state import TrainState
+from ctxlm_ds.training.engine.engine import Engine
+from ctxlm_ds.training.engine.runtime import init_process_group
+from ctxlm_ds.training.loop.state import TrainState
 from tests.dist.states import gather_moments
 from tests.dist.training import gather_weights
 from tests.golden.corpus import WORDS, Numbers

@@ -10,8 +10,8 @@ import torch
 
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.recipe.schema import CheckpointConfig, RunConfig
-from ctxlm_ds.training.engine import Engine
-from ctxlm_ds.training.state import TrainState
+from ctxlm_ds.training.engine.engine import Engine
+from ctxlm_ds.training.loop.state import TrainState
 from tests.dist.runner import RanksFailed
 from tests.dist.states import Layout, checkpoints_of, resume_newest
 from tests.dist.training import GLOBAL_BATCH

@@ -25,7 +25,7 @@ from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from ctxlm_ds.training.losses import TermLosses
+from ctxlm_ds.training.engine.losses import TermLosses
 from tests.families import runs
 from tests.families.hugging_face import Weights, whole_batch
 from tests.families.runs import STEPS, Layout, Run

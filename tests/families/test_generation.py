@@ -26,7 +26,7 @@ from ctxlm_ds.training.continuations import (
     TokenChoice,
     WrittenTargets,
 )
-from ctxlm_ds.training.engine import Engine
+from ctxlm_ds.training.engine.engine import Engine
 from tests.families import hugging_face, runs
 from tests.families.runs import MICRO_ROWS, ONE_RANK, Layout, Run
 from tests.families.test_contract import Results

@@ -33,10 +33,10 @@ from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.schema import KernelsConfig, OptimizerConfig, RunConfig
 from ctxlm_ds.registry import FAMILIES, load_object
-from ctxlm_ds.training.engine import Engine
-from ctxlm_ds.training.model_setup import gathered
-from ctxlm_ds.training.optimizer import parameter_groups
-from ctxlm_ds.training.runtime import init_process_group
+from ctxlm_ds.training.engine.engine import Engine
+from ctxlm_ds.training.engine.model_setup import gathered
+from ctxlm_ds.training.engine.runtime import init_process_group
+from ctxlm_ds.training.optimizers.build import parameter_groups
 from tests.dist.states import Layout, gather_moments
 from tests.dist.training import GLOBAL_BATCH
 from tests.families.toy_layers import FORWARDS, VOCAB, ToySection

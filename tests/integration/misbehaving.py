@@ -57,7 +57,7 @@ def misbehave(how: str, rank: int, step: int) -> None:
     """Change the engine's step in this process, once it is imported."""
     if int(os.environ.get("RANK", "0")) != rank:
         return
-    from ctxlm_ds.training.engine import Engine
+    from ctxlm_ds.training.engine.engine import Engine
 
     train_step = Engine.train_step
 

@@ -19,7 +19,7 @@ from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.recipe.schema import KernelsConfig
-from ctxlm_ds.training.losses import TermLosses
+from ctxlm_ds.training.engine.losses import TermLosses
 from tests.parity.mapping import Ids, randomize
 from tests.ragged import Rows
 from tests.sections import model_section, objective_section

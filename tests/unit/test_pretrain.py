@@ -15,7 +15,7 @@ from ctxlm_ds.pretrain import check_only, parse_arguments, train
 from ctxlm_ds.process.launch import RankInfo
 from ctxlm_ds.process.watchdog import Watchdog
 from ctxlm_ds.recipe.schema import WatchdogConfig
-from ctxlm_ds.training.hooks import Hooks
+from ctxlm_ds.training.hooks.hooks import Hooks
 
 RANKS = RankInfo(0, 1, 0, 1, "localhost", 0, "single", 0)
 

@@ -10,7 +10,7 @@ import pytest
 
 from ctxlm_ds.checkpoint.saved_state import read_saved_state
 from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.training.state import TrainState
+from ctxlm_ds.training.loop.state import TrainState
 
 STATE = TrainState(step=7, rows_consumed=224, tokens=9000, recent_losses=[7.5, 7.25]).to_dict()
 SOURCE = {"path": "data/a", "documents": [0, 90], "rows": 700, "index": "abcd"}

@@ -18,8 +18,8 @@ from ctxlm_ds.downstream.during_run import DownstreamHook, check_tasks, command
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.evaluation import DownstreamTask, EvaluationConfig
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.training.hooks import RunEnd
-from tests.unit.training.test_metrics import end, metrics_of, start
+from ctxlm_ds.training.hooks.hooks import RunEnd
+from tests.unit.training.hooks.test_metrics import end, metrics_of, start
 
 JUDGE = """
 import json, os, pathlib, sys, time

@@ -13,7 +13,7 @@ from ctxlm_ds.data.sample import NO_LABEL
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.objectives.causal_lm import CausalLMSection
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.training.losses import TermLosses
+from ctxlm_ds.training.engine.losses import TermLosses
 from tests.ragged import Rows, text_examples
 from tests.sample_data import FakeTokenizer
 

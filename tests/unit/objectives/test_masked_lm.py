@@ -15,7 +15,7 @@ from ctxlm_ds.data.sample import Sample
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import classification_sums
-from ctxlm_ds.training.losses import TermLosses
+from ctxlm_ds.training.engine.losses import TermLosses
 from tests.ragged import KEY, Rows, each, samples_from
 from tests.sections import objective_section
 

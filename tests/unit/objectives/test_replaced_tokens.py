@@ -18,7 +18,7 @@ from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import binary_sums
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.recipe.schema import KernelsConfig
-from ctxlm_ds.training.losses import TermLosses
+from ctxlm_ds.training.engine.losses import TermLosses
 from tests.sections import objective_section
 from tests.unit.objectives.corruption.test_tokens import TOKENIZER, corrupt, outcomes, samples_of
 

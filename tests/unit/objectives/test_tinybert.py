@@ -23,7 +23,7 @@ from ctxlm_ds.objectives.tinybert import count_pairs, count_positions
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
-from ctxlm_ds.training.losses import TermLosses
+from ctxlm_ds.training.engine.losses import TermLosses
 from tests.encoder_batches import random_rows
 from tests.ragged import Rows, collate
 

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
 from ctxlm_ds.parallel.placement import Split
 from ctxlm_ds.planning.matrices import FLOAT, Matrices, blocks_of, orthogonalization_flops, sent_bytes, update_bytes
-from ctxlm_ds.training.muon import orthogonalize
+from ctxlm_ds.training.optimizers.muon import orthogonalize
 
 PLAIN = ParameterFacts(ZEROS, decays=True, matrix=True)
 QKV = ParameterFacts(ZEROS, decays=True, split=Split("rows", (4, 2, 2)), matrix=True)

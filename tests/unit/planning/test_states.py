@@ -14,10 +14,10 @@ from torch.utils._pytree import tree_leaves
 from ctxlm_ds.planning.layouts import ZeroSettings
 from ctxlm_ds.planning.states import StageParameters, workspace_bytes
 from ctxlm_ds.recipe.load import load_config
-from ctxlm_ds.training.adagrad import Adagrad
-from ctxlm_ds.training.lamb import Lamb
-from ctxlm_ds.training.stable_adamw import StableAdamW
-from ctxlm_ds.training.whole_parameters import ParameterLayout, WholeParameterOptimizer
+from ctxlm_ds.training.optimizers.adagrad import Adagrad
+from ctxlm_ds.training.optimizers.lamb import Lamb
+from ctxlm_ds.training.optimizers.stable_adamw import StableAdamW
+from ctxlm_ds.training.optimizers.whole_parameters import ParameterLayout, WholeParameterOptimizer
 
 OPTIMIZERS: dict[str, Any] = {"adagrad": Adagrad, "lamb": Lamb, "stable_adamw": StableAdamW}
 MATRIX, VECTOR, MATRICES, VECTORS = 1000, 8, 3, 2

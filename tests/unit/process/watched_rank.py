@@ -13,8 +13,8 @@ from pathlib import Path
 from ctxlm_ds.process.launch import RankInfo
 from ctxlm_ds.process.watchdog import Watchdog
 from ctxlm_ds.recipe.schema import RunConfig, WatchdogConfig
-from ctxlm_ds.training.history import WatchdogHook
-from ctxlm_ds.training.hooks import RunStart, StepMetrics
+from ctxlm_ds.training.hooks.history import WatchdogHook
+from ctxlm_ds.training.hooks.hooks import RunStart, StepMetrics
 
 
 def metrics(step: int) -> StepMetrics:

@@ -19,7 +19,7 @@ from ctxlm_ds.objectives.decoder_terms import with_given_losses
 from ctxlm_ds.parallel import linear_cross_entropy
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.recipe.schema import KernelsConfig
-from ctxlm_ds.training.losses import TermLosses
+from ctxlm_ds.training.engine.losses import TermLosses
 from tests.sections import model_section, objective_section
 
 SIZE = {"vocab_size": 61, "hidden_size": 16, "num_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,

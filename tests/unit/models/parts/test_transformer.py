@@ -15,7 +15,7 @@ from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.recipe.schema import KernelsConfig
-from ctxlm_ds.training.losses import TermLosses
+from ctxlm_ds.training.engine.losses import TermLosses
 from tests.encoder_batches import tiny_model
 from tests.ragged import Rows, collate, text_examples
 from tests.sections import objective_section

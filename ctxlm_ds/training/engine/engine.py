@@ -1,0 +1,400 @@
+"""A small interface to DeepSpeed's engine: train a step, evaluate batches, access the fp32 states."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ctxlm_ds.data.sample import Batch
+from ctxlm_ds.data.stream.loader import Step
+from ctxlm_ds.kernels.dispatch import DTYPES
+from ctxlm_ds.models.build import describe_layers as describe_whole
+from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.stages import blocks_per_stage, plan_stages
+from ctxlm_ds.objectives.base import Objective
+from ctxlm_ds.objectives.decoder_terms import with_given_losses
+from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.process.library_noise import without_known_prints
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.training.continuations import TokenChoice
+from ctxlm_ds.training.engine.forward_backward import PassContext, PlainPasses, StepInterrupted
+from ctxlm_ds.training.engine.fragments import Fragment, flat_tensors, list_fragments, refresh_model_weights
+from ctxlm_ds.training.engine.losses import TermLosses, means, perplexity, weighted_total
+from ctxlm_ds.training.engine.model_setup import (
+    DescribeLayers,
+    build_whole_model,
+    check_batch_ramp,
+    engine_settings,
+    frozen_precisions,
+    holding_of,
+    keep_precision,
+    parallel_context,
+    write_frozen,
+)
+from ctxlm_ds.training.engine.nvme import is_moment, loaded_owners, prepare_folders
+from ctxlm_ds.training.engine.runtime import (
+    check_precision,
+    deepspeed_adam,
+    device_type,
+    import_muon_uncompiled,
+    load_async_io,
+    model_parallel_unit,
+)
+from ctxlm_ds.training.engine.sharers import Sharers
+from ctxlm_ds.training.engine.step_totals import Ahead, FindSpike, StepJudge, StepTotals
+from ctxlm_ds.training.engine.update import Clipping, Update, Updater, loss_scaler
+from ctxlm_ds.training.loop.state import Anomaly, StepResult
+from ctxlm_ds.training.optimizers.build import (
+    OptimizerPlace,
+    build_optimizer,
+    completed_updates,
+    forget_state,
+    moments_of,
+    parameter_groups,
+    restore_state,
+    use_full_vectors,
+)
+from ctxlm_ds.training.optimizers.whole_parameters import ParameterLayout, WholeParameterOptimizer
+
+logger = logging.getLogger("ctxlm_ds")
+LOSS_SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+
+
+class Engine:
+    """One rank's part of training, in any layout and ZeRO stage; losses are exact over the global batch."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        deepspeed_config: dict[str, Any],
+        describe_layers: DescribeLayers,
+        objective: Objective,
+        topology: Topology,
+    ) -> None:
+        """Build the model and DeepSpeed's engine; weights are not set yet.
+
+        Args:
+            config: the resolved recipe.
+            deepspeed_config: DeepSpeed's settings, complete.
+            describe_layers: lists the layers of the model for a rank's share of them (models/build.py).
+            objective: its terms, and the fields of its batches.
+            topology: the ranks.
+
+        Raises:
+            ConfigError, KernelError: an impossible configuration, on every rank.
+        """
+        self.zero_stage = int(deepspeed_config.get("zero_optimization", {}).get("stage", 0))
+        check_precision(config, self.zero_stage)
+        self.config = config
+        self.before_update: Callable[[], None] = lambda: None
+        """Called in every step before weights and moments change."""
+        self.topology = topology
+        sizes = config.training.global_batch_size, config.training.micro_batch_size * topology.data_parallel_size
+        topology.run_together(lambda: load_async_io() if prepare_folders(deepspeed_config) else None)
+        self.parallel = parallel_context(config, topology)
+        self.objective = objective
+        whole_layers = describe_layers(ParallelContext())
+        self.terms, outputs = with_given_losses(objective.terms, objective.tensors, whole_layers)
+        losses = TermLosses(self.terms, outputs, self.parallel)
+        self.passes = PassContext(
+            losses, self.parallel, topology, config.training.precision == "fp16", micro_batches=sizes[0] // sizes[1],
+            replays_graphs=config.training.compile and config.training.compile_mode == "reduce-overhead",
+        )
+        needs_mpu = topology.tensor_parallel_size > 1 and not self._is_pipeline
+        self._mpu = model_parallel_unit(topology) if needs_mpu else None
+        self.whole_model = describe_whole(whole_layers, losses.outputs)
+        logger.info("building the model (%s parameters)", f"{self.whole_model.num_parameters:,}")
+        self._facts = self.whole_model.facts
+        self._shapes = self.whole_model.trained_shapes
+        descriptions = describe_layers(self.parallel)
+        model = self._build_model(deepspeed_config, descriptions)
+        named = model.full_named_parameters() if self._is_pipeline else list(model.named_parameters())
+        self._frozen = {name: parameter.requires_grad_(False) for name, parameter in named if name not in self._shapes}
+        self._precisions = frozen_precisions(descriptions)
+        self.named_parameters: list[tuple[str, nn.Parameter]] = [
+            (name, parameter) for name, parameter in named if name in self._shapes
+        ]
+        self._holdings = {
+            name: holding_of(self.parallel, name, self._facts[name], self._shapes[name], parameter)
+            for name, parameter in self.named_parameters
+        }
+        optimizer, self.optimizer_choice = self._build_optimizer(deepspeed_config)
+        self._initialize(deepspeed_config, model, optimizer)
+
+    @property
+    def _is_pipeline(self) -> bool:
+        return self.topology.pipeline_parallel_size > 1
+
+    def _build_model(self, deepspeed_config: dict[str, Any], descriptions: list[LayerDescription]) -> Any:
+        check_batch_ramp(self.config, descriptions)
+        outputs, streams = self.passes.losses.outputs, self.parallel.dropout
+        if not self._is_pipeline:
+            return build_whole_model(descriptions, outputs, streams, deepspeed_config, self.zero_stage, self._mpu)
+        from ctxlm_ds.training.engine.pipeline import PipelineStage
+
+        bounds = plan_stages(self.config.parallel, descriptions, self._shapes)
+        counts = ", ".join(map(str, blocks_per_stage(descriptions, bounds)))
+        logger.info("pipeline: %s transformer layers on stages 0 to %d", counts, len(bounds) - 2)
+        with without_known_prints():
+            dtype = DTYPES[self.config.training.precision]
+            return PipelineStage(descriptions, outputs, bounds, self.topology, streams, dtype)
+
+    def _build_optimizer(self, deepspeed_config: dict[str, Any]) -> tuple[torch.optim.Optimizer | None, str]:
+        if self.config.optimizer.name == "from_ds_config":
+            return None, f"optimizer={deepspeed_config['optimizer']['type']} (from the DeepSpeed JSON)"
+        offload = deepspeed_config.get("zero_optimization", {}).get("offload_optimizer") or {}
+        offloaded = offload.get("device", "none") != "none"
+        place = OptimizerPlace("cpu" if offloaded else device_type(), self.zero_stage, offloaded)
+        settings, kernel = self.config.optimizer, self.config.kernels.optimizer
+        return self.topology.run_together(
+            lambda: build_optimizer(settings, kernel, self._groups(), place, deepspeed_adam)
+        )
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return parameter_groups(self.named_parameters, self._facts, self.config.optimizer)
+
+    def _initialize(
+        self, deepspeed_config: dict[str, Any], model: Any, optimizer: torch.optim.Optimizer | None
+    ) -> None:
+        import deepspeed
+
+        from ctxlm_ds.training.engine.bf16_optimizer import used_by_deepspeed
+
+        # A module global that an earlier engine of this process may have set.
+        deepspeed.utils.groups.mpu = None
+        import_muon_uncompiled()
+        settings = engine_settings(deepspeed_config, self.zero_stage, self._is_pipeline)
+        with without_known_prints(), used_by_deepspeed(settings):
+            self._deepspeed, *_ = deepspeed.initialize(
+                model=model,
+                optimizer=optimizer,
+                model_parameters=self._groups() if optimizer is None else None,
+                config=settings,
+                mpu=self._mpu,
+                dist_init_required=False,
+            )
+        self.device = self._deepspeed.device
+        keep_precision(self._frozen, self._precisions)
+        self._zero = self._deepspeed.optimizer
+        self._inner = optimizer if optimizer is not None else getattr(self._zero, "optimizer", self._zero)
+        use_full_vectors(self._inner)
+        if self._is_pipeline:
+            from ctxlm_ds.training.engine.pipeline import PipelinePasses
+
+            self._run: Any = PipelinePasses(self._deepspeed, self.passes)
+        else:
+            self._run = PlainPasses(self._deepspeed, self.passes)
+        pairs = [(parameter, self._holdings[name]) for name, parameter in self.named_parameters]
+        # DeepSpeed does not clip under stage 0.
+        clipping = Clipping(pairs, self.config.optimizer.gradient_clipping, self.topology)
+        self._updater = Updater(self._zero, self._run.update, clipping if self.zero_stage == 0 else None)
+        self._totals = StepTotals(self.terms, self.topology, self.device)
+        self._first_scalars = self.scalars()
+        if isinstance(self._inner, WholeParameterOptimizer):
+            sharers = Sharers(self.topology, self.zero_stage, self.device)
+            flat = flat_tensors(self._zero)
+            self._inner.bind(ParameterLayout(self.fragments(), self._shapes, self._facts, flat, sharers))
+
+    @property
+    def module(self) -> nn.Module:
+        """Return the model, its parameters in the layout of the ZeRO stage."""
+        return self._deepspeed.module
+
+    # States for checkpoints and initialisation.
+
+    def fragments(self) -> list[Fragment]:
+        """Return this rank's fragments of the fp32 weights."""
+        return list_fragments(self._zero, self.named_parameters, self._holdings)
+
+    def _owners(self) -> list[torch.Tensor]:
+        """Return the tensors that the inner optimizer steps, each once."""
+        return list({id(fragment.owner): fragment.owner for fragment in self.fragments()}.values())
+
+    def optimizer_state(self, owner: torch.Tensor) -> Mapping[str, Any]:
+        """Return the inner optimizer's state of one owner tensor; empty before the first update."""
+        return self._inner.state.get(owner, {})
+
+    def moment_kinds(self) -> dict[str, tuple[str, ...]]:
+        """Return the names of each parameter's moments."""
+        if self.config.optimizer.name != "from_ds_config":
+            return {name: moments_of(self._facts[name], self.config.optimizer) for name in self._shapes}
+        items = [(owner, item) for owner in self._owners() for item in self.optimizer_state(owner).items()]
+        kinds = tuple(sorted({name for owner, (name, value) in items if is_moment(owner, value)}))
+        return dict.fromkeys(self._shapes, kinds)
+
+    def prepare_optimizer_state(self, updates: int, kinds: Sequence[str]) -> None:
+        """Give every owner zeroed moments, those of the given kinds that it has, and a count of `updates` updates."""
+        known = self.moment_kinds()
+        by_kinds: dict[tuple[str, ...], dict[int, torch.Tensor]] = {}
+        for fragment in self.fragments():
+            # Those of an optimizer of the JSON are unknown before its first update.
+            own = tuple(kind for kind in kinds if kind in (known[fragment.name] or kinds))
+            by_kinds.setdefault(own, {})[id(fragment.owner)] = fragment.owner
+        for own, owners in (by_kinds or {tuple(kinds): {}}).items():
+            restore_state(self._inner, loaded_owners(self._zero, owners.values()), updates, own)
+
+    def load_weights(self, named: Iterable[tuple[str, torch.Tensor]], moment: str | None = None) -> None:
+        """Write full fp32 parameters into this rank's fragments; every held one must come exactly once.
+
+        With `moment`, a kind that prepare_optimizer_state was given, write these moments of the parameters that have
+        them instead.
+        """
+        pieces: dict[str, list[Fragment]] = {}
+        kinds = self.moment_kinds()
+        for fragment in self.fragments():
+            if moment is None or moment in kinds[fragment.name]:
+                pieces.setdefault(fragment.name, []).append(fragment)
+        missing = set(pieces)
+        for name, tensor in named:
+            missing.discard(name)
+            for fragment in pieces.get(name, []):
+                flat = tensor.reshape(-1) if fragment.shard.is_whole else fragment.shard.extract(tensor)
+                state = self.optimizer_state(fragment.owner)
+                view = fragment.moment(state, moment) if moment else fragment.weight()
+                view.copy_(flat.narrow(0, fragment.start, fragment.length))
+        assert not missing, f"no values for {sorted(missing)}"
+        self.weights_changed()
+
+    def load_frozen(self, value_of: Callable[[str], torch.Tensor]) -> None:
+        """Write the frozen parameters of this rank's layers; `value_of` gives the full value of a name."""
+        for name, parameter in self._frozen.items():
+            write_frozen(self.parallel, name, self._facts[name], value_of(name), parameter)
+
+    def carried_tensors(self) -> dict[str, torch.Tensor]:
+        """Return the carried tensors of this rank's layers by name and micro-batch."""
+        return self.module.carried.named()
+
+    def carried_names(self) -> list[str]:
+        """Return the names that carried_tensors has after a complete step."""
+        numbers = [self.passes.micro_batch_number(index) for index in range(self.passes.micro_batches)]
+        return [f"{name}.{number}" for name in self.module.carried.names for number in numbers]
+
+    def load_carried(self, named: Mapping[str, torch.Tensor]) -> None:
+        """Replace the carried tensors of this rank's layers."""
+        dtype = DTYPES[self.config.training.precision]
+        self.module.carried.load({key: value.to(self.device, dtype) for key, value in named.items()})
+
+    def weights_changed(self) -> None:
+        """Update the model after fragments were written; all ranks call it."""
+        refresh_model_weights(self._zero)
+
+    def scalars(self) -> dict[str, float]:
+        """Return the number of applied updates and the state of the loss scaler."""
+        values: dict[str, float] = {"optimizer_updates": completed_updates(self._inner)}
+        scaler = loss_scaler(self._zero)
+        if scaler is not None:
+            values.update({field: float(getattr(scaler, field)) for field in LOSS_SCALER_FIELDS})
+        return values
+
+    def restore_scalars(self, values: Mapping[str, float]) -> None:
+        """Restore the loss scaler, if both runs are in fp16."""
+        scaler = loss_scaler(self._zero)
+        for field in LOSS_SCALER_FIELDS:
+            if scaler is not None and field in values:
+                setattr(scaler, field, type(getattr(scaler, field))(values[field]))
+
+    def forget_updates(self) -> None:
+        """Reset moments, counters, the loss scale and carried tensors to before the first update."""
+        self.load_carried({})
+        if self._inner.state:
+            forget_state(self._inner, loaded_owners(self._zero, self._owners()))
+        self.restore_scalars(self._first_scalars)
+
+    # Training.
+
+    def train_step(
+        self,
+        step: Step,
+        step_index: int,
+        learning_rate: float,
+        find_spike: FindSpike = lambda loss: None,
+        look_ahead: Callable[[], Ahead] = Ahead,
+    ) -> StepResult:
+        """Run forward, backward and update over one global batch; raises StepInterrupted if it is abandoned.
+
+        If the loss or gradient norm is not finite, or `find_spike` rejects the loss, the result has an `anomaly` on
+        every rank, the gradients are dropped, and no weight, moment or counter changes.
+
+        Args:
+            step: this rank's part of the batch.
+            step_index: number of the step, from 0.
+            learning_rate: of this step.
+            find_spike: returns what is wrong with a finite loss.
+            look_ahead: called after the passes, while the device computes them; its result saves the next step a
+                collective.
+        """
+        if step.rows_consumed != self._deepspeed.train_batch_size():
+            self._deepspeed.set_train_batch_size(step.rows_consumed)
+            # DeepSpeed finds the last micro-batch of a step by a count over the run, which is at the end of a step now.
+            self._deepspeed.micro_steps = 0
+        counts = self._totals.counts_of(step)
+        factors = self._factors(counts.predictions, len(step.micro_batches))
+        for group in self._inner.param_groups:
+            group["lr"] = learning_rate
+        try:
+            sums = self._run.train(step, step_index, factors)
+        except StepInterrupted:
+            self.module.carried.end_step(keep=False)
+            raise
+        vector = self._totals.start(sums, look_ahead())
+        self.before_update()
+        judge = StepJudge(self._totals, self.terms, step_index, self.passes.is_fp16, find_spike)
+        update = self._updater.end_step(vector, judge)
+        self.module.carried.end_step(keep=update.applied)
+        return StepResult(
+            loss=judge.total,
+            terms=judge.losses,
+            accuracy=judge.accuracy,
+            grad_norm=update.grad_norm,
+            num_tokens=counts.num_tokens,
+            skipped=not update.applied,
+            loss_scale=float(getattr(self._zero, "loss_scale", 1.0)) if self.passes.is_fp16 else 1.0,
+            anomaly=judge.anomaly or self._find_overflow(update, step_index),
+            flags=judge.flags,
+        )
+
+    def _find_overflow(self, update: Update, step_index: int) -> Anomaly | None:
+        """Return what is wrong with the gradients."""
+        if update.scale_exhausted:
+            return Anomaly(
+                "non_finite",
+                f"fp16 overflowed at the smallest loss scale in step {step_index + 1}: the loss has diverged; use "
+                "bf16, a lower learning rate or gradient clipping",
+            )
+        if update.applied or self.passes.is_fp16:
+            return None
+        return Anomaly("non_finite", f"the gradient norm of step {step_index + 1} is {update.grad_norm}")
+
+    def _factors(self, counts: Sequence[float], num_micro_batches: int) -> torch.Tensor:
+        """Return the factor of each term's sum that makes DeepSpeed's averaging yield the exact global mean."""
+        averaging = num_micro_batches * self.topology.data_parallel_size
+        weights = [term.weight for term in self.terms]
+        values = [weight * (averaging / count) if count else 0.0 for weight, count in zip(weights, counts, strict=True)]
+        return torch.tensor(values, dtype=torch.float32).to(self.device, non_blocking=True)
+
+    # Evaluation.
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[Batch | None]) -> dict[str, float]:
+        """Return `loss`, `TERM_loss`, `TERM_accuracy` and a causal model's `perplexity` over all ranks' batches."""
+        ones = torch.ones(len(self.terms), dtype=torch.float32, device=self.device)
+        terms, accuracy = means(self.terms, self._totals.evaluation(self._run.evaluate(batches, ones)))
+        figures = {"loss": weighted_total(self.terms, terms)} | {f"{term}_loss": loss for term, loss in terms.items()}
+        return figures | {f"{term}_accuracy": x for term, x in accuracy.items()} | perplexity(self.terms, terms)
+
+    @torch.no_grad()
+    def choose(self, batch: Batch, choice: TokenChoice) -> list[int]:
+        """Return the next token of each row of a micro-batch that is the same on all ranks; all ranks call it."""
+        losses, choice.chosen = self.passes.losses, []
+        choice.outputs, self.passes.losses = losses.outputs, choice
+        try:
+            self._run.evaluate([batch], torch.ones(1, dtype=torch.float32, device=self.device))
+        finally:
+            self.passes.losses = losses
+        chosen = choice.chosen or [0] * len(choice.places)
+        return [int(token) for token in self.topology.all_reduce_max([float(token) for token in chosen])]

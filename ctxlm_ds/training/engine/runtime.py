@@ -1,0 +1,268 @@
+"""DeepSpeed without an engine: process group, device, Adam operators, ranks of a pipeline."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from ctxlm_ds.errors import ConfigError, KernelError
+from ctxlm_ds.kernels.bias_gelu import why_compiled_cannot_run
+from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.planning.measure import describe, with_vocabulary
+from ctxlm_ds.process.library_noise import without_known_prints
+from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
+from ctxlm_ds.training.optimizers.build import AdamFactory
+
+JOIN_TIMEOUT_S = 1800.0
+"""Time for all ranks to join."""
+WAIT_TIMEOUT_S = 30 * 24 * 3600.0
+_TIMEOUT_VARIABLE = "DEEPSPEED_TIMEOUT"
+"""Set by a user: minutes after which every collective fails."""
+
+
+OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "size calculation overflowed")
+"""Words of the allocators' plain RuntimeErrors."""
+BYTES_PER_PARAMETER = 16
+"""Weight, gradient, fp32 copy and moments."""
+
+
+@contextmanager
+def explain_out_of_memory(config: RunConfig) -> Iterator[None]:
+    """Replace an allocator's error by one that names the size of the model and what to do.
+
+    Raises:
+        ConfigError: memory ran out.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not any(words in str(error) for words in OUT_OF_MEMORY):
+            raise
+        raise ConfigError(
+            f"memory ran out. {_model_size(config)}. Choose a smaller model, micro-batch or another layout; "
+            "ctxlm plan --config RECIPE --gpu NAME lists layouts that fit"
+        ) from error
+
+
+def _model_size(config: RunConfig) -> str:
+    try:
+        _, model = describe(config.model_copy(update={"model": with_vocabulary(config.model)}))
+    except RuntimeError:
+        return "The model is too large to be described"
+    count = sum(math.prod(shape) for shape in model.trained_shapes.values())
+    gigabytes = count * BYTES_PER_PARAMETER / 1e9
+    return (
+        f"The model has {count:,} parameters; weights, gradients and optimizer states take about {gigabytes:,.0f} GB "
+        "over all ranks, in addition to activations"
+    )
+
+
+def init_process_group() -> None:
+    """Join the process group that the launcher's variables describe (nccl on CUDA, gloo on CPU).
+
+    Raises:
+        ConfigError: the port on which the ranks meet is in use.
+    """
+    try:
+        _init_process_group()
+    except torch.distributed.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise ConfigError(
+            f"port {os.environ['MASTER_PORT']}, on which the ranks meet, is in use on this machine, probably by "
+            "another run; start with another one: deepspeed --master_port PORT, or torchrun --standalone"
+        ) from error
+
+
+def _init_process_group() -> None:
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.constants import default_pg_timeout
+
+    timeout = default_pg_timeout if _TIMEOUT_VARIABLE in os.environ else timedelta(seconds=JOIN_TIMEOUT_S)
+    if device_type() == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        if not torch.distributed.is_initialized():
+            # DeepSpeed would bind the device, and every further group would split the communicator of all ranks.
+            # Without it, the members of a group make its communicator at first use.
+            torch.distributed.init_process_group("nccl", timeout=timeout)
+    # The shared-memory all-reduce is for inference; building it would take a minute at the first start on a CPU.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    backend = get_accelerator().communication_backend_name()
+    deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timeout)
+
+
+def import_muon_uncompiled() -> None:
+    """Import DeepSpeed's Muon, for which every ZeRO optimizer looks, and compile its functions only if they are called.
+
+    Compiling imports inductor: 1.5 s of each rank's start, and 65 MB.
+    """
+    from deepspeed.runtime import compiler
+
+    at_once = compiler.compile
+    compiler.compile = lambda: _compile_at_first_call
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+    finally:
+        compiler.compile = at_once
+
+
+def _compile_at_first_call(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled = functools.cache(lambda: torch.compile(function))
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        return compiled()(*arguments, **named)
+
+    return call
+
+
+def leave_waiting_to_watchdog() -> None:
+    """Remove the timeouts of this rank's process groups; the watchdog detects hangs.
+
+    The defaults (10 minutes for NCCL, 30 for gloo) would end a job during a long save, the build of a sample index or
+    a suspension, without saying which rank was late.
+    """
+    if _TIMEOUT_VARIABLE in os.environ:
+        return
+    from torch.distributed import distributed_c10d
+
+    for group in list(distributed_c10d._world.pg_map):
+        distributed_c10d._set_pg_timeout(timedelta(seconds=WAIT_TIMEOUT_S), group)
+
+
+def device_type() -> str:
+    """Return `cuda` or `cpu`, as DeepSpeed's accelerator says."""
+    from deepspeed.accelerator import get_accelerator
+
+    return get_accelerator().device_name().split(":")[0]
+
+
+def check_precision(config: RunConfig, zero_stage: int | None = None) -> None:
+    """Check that the device has the precision, before anything is built.
+
+    Raises:
+        ConfigError: DeepSpeed does not support the data type on this device, or under this ZeRO stage.
+    """
+    if zero_stage == 0 and config.training.precision != "fp32":
+        raise ConfigError(
+            f"training.precision is {config.training.precision} with ZeRO stage 0, where DeepSpeed cannot "
+            "accumulate gradients in fp32; use stage 1 (the same numbers, less memory) or precision fp32"
+        )
+    from deepspeed.accelerator import get_accelerator
+
+    accelerator = get_accelerator()
+    supported = {"fp32": True, "bf16": accelerator.is_bf16_supported(), "fp16": accelerator.is_fp16_supported()}
+    if not supported[config.training.precision]:
+        raise ConfigError(
+            f"training.precision is {config.training.precision}, which DeepSpeed does not support on this device "
+            f"({accelerator.device_name()}); use bf16 or fp32"
+        )
+
+
+def compile_setting(training: TrainingConfig, parallel: ParallelConfig, zero_stage: int, device: str) -> bool | str:
+    """Return how torch.compile compiles the repeated layers (LayerDescription.compile).
+
+    CUDA graphs reuse the memory of their outputs in the next micro-batch, and gradients are such outputs: only the bf16
+    optimizer of stage 1 takes each one within the backward pass. A collective is not part of a graph, and stage 3
+    moves the weights.
+
+    Raises:
+        ConfigError: compile_mode is reduce-overhead, which cannot run here.
+    """
+    if training.compile_mode == "default" or not training.compile:
+        return training.compile
+    problem = why_compiled_cannot_run(device)
+    problems = {
+        f"it needs bf16 and ZeRO stage 1, not {training.precision} and stage {zero_stage}": (
+            training.precision != "bf16" or zero_stage != 1
+        ),
+        "it needs layers without tensor and pipeline parallelism": (
+            parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1
+        ),
+        "it does not go with activation_checkpointing": training.activation_checkpointing,
+        f"it needs a GPU, and this run is on {device}": device == "cpu",
+        str(problem): problem is not None,
+    }
+    for reason, applies in problems.items():
+        if applies:
+            raise ConfigError(
+                f"training.compile_mode: `{training.compile_mode}` cannot run here: {reason}. Set it to `default`."
+            )
+    return training.compile_mode
+
+
+def deepspeed_adam(offloaded: bool) -> AdamFactory:
+    """Return DeepSpeed's CPUAdam (offloaded) or FusedAdam class, built once per machine.
+
+    Raises:
+        KernelError: the op cannot be built or does not exist for this device.
+    """
+    try:
+        from deepspeed.ops import adam, op_builder
+
+        (op_builder.CPUAdamBuilder if offloaded else op_builder.FusedAdamBuilder)().load(verbose=False)
+    except Exception as error:
+        # A missing compiler, CUDA toolkit or header raises many kinds of exception, mostly plain ones.
+        kind, remedy = ("CPU", "reference") if offloaded else ("fused", "auto or torch")
+        raise KernelError(
+            f"DeepSpeed's {kind} Adam cannot be built here ({error}); set kernels.optimizer: {remedy}"
+        ) from error
+    return adam.DeepSpeedCPUAdam if offloaded else adam.FusedAdam
+
+
+def load_async_io() -> None:
+    """Load DeepSpeed's file access for NVMe offload, built once per machine.
+
+    Raises:
+        KernelError: libaio's headers are missing, or the operator cannot be built.
+    """
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    builder = AsyncIOBuilder()
+    remedy = "or offload to cpu instead of nvme in the DeepSpeed JSON"
+    if not builder.is_compatible(verbose=False):
+        raise KernelError(
+            "NVMe offload needs libaio's headers, which are not installed; install them (Debian, Ubuntu: apt-get "
+            f"install libaio-dev; Fedora, Red Hat: dnf install libaio-devel), {remedy}"
+        )
+    try:
+        builder.load(verbose=False)
+    except Exception as error:
+        raise KernelError(f"DeepSpeed's async_io cannot be built here ({error}); fix that, {remedy}") from error
+
+
+def print_communication(deepspeed_config: Mapping[str, Any]) -> None:
+    """Print DeepSpeed's table of collectives if its comms_logger is enabled; all ranks call it."""
+    if deepspeed_config.get("comms_logger", {}).get("enabled"):
+        import deepspeed
+
+        deepspeed.comm.log_summary()
+
+
+def pipeline_topology(topology: Topology) -> Any:
+    """Return DeepSpeed's topology: pipe, data, model, the last one fastest, as in our Topology."""
+    from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+
+    return PipeModelDataParallelTopology(
+        num_pp=topology.pipeline_parallel_size, num_mp=topology.tensor_parallel_size, num_dp=topology.data_parallel_size
+    )
+
+
+def model_parallel_unit(topology: Topology) -> Any:
+    """Return DeepSpeed's `mpu` for tensor parallelism without a pipeline: its grid of one stage.
+
+    megatron-core's parallel_state does not fit: 0.16 lacks get_model_parallel_rank and similar functions.
+    """
+    from deepspeed.runtime.pipe.topology import PipelineParallelGrid
+
+    with without_known_prints():
+        return PipelineParallelGrid(topology=pipeline_topology(topology))

@@ -1,0 +1,116 @@
+"""Hooks that record a run for others: events of RUN/history.jsonl, and beats of the watchdog."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctxlm_ds.process.launch import RankInfo
+from ctxlm_ds.process.run_history import END, START, append_event, attempt_folder
+from ctxlm_ds.process.watchdog import Watchdog
+from ctxlm_ds.training.hooks.hooks import Hook, Phase, RunEnd, RunStart, StepMetrics
+
+if TYPE_CHECKING:
+    from ctxlm_ds.recipe.schema import RunConfig
+    from ctxlm_ds.training.engine.engine import Engine
+
+LOG_VARIABLE = "CTXLM_LOG_FILE"
+"""Names the job's log if the starter knows it; stderr of this process may be a pipe to the launcher."""
+
+
+def environment(engine: Engine, config: RunConfig) -> dict[str, Any]:
+    """Return what must be the same for a bitwise resume."""
+    import torch
+
+    topology = engine.topology
+    return {
+        "world_size": topology.world_size,
+        "tensor_parallel_size": topology.tensor_parallel_size,
+        "pipeline_parallel_size": topology.pipeline_parallel_size,
+        "sequence_parallel": engine.parallel.splits_tokens,
+        "zero_stage": engine.zero_stage,
+        "micro_batch_size": config.training.micro_batch_size,
+        "precision": config.training.precision,
+        "num_threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+        "device": str(engine.device.type),
+        "optimizer": engine.optimizer_choice,
+    }
+
+
+class HistoryHook(Hook):
+    """Appends START before the first step and END after the last checkpoint, or when an error ends the run.
+
+    Rank 0 uses it while it holds the run's lock.
+    """
+
+    def __init__(self, run_dir: Path, ranks: RankInfo, environment: Mapping[str, Any] | None = None) -> None:
+        """Prepare; `environment` describes layout, device and versions of this start."""
+        self._run_dir = run_dir
+        self._ranks = ranks
+        self._environment = environment
+
+    def on_run_start(self, start: RunStart) -> None:
+        stderr = os.path.realpath("/proc/self/fd/2")
+        restarts = os.environ.get("SLURM_RESTART_COUNT", "")
+        append_event(
+            self._run_dir,
+            START,
+            step=start.step,
+            last_step=start.last_step,
+            world_size=self._ranks.world_size,
+            job_id=os.environ.get("SLURM_JOB_ID"),
+            restart_count=int(restarts) if restarts.isdigit() else 0,
+            attempt=attempt_folder(self._run_dir).name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            launcher=self._ranks.launcher,
+            # None if it is a terminal or a pipe and the starter names no file.
+            log=os.environ.get(LOG_VARIABLE) or (stderr if os.path.isfile(stderr) else None),
+            **({"environment": self._environment} if self._environment else {}),
+            **({"changed_settings": list(start.changed_settings)} if start.changed_settings else {}),
+        )
+
+    def on_run_end(self, end: RunEnd) -> None:
+        # Called while the exception is being handled.
+        error = sys.exc_info()[1] if end.failed else None
+        append_event(
+            self._run_dir,
+            END,
+            step=end.step,
+            reason=end.reason if error is None else f"{type(error).__name__}: {error}",
+            completed=end.completed and not end.failed,
+            failed=end.failed,
+            attempt=attempt_folder(self._run_dir).name,
+        )
+
+
+class WatchdogHook(Hook):
+    """Reports each event of a run to this rank's watchdog as progress."""
+
+    def __init__(self, watchdog: Watchdog) -> None:
+        self._watchdog = watchdog
+
+    def on_run_start(self, start: RunStart) -> None:
+        self._watchdog.beat("start", start.step)
+
+    def on_phase(self, phase: Phase) -> None:
+        self._watchdog.enter(phase)
+
+    def on_step_end(self, metrics: StepMetrics) -> None:
+        self._watchdog.beat("training", metrics.step)
+
+    def on_rollback(self, step: int) -> None:
+        self._watchdog.beat(step=step)
+
+    def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
+        self._watchdog.beat()
+
+    def on_run_end(self, end: RunEnd) -> None:
+        self._watchdog.beat("end")

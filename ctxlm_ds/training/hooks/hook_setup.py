@@ -1,0 +1,110 @@
+"""Trackers and hooks that a recipe names: checks before a run, and the hooks themselves."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from ctxlm_ds.recipe.problems import Problem, did_you_mean, raise_problems, show_value
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.training.hooks.hooks import Hook
+
+logger = logging.getLogger("ctxlm_ds")
+
+EXTRAS = {"wandb": "wandb", "mlflow": "mlflow"}
+"""Package and extra of each tracker that is not part of every installation."""
+
+
+def check_hooks(config: RunConfig) -> None:
+    """Check that the trackers are installed and that the hooks are classes that can be built.
+
+    Raises:
+        ConfigError: lists every tracker without its package and every hook that cannot be imported or built.
+    """
+    problems = [problem for tracker in trackers_of(config) if (problem := _tracker_problem(tracker)) is not None]
+    for number, target in enumerate(config.logging.hooks):
+        found = find_hook(target)
+        if isinstance(found, str):
+            problems.append(Problem(f"logging.hooks[{number}]", f"{show_value(target)}: {found}"))
+    raise_problems(f"recipe {config.name}", problems)
+
+
+def trackers_of(config: RunConfig) -> list[str]:
+    """Return the trackers of a recipe, each once."""
+    wanted = dict.fromkeys(config.logging.trackers)
+    return [name for name in wanted if name != "tensorboard" or config.logging.tensorboard]
+
+
+def _tracker_problem(tracker: str) -> Problem | None:
+    if tracker not in EXTRAS or find_spec(tracker) is not None:
+        return None
+    remedy = f"pip install 'ctxlm_ds[{EXTRAS[tracker]}]', or leave it out"
+    return Problem("logging.trackers", f"{tracker} is not installed for {sys.executable}; {remedy}")
+
+
+def find_hook(target: str) -> type[Hook] | str:
+    """Return the class that `package.module:Class` names, or why it cannot be a hook.
+
+    Modules in the folder in which the command was started are found too.
+    """
+    module_name, colon, name = target.partition(":")
+    if not (colon and module_name and name):
+        return "expected package.module:Class"
+    folder = os.getcwd()
+    if not {"", folder} & set(sys.path):
+        sys.path.append(folder)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        return f"cannot be imported ({type(error).__name__}: {error}); check the name, or install its package"
+    found = getattr(module, name, None)
+    if found is None:
+        near = did_you_mean(name, (each for each in vars(module) if not each.startswith("_")))
+        return f"{module_name} has no {name}{near}"
+    if not (inspect.isclass(found) and issubclass(found, Hook)):
+        return "is no class of ctxlm_ds.training.hooks.hooks.Hook; derive it from that"
+    if takes_config(found) is None:
+        return f"{name}{inspect.signature(found)} needs other arguments; a hook is built with none or with the recipe"
+    return found
+
+
+def takes_config(hook: type[Hook]) -> bool | None:
+    """Return whether a class is built with the recipe rather than with nothing; None if neither is possible."""
+    signature = inspect.signature(hook)
+    for arguments in (("config",), ()) if "config" in signature.parameters else ((), ("config",)):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return bool(arguments)
+    return None
+
+
+def build_user_hooks(config: RunConfig) -> list[Hook]:
+    """Build the hooks of logging.hooks, with the recipe if they take it."""
+    check_hooks(config)
+    classes = [found for target in config.logging.hooks if not isinstance(found := find_hook(target), str)]
+    return [found(config) if takes_config(found) else found() for found in classes]  # type: ignore[call-arg]
+
+
+def build_trackers(config: RunConfig, run_dir: Path, peak_row_seconds: float | None) -> list[Hook]:
+    """Build the trackers of a recipe; `peak_row_seconds` is the time of a row at the devices' peak, if known."""
+    from ctxlm_ds.training.hooks.metrics import TENSORBOARD_DIR, TensorBoardWriter
+    from ctxlm_ds.training.hooks.trackers import MlflowTracker, WandbTracker
+
+    interval_steps, hooks = config.logging.interval_steps, list[Hook]()
+    for name in trackers_of(config):
+        if name == "wandb":
+            hooks.append(WandbTracker(run_dir, interval_steps, peak_row_seconds))
+        elif name == "mlflow":
+            hooks.append(MlflowTracker(run_dir, interval_steps, peak_row_seconds))
+        elif find_spec("tensorboard") is not None:
+            hooks.append(TensorBoardWriter(run_dir / TENSORBOARD_DIR, interval_steps, peak_row_seconds))
+        else:
+            logger.warning("logging.tensorboard: tensorboard is not installed and is skipped (pip install tensorboard)")
+    return hooks

@@ -1,0 +1,239 @@
+"""The interface for following a run: values with units in their names, and hooks that receive them.
+
+A hook never changes the training. Hooks run on rank 0 only, unless one says otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from ctxlm_ds.recipe.schema import RunConfig
+
+if TYPE_CHECKING:
+    from ctxlm_ds.parallel.topology import Topology
+    from ctxlm_ds.process.launch import StopSignal
+
+logger = logging.getLogger("ctxlm_ds")
+
+Phase = Literal["training", "evaluation", "saving"]
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """The start or resume of a run."""
+
+    step: int
+    """Optimizer steps done before; 0 for a fresh run."""
+    last_step: int
+    """Step at which the run is complete."""
+    config: RunConfig
+    """The resolved recipe."""
+    changed_settings: Sequence[str] = ()
+    """Settings that differ from the checkpoint's, as `name old -> new`."""
+    tokens: int = 0
+    """Non-padding positions of the steps done before."""
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """Figures of one optimizer step over the global batch."""
+
+    step: int
+    """Steps done, this one included."""
+    loss: float
+    """Weighted sum of the terms."""
+    terms: Mapping[str, float]
+    """Each loss term's mean over its own predictions (nats)."""
+    accuracy: Mapping[str, float]
+    """Share of correct predictions of each term."""
+    learning_rate: float
+    grad_norm: float | None
+    """Global L2 norm before clipping."""
+    tokens: int
+    """Non-padding positions since the beginning of the run."""
+    step_tokens: int
+    """Non-padding positions of this step."""
+    step_seconds: float
+    total_seconds: float
+    """Time in training steps since the beginning of the run, over all restarts."""
+    epoch: int
+    skipped_steps: int = 0
+    """Steps without an update so far (fp16 overflows, anomalies)."""
+    rollbacks: int = 0
+    """Times that the run went back to a checkpoint because of a bad batch."""
+    loss_scale: float | None = None
+    """fp16 only."""
+    step_rows: int = 0
+    """Rows of this step's global batch; 0 if unknown."""
+
+
+@dataclass(frozen=True)
+class StepSpeed:
+    """Mean speed of the steps since the report before."""
+
+    tokens_per_second: float
+    step_seconds: float
+    rows_per_second: float = 0.0
+    """0 if unknown."""
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """How a run ended."""
+
+    reason: str
+    """The limit that was reached, or the signal."""
+    step: int
+    tokens: int
+    total_seconds: float
+    """Time in training steps over all restarts."""
+    completed: bool = True
+    """False if the same command would resume the run (a signal, the wall-time limit)."""
+    failed: bool = False
+    """True if an error ended the run."""
+    signal_number: int = 0
+    """Signal that stopped the run before it was complete; 0 if none did."""
+
+
+class Hook:
+    """Follows a run; each method does nothing unless it is overridden."""
+
+    may_fail = False
+    """True if training continues without this hook after one of its `failures`, such as a full disk."""
+    failures: ClassVar[tuple[type[Exception], ...]] = (OSError,)
+    """Exceptions that end only the hook if it may fail."""
+
+    def on_run_start(self, start: RunStart) -> None:
+        """Run before the first step, after a checkpoint was loaded."""
+
+    def on_first_micro_batch(self, rows: int, step_rows: int, seconds: float) -> None:
+        """Run in the first step of this start if it has several micro-batches, when `rows` of its rows are done."""
+
+    def on_phase(self, phase: Phase) -> None:
+        """Run when evaluation or saving begins, and when training continues."""
+
+    def on_step_end(self, metrics: StepMetrics) -> None:
+        """Run after every optimizer step."""
+
+    def on_rollback(self, step: int) -> None:
+        """Discard what was recorded after `step`, to whose checkpoint the run went back."""
+
+    def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
+        """Run after one held-out source was evaluated; names are eval/SOURCE/FIGURE."""
+
+    def on_continuations(self, step: int, texts: Sequence[tuple[str, str]]) -> None:
+        """Run after texts were continued; each has the given text and what the model wrote."""
+
+    def on_run_end(self, end: RunEnd) -> None:
+        """Run after the last checkpoint."""
+
+
+class Hooks:
+    """The hooks of a run; one that may fail is dropped with a warning when it does."""
+
+    def __init__(self, hooks: Iterable[Hook]) -> None:
+        self._hooks = list(hooks)
+
+    def append(self, hook: Hook) -> None:
+        """Add a hook, which is called after the others."""
+        self._hooks.append(hook)
+
+    def prepend(self, hook: Hook) -> None:
+        """Add a hook, which is called before the others, so that they receive what it reports at the end."""
+        self._hooks.insert(0, hook)
+
+    def call(self, event: str, *values: object) -> None:
+        """Call one method of every hook."""
+        for hook in list(self._hooks):
+            try:
+                getattr(hook, event)(*values)
+            except Exception as error:
+                if not (hook.may_fail and isinstance(error, hook.failures)):
+                    raise
+                self._hooks.remove(hook)
+                name = type(hook).__name__
+                logger.warning("%s stops writing for the rest of this run, training continues: %s", name, error)
+
+
+class IntervalHook(Hook):
+    """A hook that reports the first step and every multiple of interval_steps, with the mean speed in between."""
+
+    def __init__(self, interval_steps: int) -> None:
+        self._interval_steps = interval_steps
+        self.rows_per_second = 0.0
+        """Mean of the steps that are being reported; 0 if unknown."""
+        self._forget_steps()
+
+    def _forget_steps(self) -> None:
+        self._unreported: StepMetrics | None = None
+        self._tokens, self._rows, self._seconds, self._steps = 0, 0, 0.0, 0
+
+    def on_step_end(self, metrics: StepMetrics) -> None:
+        self._unreported = metrics
+        self._tokens += metrics.step_tokens
+        self._rows += metrics.step_rows
+        self._seconds += metrics.step_seconds
+        self._steps += 1
+        if self.is_due(metrics.step):
+            self.report_last_step()
+
+    def on_rollback(self, step: int) -> None:
+        self._forget_steps()
+
+    def is_due(self, step: int) -> bool:
+        """Return whether to report a step."""
+        return step == 1 or step % self._interval_steps == 0
+
+    def report_last_step(self) -> None:
+        """Report the last step if it has not been."""
+        metrics = self._unreported
+        if metrics is not None:
+            seconds = max(self._seconds, 1e-9)
+            speed = self._tokens / seconds, self._seconds / self._steps
+            self.rows_per_second = self._rows / seconds
+            self._forget_steps()
+            self.report(metrics, *speed)
+
+    def report(self, metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> None:
+        """Write a step's metrics, with the mean speed of the steps since the report before."""
+
+
+def memory_bytes() -> int:
+    """Return the peak memory of this process's accelerator, or without one the process's memory now."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return int(torch.cuda.max_memory_allocated())
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def build_hooks(
+    config: RunConfig, run_dir: Path, topology: Topology, stop_signal: StopSignal | None = None
+) -> list[Hook]:
+    """Build metrics, trackers, the user's hooks and status on rank 0, and the profiler on every rank if enabled."""
+    # These modules import this one.
+    from ctxlm_ds.training.hooks.hook_setup import build_trackers, build_user_hooks
+    from ctxlm_ds.training.hooks.metrics import METRICS_NAME, MetricsWriter
+    from ctxlm_ds.training.hooks.profiler import PROFILE_DIR, ProfilerHook
+    from ctxlm_ds.training.hooks.status import StatusHook
+    from ctxlm_ds.training.hooks.utilization import peak_row_seconds
+
+    hooks: list[Hook] = []
+    if topology.is_main:
+        interval_steps, peak = config.logging.interval_steps, peak_row_seconds(config, topology.world_size)
+        hooks.append(MetricsWriter(run_dir / METRICS_NAME, interval_steps, peak))
+        hooks += build_trackers(config, run_dir, peak)
+        hooks += build_user_hooks(config)
+        hooks.append(StatusHook(run_dir, interval_steps, stop_signal))
+    if config.profiler.num_steps > 0:
+        hooks.append(ProfilerHook(config.profiler, run_dir / PROFILE_DIR, topology.rank))
+    return hooks

@@ -1,0 +1,249 @@
+"""Metrics on disk: RUN/metrics.jsonl (one object per line) and RUN/tensorboard, one curve over all restarts.
+
+A resume at step k drops what was written after k.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from textwrap import indent
+from typing import Any
+
+from ctxlm_ds.atomic import write_text
+from ctxlm_ds.process.line_file import LineFile
+from ctxlm_ds.recipe.load import dump_config
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.training.hooks.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, StepSpeed, memory_bytes
+
+logger = logging.getLogger("ctxlm_ds")
+
+METRICS_NAME = "metrics.jsonl"
+TEXTS = "texts"
+"""Figure of the lines with continued texts: pairs of what was given and what the model wrote."""
+TENSORBOARD_DIR = "tensorboard"
+BY_TOKEN = "by_token"
+_MARKDOWN = re.compile(r"[\\`*_{}\[\]()#+\-.!]")
+
+
+def step_figures(metrics: StepMetrics, speed: StepSpeed, peak_row_seconds: float | None = None) -> dict[str, Any]:
+    """Return the metrics of one line or point: loss terms by name, TERM_accuracy, and the rest.
+
+    `peak_row_seconds` is the time of a row at the devices' peak (training/hooks/utilization.py), None if it is unknown.
+    """
+    rows_per_second = speed.rows_per_second
+    counts_skips = metrics.loss_scale is not None or metrics.skipped_steps
+    figures = {
+        "step": metrics.step,
+        "loss": metrics.loss,
+        **metrics.terms,
+        **{f"{term}_accuracy": value for term, value in metrics.accuracy.items()},
+        "learning_rate": metrics.learning_rate,
+        "grad_norm": metrics.grad_norm,
+        "epoch": metrics.epoch,
+        "tokens": metrics.tokens,
+        "tokens_per_second": round(speed.tokens_per_second, 1),
+        "rows_per_second": round(rows_per_second, 3) if rows_per_second else None,
+        "mfu": round(rows_per_second * peak_row_seconds, 5) if rows_per_second and peak_row_seconds else None,
+        "step_seconds": round(speed.step_seconds, 6),
+        "total_seconds": round(metrics.total_seconds, 3),
+        "memory_bytes": memory_bytes(),
+        "loss_scale": metrics.loss_scale,
+        "skipped_steps": metrics.skipped_steps if counts_skips else None,
+        "rollbacks": metrics.rollbacks or None,
+    }
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+class MetricsWriter(IntervalHook):
+    """Appends a line to metrics.jsonl every interval_steps, complete and immediately.
+
+    A line has the losses of its step; tokens_per_second and step_seconds are means since the line before.
+    """
+
+    may_fail = True
+
+    def __init__(self, path: str | Path, interval_steps: int = 1, peak_row_seconds: float | None = None) -> None:
+        super().__init__(interval_steps)
+        self.path = Path(path)
+        self._peak_row_seconds = peak_row_seconds
+        self._file = LineFile(self.path)
+
+    def on_run_start(self, start: RunStart) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # Nothing of an earlier start is kept at step 0: its weights may be others.
+        self.on_rollback(start.step or -1)
+
+    def on_rollback(self, step: int) -> None:
+        super().on_rollback(step)
+        self._file.forget_after(step)
+        self._resumed_step, self._evaluated = step, rewind(self.path, step)
+
+    def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
+        if step == self._resumed_step:
+            figures = {name: value for name, value in figures.items() if name not in self._evaluated}
+        if figures:
+            self._append(step, figures)
+
+    def on_continuations(self, step: int, texts: Sequence[tuple[str, str]]) -> None:
+        self._append(step, {TEXTS: [list(text) for text in texts]})
+
+    def on_run_end(self, end: RunEnd) -> None:
+        # A run that will be resumed gets no extra point, so its curve is that of a run without a stop.
+        if end.completed:
+            self.report_last_step()
+        self._file.close()
+
+    def report(self, metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> None:
+        speed = StepSpeed(tokens_per_second, step_seconds, self.rows_per_second)
+        self._append(metrics.step, step_figures(metrics, speed, self._peak_row_seconds))
+
+    def _append(self, step: int, figures: Mapping[str, Any]) -> None:
+        line = {"step": step, **{name: _jsonable(value) for name, value in figures.items()}}
+        self._file.append(step, json.dumps(line))
+
+
+def _jsonable(value: Any) -> Any:
+    """Return None for NaN and infinity, which JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def rewind(path: Path, step: int) -> set[str]:
+    """Drop the lines after `step` and torn lines, atomically; return the names of held-out metrics of `step` itself."""
+    evaluated: set[str] = set()
+    kept: list[bytes] = []
+    dropped = torn = 0
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+        record = _parse(line)
+        if record is None:
+            torn += 1
+        elif record["step"] > step:
+            dropped += 1
+        else:
+            kept.append(line)
+            if record["step"] == step:
+                evaluated.update(name for name in record if name.startswith("eval/"))
+    if dropped or torn:
+        write_text(path, b"".join(kept).decode())
+        logger.info("%s: went back to step %d (%d later and %d torn lines dropped)", path, step, dropped, torn)
+    return evaluated
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """Return the content of a line, None if it is torn."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    is_complete = line.endswith(b"\n") and isinstance(record, dict) and isinstance(record.get("step"), int)
+    return record if is_complete else None
+
+
+def flat_settings(config: RunConfig) -> dict[str, Any]:
+    """Return every setting of a recipe by its dotted name, for trackers that take flat parameters."""
+    flat: dict[str, Any] = {}
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, dict) and value:
+            for key, item in value.items():
+                add(f"{name}.{key}" if name else key, item)
+        else:
+            flat[name] = value
+
+    add("", config.model_dump(mode="json"))
+    return flat
+
+
+def _paragraph(given: str, written: str) -> str:
+    """Return a text and, in bold, its continuation as a paragraph of Markdown that shows their own characters."""
+    shown, bold = (escape(_MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))) for text in (given, written))
+    return f"{shown} **{bold}**" if bold else shown
+
+
+class TensorBoardWriter(IntervalHook):
+    """Writes a point to RUN/tensorboard every interval_steps; a resume purges the points after its step.
+
+    The metrics over tokens are in its folder by_token: a purge is of all points of a folder by their number.
+    """
+
+    may_fail = True
+
+    def __init__(self, directory: str | Path, interval_steps: int = 1, peak_row_seconds: float | None = None) -> None:
+        super().__init__(interval_steps)
+        self.directory = Path(directory)
+        self._peak_row_seconds = peak_row_seconds
+
+    def on_run_start(self, start: RunStart) -> None:
+        self._now = start.step, start.tokens
+        self._written = [self._now]
+        self._open(start.step, start.tokens)
+        self._writer.add_text("recipe", indent(dump_config(start.config), "    "), start.step)
+        self._add_hyperparameters(start.config)
+
+    def on_rollback(self, step: int) -> None:
+        super().on_rollback(step)
+        self._writer.close()
+        self._by_token.close()
+        first_step, first_tokens = self._written[0]
+        # The checkpoint may be from before this start; its tokens are then nearly those of equal steps.
+        before = step, first_tokens * step // max(first_step, 1)
+        self._written = [point for point in self._written if point[0] <= step] or [before]
+        self._now = self._written[-1]
+        self._open(step, self._now[1])
+
+    def report(self, metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> None:
+        speed = StepSpeed(tokens_per_second, step_seconds, self.rows_per_second)
+        figures = step_figures(metrics, speed, self._peak_row_seconds)
+        del figures["step"]
+        self._add({f"train/{name}": value for name, value in figures.items()}, metrics.step)
+        self._add_by_token({name: value for name, value in figures.items() if name != "tokens"})
+
+    def on_step_end(self, metrics: StepMetrics) -> None:
+        self._now = metrics.step, metrics.tokens
+        super().on_step_end(metrics)
+
+    def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
+        self._add(figures, step)
+        self._add_by_token(figures)
+        self._writer.flush()
+        self._by_token.flush()
+
+    def on_continuations(self, step: int, texts: Sequence[tuple[str, str]]) -> None:
+        paragraphs = (_paragraph(given, written) for given, written in texts)
+        self._writer.add_text("continuations", "\n\n".join(paragraphs), step)
+        self._writer.flush()
+
+    def on_run_end(self, end: RunEnd) -> None:
+        self._writer.close()
+        self._by_token.close()
+
+    def _open(self, step: int, tokens: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Points of an earlier start at step 0 belong to no checkpoint.
+        purged, purged_tokens = (step + 1, tokens + 1) if step else (0, 0)
+        self._writer = SummaryWriter(str(self.directory), purge_step=purged, flush_secs=30)
+        self._by_token = SummaryWriter(str(self.directory / BY_TOKEN), purge_step=purged_tokens, flush_secs=30)
+
+    def _add_hyperparameters(self, config: RunConfig) -> None:
+        """Add the recipe for TensorBoard's HParams, in the same run as the curves."""
+        from torch.utils.tensorboard.summary import hparams
+
+        flat = flat_settings(config).items()
+        settings = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in flat}
+        for summary in hparams(settings, {"train/loss": 0.0}):
+            self._writer.file_writer.add_summary(summary)
+
+    def _add_by_token(self, figures: Mapping[str, float]) -> None:
+        self._written.append(self._now)
+        for name, value in figures.items():
+            self._by_token.add_scalar(f"{BY_TOKEN}/{name}", value, self._now[1])
+
+    def _add(self, figures: Mapping[str, float], step: int) -> None:
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step)

@@ -1,0 +1,326 @@
+"""The status of a run: a live table on a terminal, plain lines otherwise, and a summary at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shlex
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from ctxlm_ds.console import format_duration
+from ctxlm_ds.process.launch import StopSignal
+from ctxlm_ds.process.output_log import FILE_ONLY
+from ctxlm_ds.process.run_history import in_job
+from ctxlm_ds.registry import FAMILIES, OBJECTIVES
+from ctxlm_ds.training.hooks.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, memory_bytes
+from ctxlm_ds.training.hooks.live_table import LiveTable, LossCurves
+from ctxlm_ds.training.hooks.metrics import METRICS_NAME, TENSORBOARD_DIR
+
+logger = logging.getLogger("ctxlm_ds")
+
+LATEST_CHECKPOINT = "checkpoints/latest"
+"""Names the newest complete checkpoint of a run; written with it."""
+LONG_STEP_S, VERY_LONG_STEP_S = 5.0, 60.0
+SHORT_RUN_S = 60.0
+MEASURED_STEPS = 3
+"""The forecast goes by the steps up to here, without the first: most of its time may be warm-up."""
+FAR_OFF = 2.0
+"""Factor by which the steps must differ from the first forecast for a second one."""
+ETA_STEPS = 50
+SECONDS_PER_HOUR = 3600.0
+RESUME = "to resume: the same command again"
+
+
+def how_to_resume(reason: str) -> str:
+    """Return what to do about a run that ended early for this reason.
+
+    The ranks of a Slurm job cannot know whether it was cancelled or continues; the job says so after them.
+    """
+    may_continue = in_job() and os.environ.get("CTXLM_RESTART") != "off" and "SIGINT" not in reason
+    return "to resume, if the job was cancelled: submit the same command again" if may_continue else RESUME
+
+
+class TimeLeft:
+    """Time to the nearest limit, from the wall time of recent steps, evaluations and checkpoints included.
+
+    The first step of a process, in which it warms up, does not count.
+    """
+
+    def __init__(self, start: RunStart) -> None:
+        self._start = start
+        self._begin_s = time.monotonic()
+        self._marks: deque[tuple[float, int, int]] = deque(maxlen=ETA_STEPS + 1)
+        self._from: tuple[float, int] | None = None  # time and step after going back
+
+    def update(self, metrics: StepMetrics) -> float | None:
+        """Return the seconds left after this step, or None if unknown yet."""
+        if not self._marks and self._from is not None:
+            self._marks.append((*self._from, metrics.tokens - metrics.step_tokens))
+        now_s = time.monotonic()
+        self._marks.append((now_s, metrics.step, metrics.tokens))
+        then_s, then_step, then_tokens = self._marks[0]
+        passed_s, steps, tokens = now_s - then_s, metrics.step - then_step, metrics.tokens - then_tokens
+        if steps <= 0:
+            return None
+        limits = self._start.config.training
+        left = [(self._start.last_step - metrics.step) * passed_s / steps]
+        if limits.max_tokens is not None and tokens > 0:
+            left.append((limits.max_tokens - metrics.tokens) * passed_s / tokens)
+        if limits.max_hours is not None:
+            left.append(limits.max_hours * SECONDS_PER_HOUR - (now_s - self._begin_s))
+        return max(0.0, min(left))
+
+    def go_back(self, step: int) -> None:
+        """Start measuring again at an earlier step."""
+        self._marks.clear()
+        self._from = time.monotonic(), step
+
+
+class Forecast:
+    """The line that says early how long a run will take: in the first step if it is long, else after the third.
+
+    After a line in the first step, a second one follows after the third if the steps are not that long.
+    """
+
+    def __init__(self, start: RunStart) -> None:
+        training = start.config.training
+        self._start, self._max_hours = start, training.max_hours
+        self._steps_left = start.last_step - start.step
+        # The first steps of a ramp say nothing about the others.
+        self._done = self._steps_left <= 0 or training.batch_ramp is not None
+        self._ends_by_tokens = training.max_tokens is not None
+        self._said_step_s: float | None = None
+        self._steps_s: list[float] = []
+
+    def in_step(self, rows: int, step_rows: int, seconds: float) -> str | None:
+        """Return the line after the first micro-batch of a long step; None for a short one."""
+        step_s = seconds * step_rows / max(1, rows)
+        # In a step of few micro-batches, the first one is mostly what only the first step does.
+        is_long = step_s >= (LONG_STEP_S if step_rows >= 4 * rows else VERY_LONG_STEP_S)
+        if self._done or self._ends_by_tokens or not is_long:
+            return None
+        total_s = self._steps_left * step_s
+        if self._max_hours is not None:
+            total_s = min(total_s, self._max_hours * SECONDS_PER_HOUR)
+        self._said_step_s = step_s
+        fresh = self._start.step == 0
+        first = "first step" if fresh else f"step {self._start.step + 1:,}"
+        return f"{first}: row {rows:,} of {step_rows:,}, {_forecast(step_s, total_s, 'in all' if fresh else 'left')}"
+
+    def after_step(self, step: int, step_s: float, left_s: float | None) -> str | None:
+        """Return the line after the third step, None if an earlier one is right or the run takes less than a minute."""
+        self._steps_s.append(step_s)
+        if self._done or len(self._steps_s) < MEASURED_STEPS:
+            return None
+        self._done = True
+        mean_s, said_s = fmean(self._steps_s[1:]), self._said_step_s
+        is_right = said_s is not None and said_s / FAR_OFF <= mean_s <= said_s * FAR_OFF
+        if left_s is None or is_right or (said_s is None and left_s < SHORT_RUN_S):
+            return None
+        return f"step {step:,}: {_forecast(mean_s, left_s, 'left')}"
+
+
+def _forecast(step_s: float, total_s: float, what: str) -> str:
+    length = f"{step_s:.0f}" if step_s >= 10 else f"{step_s:.2g}"
+    return f"about {length} s a step, {rough_duration(total_s)} {what}, done about {rough_moment(total_s)}"
+
+
+def rough_duration(seconds: float) -> str:
+    """Format seconds in the unit that a person would use: `40 s`, `25 minutes`, `5 hours`, `3 days`."""
+    for unit_s, name, until_s in ((1, "s", 90), (60, "minutes", 5400), (3600, "hours", 129_600)):
+        if seconds < until_s:
+            return f"{seconds / unit_s:.0f} {name}"
+    return f"{seconds / 86_400:,.0f} days"
+
+
+def rough_moment(seconds_from_now: float, now_unix_s: float | None = None) -> str:
+    """Format a moment to come: `14:00` today, `Tuesday 14:00` within six days, else `3 March 2026`."""
+    now_s = time.time() if now_unix_s is None else now_unix_s
+    try:
+        now, then = time.localtime(now_s), time.localtime(now_s + seconds_from_now)
+    except (OverflowError, ValueError, OSError):
+        return "never"
+    if seconds_from_now > 6 * 86_400:
+        return f"{then.tm_mday} {time.strftime('%B %Y', then)}"
+    return time.strftime("%H:%M" if now.tm_yday == then.tm_yday else "%A %H:%M", then)
+
+
+class StatusHook(IntervalHook):
+    """Shows a live table if stderr is a terminal, otherwise logs a line every interval_steps; ends with a summary."""
+
+    def __init__(
+        self, run_dir: str | Path, interval_steps: int = 10, stop_signal: StopSignal | None = None
+    ) -> None:
+        super().__init__(interval_steps)
+        self._run_dir = Path(run_dir)
+        self._table: LiveTable | None = None
+        self._stop_signal = stop_signal
+        self._stops_after_view = False
+        """True if a stop signal came while the table was drawn."""
+        self._view: tuple[dict[str, str], float] | None = None
+        """Cells and share of the view that is on the terminal."""
+        self._loss: float | None = None
+        self._figures: dict[str, float] = {}
+
+    def on_run_start(self, start: RunStart) -> None:
+        self._start = start
+        self._time_left = TimeLeft(start)
+        self._forecast = Forecast(start)
+        self._line_step = start.step
+        if sys.stderr.isatty():
+            self._curves = LossCurves(start.step, self._run_dir / METRICS_NAME)
+            self._table = LiveTable(f"{start.config.name} in {self._run_dir}")
+            if self._stop_signal is not None:
+                self._stop_signal.make_room = self._make_room
+
+    def _make_room(self) -> bool:
+        """Leave the table as it is for the line about a stop; False while it is drawn."""
+        if self._table is not None and self._table.is_drawing:
+            self._stops_after_view = True
+            return False
+        self._close_table()
+        return True
+
+    def _close_table(self) -> None:
+        table, self._table = self._table, None
+        if table is not None:
+            table.close()
+
+    def on_first_micro_batch(self, rows: int, step_rows: int, seconds: float) -> None:
+        self._log(self._forecast.in_step(rows, step_rows, seconds))
+
+    def _log(self, line: str | None) -> None:
+        if line is not None:
+            logger.info("%s", line)
+
+    def on_step_end(self, metrics: StepMetrics) -> None:
+        self._loss = metrics.loss
+        if self._table is not None:
+            self._curves.add(metrics.step, metrics.loss)
+        self._left_s = self._time_left.update(metrics)
+        self._log(self._forecast.after_step(metrics.step, metrics.step_seconds, self._left_s))
+        super().on_step_end(metrics)
+
+    def is_due(self, step: int) -> bool:
+        due = super().is_due(step) if self._table is None else self._table.is_due()
+        return due or step >= self._start.last_step
+
+    def report(self, metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> None:
+        cells = status_cells(metrics, self._start.last_step, (tokens_per_second, step_seconds), self._left_s)
+        if self._table is not None:
+            left = f"{cells.pop('left')} left"
+            done = left if self._left_s is None else f"{left}, done about {rough_moment(self._left_s)}"
+            self._view = dict(cells), self._share_done(metrics)
+            self._table.show(*self._view, done, self._facts(), self._curves)
+            if self._stops_after_view and self._stop_signal is not None:
+                self._stops_after_view = False
+                self._close_table()
+                self._stop_signal.announce()
+                return
+            if metrics.step < self._line_step + self._interval_steps and metrics.step < self._start.last_step:
+                return
+            cells["left"] = left.removesuffix(" left")
+        if self._left_s is None:
+            del cells["left"]
+        self._line_step = metrics.step
+        line = " | ".join(f"{name} {value}" for name, value in cells.items())
+        logger.info("%s", line, extra=FILE_ONLY if self._table is not None else None)
+
+    def _share_done(self, metrics: StepMetrics) -> float:
+        limit = self._start.config.training.max_tokens
+        return max(metrics.step / self._start.last_step, metrics.tokens / limit if limit else 0.0)
+
+    def _facts(self) -> list[str]:
+        """Return the last held-out losses and the age of the last checkpoint."""
+        losses = {name: value for name, value in self._figures.items() if name.endswith("/loss")}
+        facts = [f"held out at step {self._evaluated_step:,}: {figures_line(losses)}"] if losses else []
+        latest = self._run_dir / LATEST_CHECKPOINT
+        with contextlib.suppress(OSError):
+            age_s, name = time.time() - latest.stat().st_mtime, latest.read_text(encoding="utf-8").strip()
+            return [*facts, f"last checkpoint {name}, {format_duration(age_s)} ago"]
+        return [*facts, "no checkpoint yet"]
+
+    def on_rollback(self, step: int) -> None:
+        super().on_rollback(step)
+        self._time_left.go_back(step)
+        self._line_step = step
+        if self._table is not None:
+            self._curves.go_back(step)
+
+    def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
+        self._figures.update(figures)
+        self._evaluated_step = step
+        if self._table is not None:
+            self._curves.add_held_out(step, figures)
+        logger.info("step %d held out: %s", step, figures_line(figures))
+
+    def on_continuations(self, step: int, texts: Sequence[tuple[str, str]]) -> None:
+        objective = OBJECTIVES.get(self._start.config.objective.name)
+        what = "filled" if objective.masked_tokens else "continued" if objective.next_tokens else "written"
+        for given, written in texts:
+            logger.info("step %d %s: %s", step, what, " ".join(f"{given} | {written}".split()))
+
+    def on_run_end(self, end: RunEnd) -> None:
+        if self._table is not None and self._view is not None:  # with the last evaluation and checkpoint
+            self._table.show(*self._view, "", self._facts(), self._curves)
+        self._close_table()
+        for line in self._summary(end):
+            logger.info("%s", line)
+
+    def _summary(self, end: RunEnd) -> Iterator[str]:
+        """Yield what was done, the last metrics, the folder, and the command for the next step."""
+        name, since_start = self._start.config.name, end.step - self._start.step
+        tokens_per_second = end.tokens / max(end.total_seconds, 1e-9)
+        yield f"{name}: {end.reason}"
+        yield (
+            f"  {end.step} steps ({since_start} since this start), {end.tokens:,} tokens in "
+            f"{format_duration(end.total_seconds)} of training ({tokens_per_second:,.0f} tokens/s)"
+        )
+        if self._loss is not None:
+            yield f"  last training loss {self._loss:.4f}"
+        yield from (f"  held out: {part}" for part in figures_line(self._figures).split("; ") if part)
+        points = (self._run_dir / TENSORBOARD_DIR).is_dir()
+        written = "checkpoints, metrics.jsonl and tensorboard" if points else "checkpoints and metrics.jsonl"
+        yield f"  {written} are in {self._run_dir}"
+        if end.failed:
+            return
+        if not end.completed:
+            yield f"  {how_to_resume(end.reason)}"
+        family = FAMILIES.get(self._start.config.model.family)
+        if family.export is not None or family.own_format is not None:
+            run, output = (shlex.quote(str(path)) for path in (self._run_dir, self._run_dir / "hf"))
+            yield f"  to export: ctxlm convert to-hf --checkpoint {run} --output {output}"
+
+
+def status_cells(
+    metrics: StepMetrics, last_step: int, speed: tuple[float, float], left_s: float | None
+) -> dict[str, str]:
+    """Format the status by heading; `speed` is in tokens per second and seconds per step, `left_s` in seconds."""
+    cells = {"step": f"{metrics.step}/{last_step}", "loss": f"{metrics.loss:.4f}"}
+    if len(metrics.terms) > 1:
+        cells |= {name: f"{value:.4f}" for name, value in metrics.terms.items()}
+    cells["lr"] = f"{metrics.learning_rate:.2e}"
+    if metrics.grad_norm is not None:
+        cells["grad norm"] = f"{metrics.grad_norm:.2f}"
+    if metrics.loss_scale is not None:
+        cells["loss scale"] = f"{metrics.loss_scale:g}"
+    cells["tokens/s"] = f"{speed[0]:,.0f}"
+    cells["s/step"] = f"{speed[1]:.2f}"
+    cells["left"] = "?" if left_s is None else format_duration(left_s)
+    cells["memory"] = f"{memory_bytes() / 1e9:.2f} GB"
+    return cells
+
+
+def figures_line(figures: Mapping[str, float]) -> str:
+    """Format `eval/wiki/loss` and others as `wiki loss 3.2100, masked_lm_accuracy 0.4120`; sources end with `; `."""
+    by_source: dict[str, list[str]] = {}
+    for name, value in figures.items():
+        source, _, figure = name.removeprefix("eval/").rpartition("/")
+        by_source.setdefault(source, []).append(f"{figure} {value:.4f}")
+    return "; ".join(f"{source} {', '.join(texts)}" for source, texts in by_source.items())

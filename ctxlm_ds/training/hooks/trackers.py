@@ -1,0 +1,180 @@
+"""Trackers that follow a run in addition to metrics.jsonl: Weights & Biases and MLflow, each one run over all restarts.
+
+Both write to files of the run directory unless the environment names a server. Signatures and defaults are those of
+wandb 0.31 (`wandb.init`, `Run.log`, `Run.define_metric`) and mlflow 3.17 (`MlflowClient`).
+"""
+
+from __future__ import annotations
+
+import logging
+import netrc
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ctxlm_ds.atomic import write_text
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.training.hooks.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, StepSpeed
+from ctxlm_ds.training.hooks.metrics import flat_settings, step_figures
+
+logger = logging.getLogger("ctxlm_ds")
+
+PROJECT = "ctxlm_ds"
+"""Project of wandb and experiment of mlflow, unless the environment names another."""
+WANDB_ID_NAME = "wandb-id"
+MLFLOW_ID_NAME = "mlflow-id"
+MLFLOW_DIR = "mlruns"
+ONLINE_WAIT_S = 30.0
+"""Longest wait for wandb's server before the run continues offline."""
+MOST_PARAMETER_CHARACTERS = 6000
+"""Longest value of a parameter in mlflow."""
+PARAMETERS_A_BATCH = 100
+"""Most parameters that mlflow takes together."""
+
+
+class Tracker(IntervalHook):
+    """Sends a point every interval_steps, evaluations and texts to a tracker; a failure of it never ends the run."""
+
+    may_fail = True
+    failures = (Exception,)
+
+    def __init__(self, run_dir: Path, interval_steps: int, peak_row_seconds: float | None = None) -> None:
+        """Prepare; `peak_row_seconds` is the time of a row at the devices' peak, for the MFU (None: unknown)."""
+        super().__init__(interval_steps)
+        self.run_dir = run_dir
+        self._peak_row_seconds = peak_row_seconds
+
+    def report(self, metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> None:
+        speed = StepSpeed(tokens_per_second, step_seconds, self.rows_per_second)
+        figures = step_figures(metrics, speed, self._peak_row_seconds)
+        del figures["step"]
+        self.add({f"train/{name}": value for name, value in figures.items()}, metrics.step)
+
+    def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
+        self.add(figures, step)
+
+    def add(self, figures: Mapping[str, float], step: int) -> None:
+        """Send the figures of a step."""
+
+    def _kept_id(self, name: str) -> str | None:
+        """Return the id that an earlier start kept in the run directory."""
+        path = self.run_dir / name
+        return path.read_text(encoding="utf-8").strip() or None if path.is_file() else None
+
+
+class WandbTracker(Tracker):
+    """A run of Weights & Biases: online if this machine is logged in and reaches the server, otherwise offline files.
+
+    WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY and the other variables of wandb apply.
+    """
+
+    def on_run_start(self, start: RunStart) -> None:
+        import wandb
+
+        kept = self._kept_id(WANDB_ID_NAME)
+        mode = os.environ.get("WANDB_MODE") or ("online" if is_logged_in() else "offline")
+        try:
+            self._run = self._init(start.config, kept, mode)
+        except wandb.errors.CommError as error:
+            logger.warning("wandb: no connection, this start is kept in %s/wandb: %s", self.run_dir, error)
+            self._run = self._init(start.config, kept, "offline")
+        # Steps are logged as a figure: wandb's counter refuses those that a resume repeats.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+        if kept is None:
+            write_text(self.run_dir / WANDB_ID_NAME, f"{self._run.id}\n")
+
+    def _init(self, config: RunConfig, identity: str | None, mode: str) -> Any:
+        import wandb
+
+        return wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or PROJECT,
+            name=config.name,
+            id=identity,
+            resume="allow",
+            dir=str(self.run_dir),
+            config=config.model_dump(mode="json"),
+            mode=mode,
+            settings=wandb.Settings(init_timeout=ONLINE_WAIT_S, console="off", silent=True),
+        )
+
+    def add(self, figures: Mapping[str, float], step: int) -> None:
+        self._run.log({"step": step, **figures})
+
+    def on_continuations(self, step: int, texts: Sequence[tuple[str, str]]) -> None:
+        import wandb
+
+        table = wandb.Table(columns=["given", "written"], data=[list(text) for text in texts])
+        self._run.log({"step": step, "continuations": table})
+
+    def on_run_end(self, end: RunEnd) -> None:
+        if end.completed:
+            self.report_last_step()
+        self._run.finish(exit_code=int(end.failed))
+
+
+class MlflowTracker(Tracker):
+    """A run of MLflow: in RUN/mlruns, or on the server that MLFLOW_TRACKING_URI names.
+
+    The experiment is that of MLFLOW_EXPERIMENT_NAME.
+    """
+
+    def on_run_start(self, start: RunStart) -> None:
+        from mlflow.tracking import MlflowClient
+
+        own = os.environ.get("MLFLOW_TRACKING_URI")
+        if own is None:
+            # mlflow 3 refuses it otherwise: new features of mlflow need a database.
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        self._client = MlflowClient(tracking_uri=own or (self.run_dir / MLFLOW_DIR).absolute().as_uri())
+        self._run_id = self._kept_id(MLFLOW_ID_NAME) or self._create(start.config)
+        self._client.update_run(self._run_id, status="RUNNING")
+
+    def _create(self, config: RunConfig) -> str:
+        """Create the run with the recipe as its parameters, and keep its id in the run directory."""
+        from mlflow.entities import Param
+
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+        experiment = self._client.get_experiment_by_name(name)
+        number = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
+        identity = str(self._client.create_run(number, run_name=config.name).info.run_id)
+        settings = ((key, str(value)[:MOST_PARAMETER_CHARACTERS]) for key, value in flat_settings(config).items())
+        for batch in _batches([Param(key, value) for key, value in settings], PARAMETERS_A_BATCH):
+            self._client.log_batch(identity, params=batch)
+        write_text(self.run_dir / MLFLOW_ID_NAME, f"{identity}\n")
+        return identity
+
+    def add(self, figures: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1000)
+        points = [Metric(name, float(value), now_ms, step) for name, value in figures.items()]
+        self._client.log_batch(self._run_id, metrics=points)
+
+    def on_continuations(self, step: int, texts: Sequence[tuple[str, str]]) -> None:
+        text = "".join(f"{given} | {written}\n" for given, written in texts)
+        self._client.log_text(self._run_id, text, f"continuations/step-{step:08d}.txt")
+
+    def on_run_end(self, end: RunEnd) -> None:
+        if end.completed:
+            self.report_last_step()
+        status = "FAILED" if end.failed else "FINISHED" if end.completed else "KILLED"
+        self._client.set_terminated(self._run_id, status)
+
+
+def is_logged_in() -> bool:
+    """Return whether this machine has a key for wandb's server: WANDB_API_KEY, or what `wandb login` wrote."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(str(host)) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (items[first : first + size] for first in range(0, len(items), size))

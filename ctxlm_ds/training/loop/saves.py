@@ -1,0 +1,245 @@
+"""The schedule of checkpoints, and retries of saves that failed.
+
+All ranks call these methods together. They agree in the all-reduce of each step which rank is still writing, and
+whether a save is due by any rank's clock.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+from ctxlm_ds.console import format_duration
+from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.recipe.schema import CheckpointConfig
+from ctxlm_ds.training.hooks.hooks import Phase
+from ctxlm_ds.training.loop.state import TrainState
+
+logger = logging.getLogger("ctxlm_ds")
+
+SECONDS_PER_MINUTE = 60.0
+RETRY_S = 60.0
+RETRIES_PER_INTERVAL = 10
+LAST_SAVE_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
+NO_STEP = -1
+
+
+class Saver(Protocol):
+    """Writes checkpoints; all ranks call its methods together.
+
+    Methods raise CheckpointError on every rank if a checkpoint could not be written; none is pending then.
+    """
+
+    def begin(self, state: TrainState) -> None:
+        """Copy this state and begin to write it; the save may be complete on return."""
+
+    def save(self, state: TrainState) -> None:
+        """Write a checkpoint of this state, complete on return."""
+
+    @property
+    def pending(self) -> bool:
+        """Return whether a save is incomplete, the same on every rank."""
+
+    @property
+    def busy(self) -> bool:
+        """Return whether this rank still works on its part of the pending save."""
+
+    def advance(self) -> None:
+        """Take the pending save one part further; wait for ranks that are busy."""
+
+    def pending_age_s(self) -> float | None:
+        """Return the seconds since the pending save began, from any thread and without a collective."""
+
+    def abandon(self) -> None:
+        """Stop writing, without a collective."""
+
+    def last_good(self) -> str | None:
+        """Return the newest checkpoint known to be intact."""
+
+
+class Saves:
+    """The saves of one run.
+
+    Args:
+        config: intervals and how many saves may fail.
+        saver: writes them.
+        record_failure: records step and reason of a failed save; returns False if it must be called again later.
+    """
+
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        saver: Saver,
+        record_failure: Callable[[int, str], bool] = lambda step, reason: True,
+    ) -> None:
+        self._config = config
+        self.saver = saver
+        self._record_failure = record_failure
+        self._tell_phase: Callable[[Phase], None] = lambda phase: None
+        self._now_step = self._begun_step = self._saved_step = self._failed_step = NO_STEP
+        self._due_s = self._failed_s = time.monotonic()
+        self._late = self._retry = self._busy = False
+        """True on every rank if it is true on any: interval_minutes or RETRY_S have passed, or a rank still writes."""
+        self._is_due = False
+        """True if the save that was begun last was due, false for a retry."""
+        self._failed_in_a_row = self._failed_tries = 0
+        self._unrecorded: list[tuple[int, str]] = []
+        self._told_of_wait = False
+
+    def start(self, step: int, tell_phase: Callable[[Phase], None]) -> None:
+        """Begin a run, or resume it from the checkpoint of `step`."""
+        self._tell_phase = tell_phase
+        self._begun_step = self._saved_step = step or NO_STEP
+        self._due_s = time.monotonic()
+
+    # Agreement over all ranks, once a step.
+
+    def flags(self) -> list[float]:
+        """Return this rank's flags for the step's all-reduce."""
+        now_s = time.monotonic()
+        minutes = self._config.interval_minutes
+        late = minutes is not None and now_s - self._due_s >= minutes * SECONDS_PER_MINUTE
+        retry = self._failed_step != NO_STEP and now_s - self._failed_s >= RETRY_S
+        return [float(late), float(retry), float(self.saver.busy)]
+
+    def agree(self, flags: Sequence[float]) -> None:
+        """Take the sums over all ranks."""
+        self._late, self._retry, self._busy = map(bool, flags)
+
+    # Between two steps.
+
+    def after_step(self, state: TrainState) -> None:
+        """Complete the pending save if every rank has written, and begin the one that is due.
+
+        Raises:
+            CheckpointError: more saves in a row failed than `max_failed_saves`.
+        """
+        self._now_step = state.step
+        if self.saver.pending and not self._busy:
+            with self._saving():
+                self._attempt(self.saver.advance, limited=True)
+        is_due = state.step % self._config.interval_steps == 0 or self._late
+        is_retry = self._retry_due(state.step) and not self.saver.pending
+        if self._begun_step != state.step and (is_due or is_retry):
+            with self._saving():
+                self._begin(state, is_due)
+
+    def last(self, state: TrainState) -> None:
+        """Write a checkpoint of this state, complete on return, with retries.
+
+        Raises:
+            CheckpointError: it could not be written; the message names the last good checkpoint.
+        """
+        with self._saving():
+            self._finish(limited=False)
+            if self._saved_step == state.step:
+                return
+            self._is_due = True
+            self._begun_step = state.step
+            for pause_s in (*LAST_SAVE_PAUSES_S, None):
+                self._tell_phase("saving")
+                try:
+                    self.saver.save(state)
+                    return self._succeeded()
+                except CheckpointError as error:
+                    if pause_s is None:
+                        self._failed(error, limited=False)
+                        raise CheckpointError(f"{error}. {self._how_to_resume()}") from error
+                    logger.warning("%s. Trying again in %.0f s", error, pause_s)
+                    time.sleep(pause_s)
+
+    def settle(self) -> None:
+        """Wait until no save is pending; one that fails is a warning."""
+        if self.saver.pending:
+            with self._saving():
+                self._finish(limited=False)
+
+    def rolled_back(self, step: int) -> None:
+        """Continue from the checkpoint of `step`, to which the run went back."""
+        self._now_step = self._begun_step = self._saved_step = step
+        self._due_s = time.monotonic()
+        if self._failed_step != NO_STEP:
+            self._failed_step = step
+
+    # Parts of a save.
+
+    def _begin(self, state: TrainState, is_due: bool) -> None:
+        if self.saver.pending:
+            self._wait_for_slow_disk()
+        self._is_due = is_due
+        self._begun_step = state.step
+        if is_due:
+            self._due_s = time.monotonic()
+        self._attempt(lambda: self.saver.begin(state), limited=True)
+
+    def _wait_for_slow_disk(self) -> None:
+        started_s, step = time.monotonic(), self._begun_step
+        was_writing = self._busy
+        self._finish(limited=True)
+        if self._told_of_wait or not was_writing:
+            return
+        self._told_of_wait = True
+        logger.warning(
+            "training waited %s for the checkpoint of step %d, which was still being written when the next was "
+            "due: the disk is slower than checkpoint.interval_steps %d (logged once)",
+            format_duration(time.monotonic() - started_s), step, self._config.interval_steps,
+        )  # fmt: skip
+
+    def _finish(self, limited: bool) -> None:
+        while self.saver.pending:
+            self._attempt(self.saver.advance, limited)
+
+    def _attempt(self, action: Callable[[], None], limited: bool) -> None:
+        """Do a part of a save; if `limited`, too many failures in a row end the run."""
+        try:
+            action()
+        except CheckpointError as error:
+            self._failed(error, limited)
+        else:
+            if not self.saver.pending:
+                self._succeeded()
+
+    def _succeeded(self) -> None:
+        self._saved_step = self._begun_step
+        self._failed_step, self._failed_in_a_row, self._failed_tries = NO_STEP, 0, 0
+        self._unrecorded = [failure for failure in self._unrecorded if not self._record_failure(*failure)]
+
+    def _failed(self, error: CheckpointError, limited: bool) -> None:
+        step, reason = self._begun_step, str(error)
+        self._failed_step, self._failed_s = max(step, self._now_step), time.monotonic()
+        self._failed_tries += 1
+        if not self._is_due:
+            return
+        self._failed_in_a_row += 1
+        if not self._record_failure(step, reason):
+            self._unrecorded.append((step, reason))
+        limit = self._config.max_failed_saves
+        count = f"{self._failed_in_a_row} due saves and {self._failed_tries} tries in a row failed"
+        if not limited:
+            logger.warning("%s. %s", reason, count)
+        elif self._failed_in_a_row <= limit:
+            logger.warning(
+                "%s. %s: training continues and tries again soon (checkpoint.max_failed_saves %d)", reason, count, limit
+            )
+        else:
+            raise CheckpointError(
+                f"{reason}. {count} (checkpoint.max_failed_saves {limit}): training stops. {self._how_to_resume()}"
+            ) from error
+
+    def _how_to_resume(self) -> str:
+        good = self.saver.last_good()
+        return f"The last good checkpoint is {good}; the same command resumes from it" if good else "There is none yet"
+
+    def _retry_due(self, step: int) -> bool:
+        """Return whether to retry a failed save: after part of an interval, or a minute by any rank's clock."""
+        pause_steps = max(1, self._config.interval_steps // RETRIES_PER_INTERVAL)
+        return self._failed_step != NO_STEP and (self._retry or step - self._failed_step >= pause_steps)
+
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        self._tell_phase("saving")
+        yield
+        self._tell_phase("training")

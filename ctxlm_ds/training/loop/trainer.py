@@ -1,0 +1,312 @@
+"""The training loop: steps, evaluations and saves until a limit, a signal or an error."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from ctxlm_ds.data.sample import Batch
+from ctxlm_ds.data.stream.loader import Step
+from ctxlm_ds.errors import TrainingError
+from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.process.launch import STOP_SIGNALS, StopSignal
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.training.continuations import Continuations
+from ctxlm_ds.training.engine.engine import Engine
+from ctxlm_ds.training.engine.forward_backward import StepInterrupted
+from ctxlm_ds.training.engine.losses import word_perplexity
+from ctxlm_ds.training.engine.step_totals import Ahead
+from ctxlm_ds.training.hooks.hooks import Hooks, RunEnd, RunStart, StepMetrics
+from ctxlm_ds.training.loop.recovery import Recovery
+from ctxlm_ds.training.loop.saves import Saves
+from ctxlm_ds.training.loop.state import StepResult, TrainState
+from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
+
+logger = logging.getLogger("ctxlm_ds")
+
+SECONDS_PER_HOUR = 3600.0
+INTERRUPT_CHECK_S = 5.0
+"""Within a step the ranks agree about a stop this often; steps that are shorter are never interrupted."""
+
+
+@dataclass
+class Trainer:
+    """Runs steps until a limit or a signal, with evaluations and saves."""
+
+    config: RunConfig
+    engine: Engine
+    schedule: LearningRateSchedule
+    steps: Iterable[Step]
+    validation: Mapping[str, Iterable[Batch | None]]
+    """Held-out batches of this rank by source name; None per batch if a pipeline stage reads no data."""
+    saves: Saves
+    recovery: Recovery
+    hooks: Hooks
+    topology: Topology
+    stop_signal: StopSignal
+    state: TrainState = field(default_factory=TrainState)
+    changed_settings: Sequence[str] = ()
+    """Settings that a resume found changed."""
+    tokens_per_word: Mapping[str, float] = field(default_factory=dict)
+    """Of held-out sources whose words are known."""
+    continuations: Continuations | None = None
+    """Texts to continue after an evaluation."""
+    _last_evaluation_step: int = -1
+    _stopped_by_signal: bool = False
+    _signal_number: int = 0
+    """Signal that a rank has received; this and what follows is the same on every rank."""
+    _is_late: bool = False
+    """True if a rank is past the wall-time limit."""
+    _check_every: int = 1
+    """Micro-batches between two agreements within a step."""
+    _micro_batches: int = 0
+    """Micro-batches of this rank in the step under way, or the last one."""
+    _step_rows: int = 0
+    """Rows of that step over all ranks."""
+    _passes_began_s: float = 0.0
+    _micro_batch_s: float = 0.0
+    """This rank's time per micro-batch of the last step; 0 before the first, and if a pipeline stage reads none."""
+
+    def begin(self) -> None:
+        """Prepare for the first step; run() calls this."""
+        self._started_s = time.monotonic()
+        # A checkpoint is written after its step's evaluation, so a resumed step has had both.
+        self._last_evaluation_step = self.state.step or -1
+        self.saves.start(self.state.step, lambda phase: self.hooks.call("on_phase", phase))
+        start = RunStart(
+            self.state.step, self.config.training.max_steps, self.config, self.changed_settings, self.state.tokens
+        )
+        # The history gets a start here; from now on a Ctrl-C must also give it an end.
+        self._expect_stop()
+        self.stop_signal.starting = False
+        self.hooks.call("on_run_start", start)
+        self._iterator = StepsAhead(self.steps)
+        self.engine.passes.interrupted = self._interrupted
+
+    def run(self) -> RunEnd:
+        """Train to the end; the last step is always evaluated and saved."""
+        self.begin()
+        try:
+            reason = self._train()
+        except BaseException as error:
+            self.end("an error", error)
+            raise
+        return self.end(reason)
+
+    def end(self, reason: str, error: BaseException | None = None) -> RunEnd:
+        """Call the hooks' on_run_end; after an error, complete or abandon a pending save."""
+        if isinstance(error, TrainingError):
+            # Raised on every rank together. What is still being written belongs to a good step.
+            self.saves.settle()
+        if error is not None:
+            # This rank may end alone.
+            self.saves.saver.abandon()
+        state, completed, failed = self.state, self._limit_reached() is not None, error is not None
+        stopped_by = self._signal_number if self._stopped_by_signal and not completed else 0
+        end = RunEnd(reason, state.step, state.tokens, state.seconds, completed, failed, stopped_by)
+        self.hooks.call("on_run_end", end)
+        return end
+
+    def _train(self) -> str:
+        """Train until there is a reason to stop; return it."""
+        reason = self._limit_reached()
+        if reason is None:
+            logger.info("the first step also prepares the kernels, which may take half a minute")
+        else:
+            logger.info("nothing is left to train; a larger %s continues the run", reason.partition(" ")[0])
+        if reason is None and self.state.step == 0 and self.config.initialize_from is not None:
+            self._evaluate_start()
+        while reason is None:
+            metrics = self.step()
+            if metrics is None:
+                reason = self._asked_to_stop()
+                continue
+            reason = self._limit_reached() or self._asked_to_stop()
+            self.hooks.call("on_step_end", metrics)
+            interval_steps = self.config.evaluation.interval_steps
+            if interval_steps and self.state.step % interval_steps == 0:
+                self._evaluate_once()
+            if reason is None:
+                self.saves.after_step(self.state)
+        # What the ranks agreed on: a signal may have reached some of them only by now.
+        if not self._stopped_by_signal:
+            self._evaluate_once()
+        if self.state.step:
+            self.saves.last(self.state)
+        return reason
+
+    def _evaluate_start(self) -> None:
+        """Evaluate the weights that a run starts from, unless it is to stop already."""
+        if not self.topology.all_reduce_max([float(self.stop_signal.requested)])[0]:
+            self.evaluate()
+
+    def _evaluate_once(self) -> None:
+        """Evaluate unless this step was evaluated."""
+        if self._last_evaluation_step != self.state.step:
+            self.evaluate()
+
+    def evaluate(self) -> dict[str, float]:
+        """Evaluate every held-out source; return its figures as `eval/SOURCE/FIGURE`."""
+        self._last_evaluation_step = self.state.step
+        self.hooks.call("on_phase", "evaluation")
+        found: dict[str, float] = {}
+        for name, batches in self.validation.items():
+            figures = {f"eval/{name}/{key}": value for key, value in self.engine.evaluate(batches).items()}
+            if name in self.tokens_per_word:
+                by_word = word_perplexity(figures[f"eval/{name}/perplexity"], self.tokens_per_word[name])
+                figures[f"eval/{name}/word_perplexity"] = by_word
+            self.hooks.call("on_evaluation", self.state.step, figures)
+            found |= figures
+        if self.continuations is not None:
+            self.hooks.call("on_continuations", self.state.step, self.continuations.write(self.engine, self.state.step))
+        self.hooks.call("on_phase", "training")
+        return found
+
+    def step(self) -> StepMetrics | None:
+        """Take one step without calling on_step_end; None if it was interrupted, or bad and the run went back."""
+        started_s = time.monotonic()
+        step = self._iterator.take()
+        self._micro_batches, self._step_rows = len(step.micro_batches), step.rows_consumed
+        self._passes_began_s = time.monotonic()
+        self._expect_stop()
+        learning_rate = self.schedule.at(self.state.step)
+        find_spike = partial(self.recovery.find_spike, self.state)
+        try:
+            result = self.engine.train_step(step, self.state.step, learning_rate, find_spike, self._look_ahead)
+        except StepInterrupted:
+            return None
+        self._agree(result.flags)
+        if self.recovery.must_go_back(self.state, step, result):
+            self._go_back(step, result)
+            return None
+        seconds = time.monotonic() - started_s
+        self._micro_batch_s = seconds / len(step.micro_batches) if step.micro_batches else 0.0
+        self.state.step += 1
+        self.state.rows_consumed += step.rows_consumed
+        self.state.tokens += result.num_tokens
+        self.state.skipped_steps += result.skipped
+        self.state.seconds += seconds
+        self._expect_stop()
+        return self._metrics(result, learning_rate, seconds, step)
+
+    def _go_back(self, step: Step, result: StepResult) -> None:
+        """Go back to the last good checkpoint and continue with the rows after the bad step's."""
+        # A pending save belongs to an earlier, good step. Once complete it may be the one to go back to.
+        self.saves.settle()
+        self.hooks.call("on_phase", "saving")
+        self.state, steps = self.recovery.go_back(self.state, step, result)
+        self._iterator = StepsAhead(steps)
+        self.saves.rolled_back(self.state.step)
+        self._expect_stop()
+        self._last_evaluation_step = self.state.step or -1
+        self.hooks.call("on_rollback", self.state.step)
+        self.hooks.call("on_phase", "training")
+
+    def _metrics(self, result: StepResult, learning_rate: float, seconds: float, step: Step) -> StepMetrics:
+        return StepMetrics(
+            step=self.state.step,
+            loss=result.loss,
+            terms=result.terms,
+            accuracy=result.accuracy,
+            learning_rate=learning_rate,
+            grad_norm=result.grad_norm,
+            tokens=self.state.tokens,
+            step_tokens=result.num_tokens,
+            step_seconds=seconds,
+            total_seconds=self.state.seconds,
+            epoch=step.epoch,
+            skipped_steps=self.state.skipped_steps,
+            rollbacks=self.state.rollbacks,
+            loss_scale=result.loss_scale if self.config.training.precision == "fp16" else None,
+            step_rows=step.rows_consumed,
+        )
+
+    def _limit_reached(self) -> str | None:
+        limits = self.config.training
+        if self.state.step >= limits.max_steps:
+            return f"training.max_steps ({limits.max_steps}) reached"
+        if limits.max_tokens is not None and self.state.tokens >= limits.max_tokens:
+            return f"training.max_tokens ({limits.max_tokens}) reached"
+        return None
+
+    def _look_ahead(self) -> Ahead:
+        """Return the next step and this rank's flags, for the agreement at the end of a step's passes."""
+        signals = (float(self.stop_signal.number == number) for number in STOP_SIGNALS)
+        limit_hours = self.config.training.max_hours
+        late = limit_hours is not None and time.monotonic() - self._started_s >= limit_hours * SECONDS_PER_HOUR
+        flags = (*signals, float(late), self._micro_batch_s, *self.saves.flags())
+        # A signal from now on counts in the next step.
+        self._expect_stop(done=1)
+        return Ahead(self._iterator.look(), flags)
+
+    def _agree(self, flags: Sequence[float]) -> None:
+        """Take the sums of all ranks' flags."""
+        count = len(STOP_SIGNALS)
+        late, micro_batch_s, *saves = flags[count:]
+        self._signal_number = next((int(n) for n, sent in zip(STOP_SIGNALS, flags, strict=False) if sent), 0)
+        self._is_late = bool(late)
+        self.saves.agree(saves)
+        if micro_batch_s:
+            self._check_every = max(1, int(INTERRUPT_CHECK_S * self.topology.world_size / micro_batch_s))
+
+    def _asked_to_stop(self) -> str | None:
+        """Return why to stop if any rank had a signal or was past the wall-time limit; the same on every rank."""
+        if self._signal_number:
+            self._stopped_by_signal = self.stop_signal.requested = True
+            return f"stopped by signal {signal.Signals(self._signal_number).name}"
+        return f"training.max_hours ({self.config.training.max_hours}) reached" if self._is_late else None
+
+    def _interrupted(self, index: int) -> bool:
+        """Return True, on all ranks together, if a rank has been asked to stop; before some micro-batches only."""
+        if index == 1 and self._micro_batch_s == 0.0:
+            rows, seconds = self._step_rows // self._micro_batches, time.monotonic() - self._passes_began_s
+            self.hooks.call("on_first_micro_batch", rows, self._step_rows, seconds)
+        asked_in_last_step = index == 0 and self._micro_batch_s > 0.0
+        if index % self._check_every or asked_in_last_step:
+            return False
+        own = float(self.stop_signal.number)
+        # A signal from now on counts at a later check.
+        self._expect_stop(index + 1)
+        self._signal_number = int(self.topology.all_reduce_max([own])[0])
+        return bool(self._signal_number)
+
+    def _expect_stop(self, index: int = 0, done: int = 0) -> None:
+        """Set the step that the signals' handler names from now on, before the index-th micro-batch of a step.
+
+        That step follows `done` further ones. It is abandoned at the next micro-batch before which the ranks agree
+        about a stop, and completed if none of its micro-batches is such a one.
+        """
+        steps, every = self.state.step + done, self._check_every
+        ended = steps >= self.config.training.max_steps or self._limit_reached() is not None
+        # Later steps do not agree before their first micro-batch.
+        next_check = max(-(-index // every) * every, every if done or self._micro_batch_s else 0)
+        abandoned = next_check < max(self._micro_batches, 1) and self.topology.pipeline_parallel_size == 1
+        self.stop_signal.step = steps if ended or abandoned else steps + 1
+
+
+class StepsAhead:
+    """Steps of which the next one is made before it is taken."""
+
+    def __init__(self, steps: Iterable[Step]) -> None:
+        self._steps = iter(steps)
+        self._made: Step | Exception | None = None
+
+    def look(self) -> Step | None:
+        """Return the next step; None if making it failed, which take() raises."""
+        if self._made is None:
+            try:
+                self._made = next(self._steps)
+            except Exception as error:
+                self._made = error
+        return None if isinstance(self._made, Exception) else self._made
+
+    def take(self) -> Step:
+        """Return the next step."""
+        step, self._made = self._made, None
+        if isinstance(step, Exception):
+            raise step
+        return next(self._steps) if step is None else step

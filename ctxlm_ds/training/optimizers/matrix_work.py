@@ -1,0 +1,175 @@
+"""The work on complete matrices, shared out over the ranks that hold fragments of them.
+
+One rank, the owner, gets the fragments of a matrix, computes, and sends the result to every rank that holds a part. It
+is a rank that holds about as much of the matrix as any, so that stages 1 and 2 send little, and of these the one with
+the least work. The matrices of a round are updated together, with one exchange in each direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from ctxlm_ds.parallel.placement import Shard
+from ctxlm_ds.training.engine.fragments import Fragment
+from ctxlm_ds.training.engine.sharers import Sharers
+
+Change = Callable[[str, torch.Tensor], torch.Tensor]
+"""Maps the name of a parameter and its full value to another value of the same shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The range of a parameter that a rank holds."""
+
+    shard: Shard
+    start: int
+    length: int
+
+    def cut(self, full: torch.Tensor) -> torch.Tensor:
+        """Return the range of a full parameter, [length]."""
+        flat = full.reshape(-1) if self.shard.is_whole else self.shard.extract(full)
+        return flat.narrow(0, self.start, self.length)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The ranks that hold one matrix, and which of them does the work."""
+
+    name: str
+    held: Mapping[int, Held]
+    """By rank."""
+    owner: int
+    sources: tuple[int, ...]
+    """Ranks whose ranges the owner takes: of those with equal ranges one, the owner if it is among them."""
+
+    def assemble(self, pieces: Mapping[int, torch.Tensor], device: torch.device) -> torch.Tensor:
+        """Return the full matrix from the ranges of the sources."""
+        shape = self.held[self.owner].shard.shape
+        if len(pieces) == 1:
+            return pieces[self.owner].to(device).view(shape)
+        full = torch.zeros(shape, dtype=pieces[self.owner].dtype, device=device)
+        for rank, piece in pieces.items():
+            self.held[rank].shard.place(full, piece.to(device), self.held[rank].start)
+        return full
+
+
+class Round:
+    """What one rank sends and receives to change some matrices."""
+
+    def __init__(self, shares: Sequence[Share], rank: int, size: int) -> None:
+        self.shares = shares
+        self.is_local = all(share.held.keys() == {share.owner} for share in shares)
+        """True if no rank sends anything."""
+        self.owned = [share for share in shares if share.owner == rank]
+        self.gathered_to: list[list[str]] = [[] for _ in range(size)]
+        """Matrices whose range this rank sends to each owner."""
+        self.gathered_from: list[list[int]] = [[] for _ in range(size)]
+        """Lengths of the ranges that this rank is sent by each rank, as owner."""
+        self.returned_from: list[list[int]] = [[] for _ in range(size)]
+        """Lengths of the ranges that each owner returns."""
+        for share in shares:
+            if share.owner == rank:
+                for source in share.sources:
+                    if source != rank:
+                        self.gathered_from[source].append(share.held[source].length)
+            elif rank in share.held:
+                self.returned_from[share.owner].append(share.held[rank].length)
+                if rank in share.sources:
+                    self.gathered_to[share.owner].append(share.name)
+
+
+class MatrixWork:
+    """Changes complete matrices whose fragments are spread over ranks."""
+
+    def __init__(
+        self, rounds: Sequence[Sequence[Fragment]], costs: Mapping[str, float], sharers: Sharers | None
+    ) -> None:
+        """Share out the matrices; all ranks call it.
+
+        Args:
+            rounds: this rank's fragments in each round; ranks have as many rounds, of the same matrices.
+            costs: the work on each matrix, in any unit, in an order common to all ranks.
+            sharers: the ranks; None for one rank.
+        """
+        self._sharers = sharers
+        self._rank, size = (sharers.rank, sharers.size) if sharers else (0, 1)
+        self._fragments = [{fragment.name: fragment for fragment in own if fragment.length} for own in rounds]
+        own = [{f.name: Held(f.shard, f.start, f.length) for f in found.values()} for found in self._fragments]
+        shares = [share_out(held, costs) for held in zip(*(sharers.gather(own) if sharers else [own]), strict=True)]
+
+        @cache
+        def round_without(number: int, left_out: frozenset[str]) -> Round:
+            return Round([share for share in shares[number] if share.name not in left_out], self._rank, size)
+
+        self._round_without = round_without
+
+    def run(self, number: int, updates: Mapping[int, torch.Tensor], change: Change) -> None:
+        """Replace the matrices of a round by what `change` makes of them; all ranks call it.
+
+        Args:
+            number: of the round.
+            updates: by the id of each owner tensor, a tensor of the same shape, which is changed in place. Matrices
+                without one are left out, the same on all ranks.
+            change: called on one rank for each matrix, on the device of the sharers.
+        """
+        fragments = self._fragments[number]
+        values = {
+            name: updates[id(fragment.owner)].view(-1).narrow(0, fragment.offset, fragment.length)
+            for name, fragment in fragments.items()
+            if id(fragment.owner) in updates
+        }
+        now = self._round_without(number, frozenset(fragments.keys() - values.keys()))
+        sent = [[values[name] for name in names] for names in now.gathered_to]
+        received = self._exchange(now, sent, now.gathered_from)
+        results: list[list[torch.Tensor]] = [[] for _ in sent]
+        for share in now.owned:
+            own = values[share.name]
+            pieces = {rank: own if rank == self._rank else next(received[rank]) for rank in share.sources}
+            changed = change(share.name, share.assemble(pieces, self._sharers.device if self._sharers else own.device))
+            own.copy_(share.held[self._rank].cut(changed))
+            for rank in share.held.keys() - {self._rank}:
+                results[rank].append(share.held[rank].cut(changed))
+        returned = self._exchange(now, results, now.returned_from)
+        for share in now.shares:
+            if share.owner != self._rank and share.name in values:
+                values[share.name].copy_(next(returned[share.owner]))
+
+    def _exchange(
+        self, now: Round, sent: Sequence[Sequence[torch.Tensor]], lengths: Sequence[Sequence[int]]
+    ) -> list[Iterator[torch.Tensor]]:
+        """Send tensors to each rank, and return those that come from each, of the given lengths."""
+        if self._sharers is None or now.is_local:
+            return [iter(()) for _ in sent]
+        flat = [tensor for tensors in sent for tensor in tensors]
+        packed = torch.cat(flat) if flat else torch.empty(0)
+        sizes = [sum(tensor.numel() for tensor in tensors) for tensors in sent]
+        received = self._sharers.exchange(packed.to(self._sharers.device), sizes, [sum(each) for each in lengths])
+        return [iter(part.split(list(each))) for part, each in zip(received, lengths, strict=True)]
+
+
+def share_out(held: Sequence[Mapping[str, Held]], costs: Mapping[str, float]) -> list[Share]:
+    """Choose an owner for each matrix.
+
+    Args:
+        held: for each rank, what it holds of each matrix.
+        costs: the work on each matrix.
+
+    Returns:
+        The matrices that any rank holds, in the order of `costs`.
+    """
+    load = [0.0] * len(held)
+    found: dict[str, Share] = {}
+    for name in sorted(costs, key=lambda name: -costs[name]):
+        by_rank = {rank: own[name] for rank, own in enumerate(held) if name in own}
+        if not by_rank:
+            continue
+        half = max(part.length for part in by_rank.values()) / 2
+        owner = min((rank for rank, part in by_rank.items() if part.length >= half), key=load.__getitem__)
+        load[owner] += costs[name]
+        first = {part: rank for rank, part in reversed(by_rank.items())} | {by_rank[owner]: owner}
+        found[name] = Share(name, by_rank, owner, tuple(sorted(first.values())))
+    return [found[name] for name in costs if name in found]

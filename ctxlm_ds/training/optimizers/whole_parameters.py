@@ -1,0 +1,130 @@
+"""The base of optimizers whose update of an element depends on its complete parameter, under every ZeRO stage.
+
+DeepSpeed hands an optimizer flat partitions. `bind` sets which parameter each range of them belongs to.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from ctxlm_ds.parallel.parameters import ParameterFacts
+from ctxlm_ds.training.engine.fragments import Fragment
+from ctxlm_ds.training.engine.sharers import Sharers
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+CHUNK_ELEMENTS = 2**18
+"""On a CPU, all operations of an update run on a range of this size before the next; 20 % faster than on a tensor."""
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """Where the parameters are after the engine has laid them out."""
+
+    fragments: Sequence[Fragment]
+    """Those of this rank."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """All parameters in an order common to all ranks, with their full shapes."""
+    facts: Mapping[str, ParameterFacts]
+    flat_tensors: Sequence[torch.Tensor] = ()
+    """Owners of fragments in an order common to all ranks; empty under stage 0, where each parameter is one."""
+    sharers: Sharers | None = None
+    """None if this rank holds complete parameters alone."""
+
+    def matrices(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Yield the parameters that `muon` orthogonalises, with their shapes."""
+        for name, shape in self.shapes.items():
+            if self.facts[name].matrix:
+                rows, columns = shape
+                yield name, (rows, columns)
+
+
+class Part(NamedTuple):
+    """A fragment's range of a tensor that is laid out as its owner."""
+
+    number: int
+    """Number of the parameter among all names."""
+    fragment: Fragment
+    values: torch.Tensor
+    """A view, [length]."""
+
+
+class WholeParameterOptimizer(torch.optim.Optimizer, ABC):
+    """Base of optimizers that update flat partitions of parameters; `bind` must be called once these are laid out."""
+
+    def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
+        super().__init__(params, defaults)
+        self._layout = ParameterLayout((), {}, {})
+        self._fragments: dict[int, list[tuple[int, Fragment]]] = {}
+
+    def bind(self, layout: ParameterLayout) -> None:
+        """Set which parameter each range of each flat tensor belongs to; all ranks call it."""
+        self._layout = layout
+        position = {name: index for index, name in enumerate(layout.shapes)}
+        self._fragments = {}
+        for fragment in layout.fragments:
+            self._fragments.setdefault(id(fragment.owner), []).append((position[fragment.name], fragment))
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """Update every parameter that has a gradient."""
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            # Stage 3 steps one group at a time and leaves the others empty.
+            if parameters:
+                self._step_group(group, parameters)
+
+    @abstractmethod
+    def _step_group(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
+        """Update `parameters`, those of the group that have a gradient."""
+
+    def _next_state(self, parameter: torch.Tensor, moments: Sequence[str]) -> dict[str, Any]:
+        """Return a parameter's state with this step counted; its moments are 0 before the first."""
+        state = self.state[parameter]
+        if not state:
+            state |= {"step": 0} | {kind: torch.zeros_like(parameter) for kind in moments}
+        state["step"] += 1
+        return state
+
+    def _adamw_direction(self, parameter: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+        """Return AdamW's step for a rate of 1, weight decay added."""
+        state = self._next_state(parameter, MOMENTS)
+        beta1, beta2 = group["betas"]
+        assert parameter.grad is not None
+        correction1 = 1 - beta1 ** state["step"]
+        correction2 = 1 - beta2 ** state["step"]
+        update = torch.empty_like(parameter)
+        size = CHUNK_ELEMENTS if parameter.device.type == "cpu" else max(1, parameter.numel())
+        tensors = (parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"], update)
+        ranges = (tensor.reshape(-1).split(size) for tensor in tensors)
+        for weight, grad, first, second, output in zip(*ranges, strict=True):
+            first.lerp_(grad, 1 - beta1)
+            second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+            denominator = (second / correction2).sqrt_().add_(group["eps"])
+            torch.div(first, correction1, out=output).div_(denominator).add_(weight, alpha=group["weight_decay"])
+        return update
+
+    def _parts(self, parameters: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Iterator[Part]:
+        """Yield the range of each fragment of `parameters` in `tensors`, which have the same shapes."""
+        for parameter, tensor in zip(parameters, tensors, strict=True):
+            for number, fragment in self._fragments.get(id(parameter), []):
+                yield Part(number, fragment, tensor.view(-1).narrow(0, fragment.offset, fragment.length))
+
+    def _squares(self, device: torch.device, *rows: Iterable[Part]) -> torch.Tensor:
+        """Return the squared norms of complete parameters over all ranks, float64 [rows, parameters].
+
+        Those of parameters without a part on any rank are 0. Ranks that step the same parameters call it together.
+        """
+        squares = torch.zeros(len(rows), len(self._layout.shapes), dtype=torch.float64, device=device)
+        for row, parts in enumerate(rows):
+            counted = [part for part in parts if not part.fragment.holding.tensor_duplicate]
+            if counted:
+                norms = torch.stack(torch._foreach_norm([part.values for part in counted], dtype=torch.float64))
+                squares[row, [part.number for part in counted]] = norms.square()
+        if self._layout.sharers is not None:
+            self._layout.sharers.add_up(squares)
+        return squares

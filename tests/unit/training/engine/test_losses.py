@@ -1,0 +1,43 @@
+"""A step's figures from its sums."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from ctxlm_ds.objectives.base import LossTerm
+from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.training.engine.losses import means, perplexity, weighted_total, word_perplexity
+from tests.sections import objective_section
+
+
+def term(name: str, **settings: Any) -> LossTerm:
+    return LossTerm(name, (), (), **settings)
+
+
+def test_means_are_over_each_terms_own_labels() -> None:
+    sums = {"a/loss_sum": 6.0, "a/correct": 1.0, "a/count": 4.0, "b/loss_sum": 0.0, "b/correct": 0.0, "b/count": 0.0}
+    assert means([term("a"), term("b")], sums) == ({"a": 1.5, "b": 0.0}, {"a": 0.25, "b": 0.0})
+    assert means([term("a"), term("b", has_accuracy=False)], sums) == ({"a": 1.5, "b": 0.0}, {"a": 0.25})
+
+
+def test_a_steps_loss_has_the_terms_weights() -> None:
+    assert weighted_total([term("a"), term("b", weight=50.0)], {"a": 1.5, "b": 0.25}) == 14.0
+
+
+def test_perplexity_is_a_causal_models() -> None:
+    both = build_objective(objective_section()).terms
+    causal = build_objective(objective_section(name="causal_lm")).terms
+    assert perplexity(both, {"masked_lm": 2.0, "next_sentence": 0.5}) == {}
+    assert perplexity(causal, {"causal_lm": math.log(50.0)}) == {"perplexity": pytest.approx(50.0)}
+    assert perplexity(causal, {"causal_lm": 1e4}) == {"perplexity": math.inf}
+    assert math.isnan(perplexity(causal, {"causal_lm": math.nan})["perplexity"])
+
+
+def test_the_perplexity_of_words_is_that_of_the_total_loss_over_the_words() -> None:
+    losses, words = [2.0, 0.5, 3.5, 1.0], 2
+    mean = sum(losses) / len(losses)
+    assert word_perplexity(math.exp(mean), len(losses) / words) == pytest.approx(math.exp(sum(losses) / words))
+    assert word_perplexity(math.inf, 1.5) == word_perplexity(math.exp(600.0), 1.5) == math.inf

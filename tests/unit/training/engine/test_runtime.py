@@ -1,0 +1,97 @@
+"""An allocator's error becomes one message with the size of the model; a start does not load a compiler."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.schema import ParallelConfig, TrainingConfig
+from ctxlm_ds.training.engine import runtime
+from ctxlm_ds.training.engine.runtime import _compile_at_first_call, compile_setting, explain_out_of_memory
+
+WITHOUT_COMPILER = """
+import sys
+from ctxlm_ds.training.engine.runtime import import_muon_uncompiled
+import_muon_uncompiled()
+from deepspeed.runtime import compiler
+from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam  # what its ZeRO optimizers ask for
+import torch
+assert compiler.compile() is torch.compile
+print("loaded:", [name for name in ("torch._inductor.compile_fx", "triton") if name in sys.modules])
+"""
+
+
+def test_memory_that_cannot_be_had_is_explained() -> None:
+    config = load_config("bert-base", ["model.vocab_size=30522"])
+    message = r"memory ran out\. The model has 110,106,428 parameters; .* about 2 GB"
+    with pytest.raises(ConfigError, match=message), explain_out_of_memory(config):
+        torch.empty(2**55)
+    with pytest.raises(ConfigError, match=message), explain_out_of_memory(config):
+        raise MemoryError
+
+
+@pytest.mark.parametrize(("stage", "device"), [(1, "cpu"), (1, "cuda"), (3, "cuda")])
+def test_layers_are_compiled_only_if_the_recipe_says_so(stage: int, device: str) -> None:
+    assert compile_setting(TrainingConfig(), ParallelConfig(), stage, device) is False
+    assert compile_setting(TrainingConfig(compile=True), ParallelConfig(), stage, device) is True
+
+
+GRAPHS = {"compile": True, "compile_mode": "reduce-overhead"}
+
+
+@pytest.mark.parametrize(
+    ("training", "parallel", "stage", "device", "reason"),
+    [
+        ({}, {}, 1, "cuda", None),
+        ({"compile": False}, {}, 1, "cpu", None),
+        ({}, {}, 1, "cpu", "needs a GPU, and this run is on cpu"),
+        ({}, {}, 3, "cpu", "not bf16 and stage 3"),
+        ({}, {}, 3, "cuda", "not bf16 and stage 3"),
+        ({}, {}, 2, "cuda", "needs bf16 and ZeRO stage 1, not bf16 and stage 2"),
+        ({"precision": "fp32"}, {}, 1, "cuda", "not fp32 and stage 1"),
+        ({}, {"tensor_parallel_size": 2}, 1, "cuda", "without tensor and pipeline"),
+        ({"activation_checkpointing": True}, {}, 1, "cuda", "does not go with activation_checkpointing"),
+    ],
+)
+def test_layers_that_cannot_be_cuda_graphs_are_refused(
+    training: dict[str, Any], parallel: dict[str, Any], stage: int, device: str, reason: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(runtime, "why_compiled_cannot_run", lambda device: None)
+    arguments = TrainingConfig(**GRAPHS | training), ParallelConfig(**parallel), stage, device
+    if reason is None:
+        expected = False if training.get("compile") is False else "reduce-overhead"
+        assert compile_setting(*arguments) == expected
+        return
+    with pytest.raises(ConfigError, match=f"training.compile_mode: `reduce-overhead` cannot run here: .*{reason}"):
+        compile_setting(*arguments)
+
+
+def test_cuda_graphs_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "why_compiled_cannot_run", lambda device: "torch.compile needs triton on cuda")
+    with pytest.raises(ConfigError, match=r"`reduce-overhead` cannot run here: torch\.compile needs triton on cuda\."):
+        compile_setting(TrainingConfig(**GRAPHS), ParallelConfig(), 1, "cuda")
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(RuntimeError, match="something else"), explain_out_of_memory(load_config("bert-tiny")):
+        raise RuntimeError("something else")
+
+
+def test_a_start_loads_no_compiler() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_COMPILER], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "loaded: []", done.stderr
+
+
+def test_a_function_is_compiled_once_when_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or function)
+    double = _compile_at_first_call(lambda x, by=2: by * x)
+    assert compiled == []
+    assert [double(3), double(3, by=4)] == [6, 12] and len(compiled) == 1

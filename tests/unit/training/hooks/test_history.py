@@ -1,0 +1,40 @@
+"""The starts and ends of a run are events of its history."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.process.launch import RankInfo
+from ctxlm_ds.process.run_history import read_history
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.training.hooks.history import HistoryHook
+from ctxlm_ds.training.hooks.hooks import RunEnd, RunStart
+
+
+def test_starts_and_ends_are_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "2", "CTXLM_ATTEMPT": "job-77-2-0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CTXLM_LOG_FILE", "/logs/77.log")
+    hook = HistoryHook(tmp_path, RankInfo(0, 8, 0, 4, "n1", 1, "srun", 0), {"zero_stage": 2})
+    hook.on_run_start(RunStart(20, 100, RunConfig()))
+    hook.on_run_end(RunEnd("stopped by signal SIGTERM", 30, 5, 1.0, completed=False))
+    with pytest.raises(ValueError, match="bad"):
+        fail(hook)
+    start, stop, end = read_history(tmp_path)
+    assert {key: start[key] for key in ("event", "step", "last_step", "world_size", "job_id", "restart_count")} == {
+        "event": "start", "step": 20, "last_step": 100, "world_size": 8, "job_id": "77", "restart_count": 2,
+    }  # fmt: skip
+    assert start["environment"] == {"zero_stage": 2} and "environment" not in stop
+    assert (start["attempt"], start["launcher"], start["log"]) == ("job-77-2-0", "srun", "/logs/77.log")
+    assert (stop["event"], stop["step"], stop["completed"], stop["failed"]) == ("end", 30, False, False)
+    assert (end["reason"], end["completed"], end["failed"]) == ("ValueError: bad", False, True)
+
+
+def fail(hook: HistoryHook) -> None:
+    """As the trainer tells it: while the exception is on its way."""
+    try:
+        raise ValueError("bad")
+    finally:
+        hook.on_run_end(RunEnd("an error", 31, 5, 1.0, completed=True, failed=True))

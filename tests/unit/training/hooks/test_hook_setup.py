@@ -1,0 +1,100 @@
+"""Trackers and hooks that a recipe names: a mistake is one error before anything starts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.pretrain import main
+from ctxlm_ds.recipe.schema import LoggingConfig, RunConfig
+from ctxlm_ds.training.hooks.hook_setup import build_user_hooks, check_hooks, trackers_of
+from ctxlm_ds.training.hooks import build_hooks, hook_setup
+
+MODULE = '''
+from ctxlm_ds.training.hooks.hooks import Hook, StepMetrics
+
+
+class Plain(Hook):
+    pass
+
+
+class Configured(Hook):
+    def __init__(self, config=None):
+        self.config = config
+
+
+class Positional(Hook):
+    def __init__(self, recipe):
+        self.config = recipe
+
+
+class Demanding(Hook):
+    def __init__(self, one, two):
+        pass
+
+
+class NoHook:
+    pass
+'''
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "own_hooks_module.py").write_text(MODULE)
+    (tmp_path / "broken_hooks_module.py").write_text("import no_such_package")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.delitem(sys.modules, "own_hooks_module", raising=False)
+    return "own_hooks_module"
+
+
+def logging_of(**settings: object) -> RunConfig:
+    return RunConfig(logging=LoggingConfig(**settings))  # type: ignore[arg-type]
+
+
+def test_hooks_are_built_with_the_recipe_or_without(module: str, tmp_path: Path) -> None:
+    names = ("Plain", "Configured", "Positional")
+    config = logging_of(hooks=[f"{module}:{name}" for name in names])
+    plain, configured, positional = build_user_hooks(config)
+    assert [type(hook).__name__ for hook in (plain, configured, positional)] == list(names)
+    assert configured.config is config and positional.config is config  # type: ignore[attr-defined]
+    built = {type(hook).__name__ for hook in build_hooks(config, tmp_path, Topology())}
+    assert {*names, "TensorBoardWriter"} <= built
+    assert build_hooks(config, tmp_path, Topology(rank=1, world_size=2)) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("no_colon", "expected package.module:Class"),
+        ("no_such_module_x:Hook", "cannot be imported (ModuleNotFoundError: No module named 'no_such_module_x')"),
+        ("broken_hooks_module:Hook", "cannot be imported (ModuleNotFoundError: No module named 'no_such_package')"),
+        ("own_hooks_module:Plan", "own_hooks_module has no Plan; did you mean Plain?"),
+        ("own_hooks_module:NoHook", "is no class of ctxlm_ds.training.hooks.hooks.Hook"),
+        ("own_hooks_module:Demanding", "Demanding(one, two) needs other arguments"),
+    ],
+)
+def test_a_hook_that_cannot_be_built_is_refused(module: str, target: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_hooks(logging_of(hooks=[target]))
+    assert f'logging.hooks[0]: "{target}": ' in str(refused.value) and reason in str(refused.value)
+
+
+def test_a_missing_tracker_names_its_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(hook_setup, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="2"):
+        main(["--config", "bert-laptop", "--check", "--set", "logging.trackers=[tensorboard, wandb, mlflow]"])
+    shown = capsys.readouterr().err
+    assert "pip install 'ctxlm_ds[wandb]'" in shown and "pip install 'ctxlm_ds[mlflow]'" in shown
+    assert "Traceback" not in shown
+
+
+def test_trackers_keep_the_meaning_of_the_older_setting() -> None:
+    assert trackers_of(RunConfig()) == ["tensorboard"]
+    assert trackers_of(logging_of(tensorboard=False)) == []
+    assert trackers_of(logging_of(trackers=["mlflow", "tensorboard", "mlflow"])) == ["mlflow", "tensorboard"]
+    assert trackers_of(logging_of(trackers=[])) == []

@@ -1,0 +1,279 @@
+"""The loop over a real engine: when it stops, evaluates and saves, and that all ranks do so together."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from ctxlm_ds.data.stream.loader import Step
+from ctxlm_ds.errors import DataError
+from ctxlm_ds.process.launch import STOP_SIGNALS, StopSignal
+from ctxlm_ds.recipe.evaluation import EvaluationConfig
+from ctxlm_ds.recipe.schema import CheckpointConfig, RunConfig, ScheduleConfig, TrainingConfig
+from ctxlm_ds.training.engine.engine import Engine
+from ctxlm_ds.training.hooks.hooks import Hook, Hooks, RunEnd, StepMetrics
+from ctxlm_ds.training.loop.recovery import Recovery
+from ctxlm_ds.training.loop.saves import Saves
+from ctxlm_ds.training.loop.state import TrainState
+from ctxlm_ds.training.loop.trainer import Trainer
+from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
+from tests.dist.runner import run_ranks
+from tests.dist.training import GLOBAL_BATCH, build_engine, global_batch, slice_batch, step_for_rank, tiny_config
+from tests.savers import RecordingSaver
+
+pytestmark = pytest.mark.dist
+MICRO = 4
+Action = Callable[[int], None]
+
+
+class Recorder(Hook):
+    """What happened, in order; `on_step` may act after a step."""
+
+    def __init__(self, stop_signal: StopSignal, on_step: Action | None = None) -> None:
+        self.events: list[tuple[Any, ...]] = []
+        self.stop_saves: list[int | None] = []
+        """Step that a stop after each step would save, as the line about it says."""
+        self._stop_signal = stop_signal
+        self.end: RunEnd | None = None
+        self._on_step = on_step
+
+    def on_step_end(self, metrics: StepMetrics) -> None:
+        self.events.append(("step", metrics.step, metrics.learning_rate, metrics.tokens))
+        self.stop_saves.append(self._stop_signal.step)
+        if self._on_step is not None:
+            self._on_step(metrics.step)
+
+    def on_evaluation(self, step: int, figures: Any) -> None:
+        self.events.append(("evaluation", step, figures["eval/held_out/loss"]))
+
+    def on_run_end(self, end: RunEnd) -> None:
+        self.end = end
+
+
+def config_of(
+    max_steps: int = 5,
+    evaluate: int = 100,
+    save: int = 100,
+    minutes: float | None = None,
+    dropout: float = 0.0,
+    **limits: Any,
+) -> RunConfig:
+    training = TrainingConfig(
+        global_batch_size=GLOBAL_BATCH, micro_batch_size=MICRO, precision="fp32", max_steps=max_steps, **limits
+    )
+    return tiny_config(
+        dropout=dropout, training=training, evaluation=EvaluationConfig(interval_steps=evaluate),
+        checkpoint=CheckpointConfig(interval_steps=save, interval_minutes=minutes),
+        schedule=ScheduleConfig(name="linear", warmup_steps=2),
+    )  # fmt: skip
+
+
+def steps_from(start: int, rank: int, world_size: int) -> Iterator[Step]:
+    return (step_for_rank(step, MICRO, rank, world_size) for step in itertools.count(start))
+
+
+def nothing_bad(*_: object) -> NoReturn:
+    raise AssertionError("no batch of these runs is bad")
+
+
+def run_trainer(
+    engine: Engine,
+    config: RunConfig,
+    state: TrainState | None = None,
+    on_step: Action | None = None,
+    steps: Iterator[Step] | None = None,
+    stopped: bool = False,
+) -> dict[str, Any]:
+    """One run to its end: its events, how it ended, and the error if there was one.
+
+    With `stopped`, SIGTERM came before it began.
+    """
+    topology = engine.topology
+    stop_signal = StopSignal()
+    recorder = Recorder(stop_signal, on_step)
+    state = state or TrainState()
+    place = (topology.rank, topology.world_size)
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    stop_signal.install()
+    stop_signal.requested, stop_signal.name = stopped, "SIGTERM" if stopped else None
+    held_out = slice_batch(global_batch(99), MICRO * topology.rank, MICRO * (topology.rank + 1))
+    trainer = Trainer(
+        config=config, engine=engine,
+        schedule=LearningRateSchedule(config.schedule, config.optimizer.learning_rate, config.training.max_steps),
+        steps=steps or steps_from(state.step, *place), validation={"held_out": [held_out]},
+        saves=Saves(config.checkpoint, RecordingSaver(lambda step: recorder.events.append(("save", step)))),
+        recovery=Recovery(config.anomalies, Path(), None, nothing_bad, nothing_bad),
+        hooks=Hooks([recorder]), topology=topology, stop_signal=stop_signal, state=state,
+    )  # fmt: skip
+    error = None
+    try:
+        trainer.run()
+    except DataError as raised:
+        error = str(raised)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    found = {"events": recorder.events, "end": recorder.end, "error": error, "state": state}
+    return {**found, "stop_saves": recorder.stop_saves}
+
+
+def steps_of(result: dict[str, Any], kind: str) -> list[int]:
+    return [event[1] for event in result["events"] if event[0] == kind]
+
+
+def failing(steps: Iterator[Step]) -> Iterator[Step]:
+    yield from itertools.islice(steps, 2)
+    raise DataError("a row cannot be read")
+
+
+def all_runs(rank: int, world_size: int) -> dict[str, dict[str, Any]]:
+    """Several runs, one after another over one engine: building it is what takes time."""
+    engine = build_engine(config_of(), {"zero_optimization": {"stage": 1}})
+
+    def terminate(at_step: int) -> Action:
+        def act(step: int) -> None:
+            if step == at_step and rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        return act
+
+    from_weights = config_of(2).model_copy(update={"initialize_from": "weights"})
+    two_steps = sum(global_batch(step).num_tokens for step in range(2))
+    return {
+        "intervals": run_trainer(engine, config_of(5, evaluate=2, save=3)),
+        "tokens": run_trainer(engine, config_of(50, max_tokens=two_steps)),
+        "hours": run_trainer(engine, config_of(50, max_hours=1e-9)),
+        "minutes": run_trainer(engine, config_of(3, minutes=1e-9)),
+        "signal": run_trainer(engine, config_of(50), on_step=terminate(2)),
+        "late signal": run_trainer(engine, config_of(2), on_step=terminate(2)),
+        "resumed": run_trainer(engine, config_of(5), TrainState(step=4, rows_consumed=64, tokens=9, seconds=2.0)),
+        "complete": run_trainer(engine, config_of(5), TrainState(step=5, rows_consumed=80)),
+        "weights": run_trainer(engine, from_weights),
+        "stopped": run_trainer(engine, from_weights, stopped=rank == 1),
+        "error": run_trainer(engine, config_of(50), steps=failing(steps_from(0, rank, world_size))),
+    }
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[dict[str, dict[str, Any]]]:
+    """Results by rank."""
+    return run_ranks(all_runs, 2, timeout_s=60)
+
+
+def test_intervals_and_the_end(runs: list[dict[str, dict[str, Any]]]) -> None:
+    for rank in runs:
+        result = rank["intervals"]
+        kinds = [event[:2] for event in result["events"]]
+        assert kinds == [
+            ("step", 1), ("step", 2), ("evaluation", 2), ("step", 3), ("save", 3), ("step", 4), ("evaluation", 4),
+            ("step", 5), ("evaluation", 5), ("save", 5),
+        ]  # fmt: skip
+        rates = [event[2] for event in result["events"] if event[0] == "step"]
+        assert rates == pytest.approx([0.0, 0.005, 0.01, 0.01 * 2 / 3, 0.01 / 3])
+        assert result["end"].reason == "training.max_steps (5) reached"
+        assert result["end"].completed
+        assert result["state"].rows_consumed == 5 * GLOBAL_BATCH
+        assert result["stop_saves"] == [1, 3, 4, 5, 5]
+    assert runs[0]["intervals"]["events"] == runs[1]["intervals"]["events"]
+
+
+def test_the_weights_of_a_start_are_evaluated_unless_it_stops(runs: list[dict[str, dict[str, Any]]]) -> None:
+    for rank in runs:
+        kinds = [event[:2] for event in rank["weights"]["events"]]
+        assert kinds == [("evaluation", 0), ("step", 1), ("step", 2), ("evaluation", 2), ("save", 2)]
+        assert rank["stopped"]["events"] == []
+        assert (rank["stopped"]["end"].signal_number, rank["weights"]["end"].signal_number) == (signal.SIGTERM, 0)
+        assert rank["signal"]["end"].signal_number == signal.SIGTERM
+
+
+def test_a_limit_of_tokens_counts_those_of_all_ranks(runs: list[dict[str, dict[str, Any]]]) -> None:
+    for rank in runs:
+        result = rank["tokens"]
+        assert steps_of(result, "step") == [1, 2]
+        assert steps_of(result, "evaluation") == steps_of(result, "save") == [2]
+        assert result["end"].completed
+        assert "training.max_tokens" in result["end"].reason
+
+
+def test_a_limit_of_time_leaves_a_run_to_go_on(runs: list[dict[str, dict[str, Any]]]) -> None:
+    for rank in runs:
+        result = rank["hours"]
+        assert steps_of(result, "step") == steps_of(result, "evaluation") == steps_of(result, "save") == [1]
+        assert not result["end"].completed
+
+
+def test_minutes_between_checkpoints(runs: list[dict[str, dict[str, Any]]]) -> None:
+    assert [steps_of(rank["minutes"], "save") for rank in runs] == [[1, 2, 3]] * 2
+
+
+def test_a_signal_on_one_rank_stops_all_after_the_same_step(runs: list[dict[str, dict[str, Any]]]) -> None:
+    """It comes after step 2 was agreed on, so that step 3 is the last; there is no time for an evaluation."""
+    for rank in runs:
+        result = rank["signal"]
+        assert steps_of(result, "step") == [1, 2, 3]
+        assert steps_of(result, "evaluation") == []
+        assert steps_of(result, "save") == [3]
+        assert result["stop_saves"] == [1, 3, 4]
+        assert not result["end"].completed
+    assert [rank["signal"]["end"].reason for rank in runs] == [
+        "stopped by signal SIGTERM", "stopped by signal SIGTERM",
+    ]  # fmt: skip
+
+
+def test_a_signal_on_one_rank_after_the_last_step_parts_no_ranks(runs: list[dict[str, dict[str, Any]]]) -> None:
+    """Both evaluate: an evaluation is a collective."""
+    for rank in runs:
+        assert steps_of(rank["late signal"], "evaluation") == steps_of(rank["late signal"], "save") == [2]
+        assert rank["late signal"]["end"].completed
+
+
+def test_a_resumed_run_goes_on_from_its_state(runs: list[dict[str, dict[str, Any]]]) -> None:
+    for rank in runs:
+        result = rank["resumed"]
+        assert [event[:3] for event in result["events"][:1]] == [("step", 5, pytest.approx(0.01 / 3))]
+        state = result["state"]
+        tokens = 9 + global_batch(4).num_tokens
+        assert (state.step, state.rows_consumed, state.tokens) == (5, 80, tokens)
+        assert state.seconds > 2.0
+
+
+def test_a_complete_run_does_nothing_more(runs: list[dict[str, dict[str, Any]]]) -> None:
+    for rank in runs:
+        assert rank["complete"]["events"] == []
+        assert rank["complete"]["end"].completed
+
+
+def test_an_error_ends_the_run_without_a_checkpoint(runs: list[dict[str, dict[str, Any]]]) -> None:
+    for rank in runs:
+        result = rank["error"]
+        assert result["error"] == "a row cannot be read"
+        assert steps_of(result, "step") == [1, 2]
+        assert steps_of(result, "save") == []
+        assert (result["end"].reason, result["end"].completed) == ("an error", False)
+
+
+def losses_with(rank: int, world_size: int, evaluate: bool) -> tuple[list[float], list[float]]:
+    """Training losses under ZeRO 3 with dropout, and the held-out losses in between, each taken twice."""
+    config = config_of(dropout=0.1)
+    engine = build_engine(config, {"zero_optimization": {"stage": 3}})
+    held_out = [slice_batch(global_batch(99), MICRO * rank, MICRO * (rank + 1))]
+    trained, evaluated = [], []
+    for step in range(3):
+        trained.append(engine.train_step(step_for_rank(step, MICRO, rank, world_size), step, 0.01).loss)
+        if evaluate:
+            evaluated += [engine.evaluate(held_out)["loss"] for _ in range(2)]
+    return trained, evaluated
+
+
+def test_an_evaluation_changes_nothing_and_drops_nothing_out() -> None:
+    (trained, evaluated), _ = run_ranks(losses_with, 2, True, timeout_s=60)
+    (alone, _), _ = run_ranks(losses_with, 2, False, timeout_s=60)
+    assert trained == alone
+    assert evaluated[::2] == evaluated[1::2]
+    assert len(set(evaluated)) == 3

@@ -1,0 +1,125 @@
+"""Adafactor against transformers' and against mesh_tensorflow's algorithm in float64, a matrix at a time."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers.optimization import Adafactor as TheirAdafactor
+
+from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
+from ctxlm_ds.parallel.placement import Shard, Split
+from ctxlm_ds.recipe.schema import OptimizerConfig
+from ctxlm_ds.training.engine.fragments import Holding, list_fragments
+from ctxlm_ds.training.optimizers import adafactor
+from ctxlm_ds.training.optimizers.adafactor import Adafactor, list_matrices
+from ctxlm_ds.training.optimizers.build import parameter_groups
+from ctxlm_ds.training.optimizers.whole_parameters import ParameterLayout
+
+RATE, STEPS = 0.01, 12
+SHAPES = {"matrix": (130, 200), "stacked": (384, 140), "small": (20, 300), "norm": (50,), "zeros": (8, 8)}
+BLOCKS = {"stacked": (128, 128, 128)}
+
+
+def start_values() -> dict[str, torch.Tensor]:
+    values = {
+        name: torch.randn(shape, generator=torch.Generator().manual_seed(len(name))) for name, shape in SHAPES.items()
+    }
+    return values | {"zeros": torch.zeros(SHAPES["zeros"])}
+
+
+def gradient(name: str, step: int) -> torch.Tensor:
+    """Gradients that grow by a factor of 30 in step 5, so that the bound acts."""
+    generator = torch.Generator().manual_seed(100 * step + len(name))
+    rows = torch.logspace(-2, 1, SHAPES[name][0]).view(-1, *[1] * (len(SHAPES[name]) - 1))
+    return (30.0 if step == 5 else 1.0) * rows * torch.randn(SHAPES[name], generator=generator)
+
+
+def ours(weight_decay: float = 0.0) -> dict[str, torch.Tensor]:
+    config = OptimizerConfig(name="adafactor", learning_rate=RATE, weight_decay=weight_decay)
+    named = [(name, nn.Parameter(value)) for name, value in start_values().items()]
+    facts = {name: ParameterFacts(ZEROS, decays=True, split=Split("rows", BLOCKS.get(name, ()))) for name, _ in named}
+    optimizer = Adafactor(parameter_groups(named, facts, config), lr=RATE)
+    holdings = {name: Holding(Shard.whole(shape)) for name, shape in SHAPES.items()}
+    optimizer.bind(ParameterLayout(list_fragments(optimizer, named, holdings), SHAPES, facts))
+    for step in range(STEPS):
+        for name, p in named:
+            p.grad = gradient(name, step)
+        optimizer.step()
+    return {name: p.detach() for name, p in named}
+
+
+def published(start: torch.Tensor, gradients: list[torch.Tensor], weight_decay: float = 0.0) -> torch.Tensor:
+    """`AdafactorOptimizer.apply_grad` of mesh_tensorflow."""
+    x, is_factored = start.double(), start.dim() == 2 and min(start.shape) >= 128
+    rows, columns, second = 0.0, 0.0, torch.zeros_like(x)
+    for step, gradient in enumerate(gradients, start=1):
+        g = gradient.double()
+        squares, decay = g * g + 1e-30, 1.0 - step**-0.8
+        if is_factored:
+            rows = decay * rows + (1 - decay) * squares.mean(1)
+            columns = decay * columns + (1 - decay) * squares.mean(0)
+            update = g * (rows / rows.mean()).rsqrt()[:, None] * columns.rsqrt()[None, :]
+        else:
+            second = decay * second + (1 - decay) * squares
+            update = g * second.rsqrt()
+        update = update / max(1.0, float(update.square().mean().sqrt()))
+        rate = RATE * max(1e-3, float(x.square().mean().sqrt()))
+        x = x * (1.0 - weight_decay * rate) - rate * update
+    return x
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_a_step_is_the_published_one(weight_decay: float) -> None:
+    for name, value in ours(weight_decay).items():
+        blocks = BLOCKS.get(name, (SHAPES[name][0],))
+        starts = start_values()[name].split(blocks)
+        gradients = [gradient(name, step).split(blocks) for step in range(STEPS)]
+        wanted = [published(part, [g[i] for g in gradients], weight_decay) for i, part in enumerate(starts)]
+        torch.testing.assert_close(value.double(), torch.cat(wanted), rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_large_matrices_are_those_of_transformers() -> None:
+    got = ours()
+    for name in ("matrix", "norm"):
+        parameter = nn.Parameter(start_values()[name])
+        theirs = TheirAdafactor([parameter], lr=RATE, relative_step=False, scale_parameter=True, warmup_init=False)
+        for step in range(STEPS):
+            parameter.grad = gradient(name, step)
+            theirs.step()
+        torch.testing.assert_close(got[name], parameter.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_matrices_in_one_parameter_are_separate() -> None:
+    facts = {name: ParameterFacts(ZEROS, decays=True, split=Split("rows", BLOCKS.get(name, ()))) for name in SHAPES}
+    found, sums = list_matrices(SHAPES, facts)
+    assert [(m.first_row, m.rows, m.sums is not None) for m in found["stacked"]] == [
+        (0, 128, True), (128, 128, True), (256, 128, True),
+    ]  # fmt: skip
+    assert [found[name][0].sums is None for name in ("small", "norm", "zeros")] == [True] * 3
+    assert sums == 130 + 200 + 3 * (128 + 140)
+
+
+def test_the_step_of_one_piece_is_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them together would be a copy of the weights, which the planner does not count."""
+    computed: list[weakref.ref[torch.Tensor]] = []
+    method = Adafactor._update
+
+    def update(self: Adafactor, *args: Any) -> torch.Tensor:
+        assert not any(earlier() is not None for earlier in computed)
+        found = method(self, *args)
+        computed.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(Adafactor, "_update", update)
+    ours()
+    assert len(computed) == 2 * STEPS * (len(SHAPES) + len(BLOCKS["stacked"]) - 1)
+
+
+def test_squares_are_the_same_in_any_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = ours()
+    monkeypatch.setattr(adafactor, "CHUNK_ELEMENTS", 1024)
+    assert all(torch.equal(values, whole[name]) for name, values in ours().items())

@@ -1,0 +1,78 @@
+"""Adagrad beside TensorFlow's formula in float64 and torch's class, and the gradient of a loss times a factor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ctxlm_ds.recipe.schema import OptimizerConfig
+from ctxlm_ds.training.optimizers.adagrad import SECOND, Adagrad
+from ctxlm_ds.training.optimizers.build import OptimizerPlace, build_optimizer, moments_of, restore_state
+
+STEPS, RATE, START = 6, 0.2, 0.0025
+
+
+def parameter() -> nn.Parameter:
+    return nn.Parameter(torch.linspace(-1, 1, 40).view(8, 5))
+
+
+def gradient(step: int, factor: float = 1.0) -> torch.Tensor:
+    """Rows without a gradient are those of words that were not compared."""
+    value = factor * torch.randn(8, 5, generator=torch.Generator().manual_seed(step))
+    value[step % 8] = 0.0
+    return value
+
+
+def train(optimizer: torch.optim.Optimizer, weight: nn.Parameter, first: int = 0, factor: float = 1.0) -> torch.Tensor:
+    for step in range(first, STEPS):
+        weight.grad = gradient(step, factor)
+        optimizer.step()
+    return weight.detach()
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_updates_are_tensorflows(weight_decay: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """accumulator += g², weight -= rate · g / sqrt(accumulator); a tensor is updated in pieces."""
+    monkeypatch.setattr("ctxlm_ds.training.optimizers.adagrad.CHUNK_ELEMENTS", 7)
+    weight = parameter()
+    wanted, total = weight.detach().double(), torch.full((8, 5), START, dtype=torch.float64)
+    found = train(Adagrad([weight], RATE, weight_decay=weight_decay, initial_accumulator=START), weight)
+    for step in range(STEPS):
+        total += gradient(step).double() ** 2
+        wanted = wanted * (1 - RATE * weight_decay) - RATE * gradient(step).double() / total.sqrt()
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=1e-7)
+
+
+def test_updates_are_torchs() -> None:
+    weights = parameter(), parameter()
+    theirs = torch.optim.Adagrad([weights[1]], lr=RATE, initial_accumulator_value=1.0)
+    found = train(Adagrad([weights[0]], RATE, initial_accumulator=1.0), weights[0])
+    torch.testing.assert_close(found, train(theirs, weights[1]), rtol=1e-6, atol=1e-7)
+
+
+def test_a_factor_of_the_loss_is_one_of_the_accumulator() -> None:
+    """bilm-tf multiplies the loss by its 20 steps and begins at 1."""
+    weights = parameter(), parameter()
+    theirs = train(Adagrad([weights[0]], RATE, initial_accumulator=1.0), weights[0], factor=20.0)
+    ours = train(Adagrad([weights[1]], RATE, initial_accumulator=START), weights[1])
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
+
+
+def test_a_recipe_builds_it_and_a_resume_is_bitwise() -> None:
+    config = OptimizerConfig(name="adagrad", learning_rate=RATE, initial_accumulator=START, eps=1e-10, weight_decay=0.0)
+    weights = parameter(), parameter()
+    build = [
+        build_optimizer(config, "auto", [{"params": [weight]}], OptimizerPlace("cpu", 0, False), lambda _: None)
+        for weight in weights
+    ]
+    (first, name), (second, _) = build
+    assert name == "adagrad=native" and moments_of(None, config) == (SECOND,)
+    for step in range(3):
+        weights[0].grad = gradient(step)
+        first.step()
+    weights[1].data.copy_(weights[0].data)
+    restore_state(second, [weights[1]], 3, (SECOND,))
+    second.state[weights[1]][SECOND].copy_(first.state[weights[0]][SECOND])
+    assert torch.equal(train(first, weights[0], 3), train(second, weights[1], 3))
+    assert first.state[weights[0]]["step"] == second.state[weights[1]]["step"] == STEPS

@@ -1,0 +1,126 @@
+"""LAMB against the paper's algorithm in float64: ratios far below and above 1, which parameters take one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
+from ctxlm_ds.parallel.placement import Shard
+from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.recipe.schema import OptimizerConfig
+from ctxlm_ds.training.engine.fragments import Holding, list_fragments
+from ctxlm_ds.training.engine.sharers import Sharers
+from ctxlm_ds.training.optimizers import whole_parameters
+from ctxlm_ds.training.optimizers.build import parameter_groups
+from ctxlm_ds.training.optimizers.lamb import Lamb
+from ctxlm_ds.training.optimizers.whole_parameters import ParameterLayout
+
+RATE, STEPS = 0.01, 3
+SCALES = {"tiny": 1e-6, "small": 0.02, "large": 50.0, "huge": 1e4}
+"""Sizes of the matrices; a step of Adam has elements of about 1, so a trust ratio is of the same size."""
+
+
+def start_values() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    values = {name: scale * torch.randn(6, 5, generator=generator) for name, scale in SCALES.items()}
+    return values | {"zero": torch.zeros(4, 3), "bias": 0.3 * torch.randn(7, generator=generator)}
+
+
+def gradient(name: str, step: int, shape: torch.Size) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(100 * step + len(name)))
+
+
+def ours(config: OptimizerConfig) -> tuple[dict[str, torch.Tensor], Lamb]:
+    named = [(name, nn.Parameter(value)) for name, value in start_values().items()]
+    facts = {name: ParameterFacts(ZEROS, decays=p.dim() > 1) for name, p in named}
+    groups = parameter_groups(named, facts, config)
+    optimizer = Lamb(groups, lr=RATE, betas=config.betas, eps=config.eps)
+    holdings = {}
+    for name, p in named:
+        shape = tuple(p.shape)
+        columns = shape[1] if len(shape) > 1 else 1
+        holdings[name] = Holding(Shard(shape, ((0, shape[0]),), (0, columns)))
+    shapes = {name: tuple(p.shape) for name, p in named}
+    optimizer.bind(ParameterLayout(list_fragments(optimizer, named, holdings), shapes, facts))
+    for step in range(STEPS):
+        for name, p in named:
+            p.grad = gradient(name, step, p.shape)
+        optimizer.step()
+    return {name: p.detach() for name, p in named}, optimizer
+
+
+def paper(config: OptimizerConfig, name: str, weight: torch.Tensor, takes_ratio: bool) -> tuple[torch.Tensor, float]:
+    """You 2019, algorithm 2, with phi(z) = z; also the first step's ratio."""
+    x, first, second, ratios = weight.double(), 0.0, 0.0, []
+    decays = weight.dim() > 1 or config.decay_biases
+    for step in range(STEPS):
+        g = gradient(name, step, weight.shape).double()
+        first = config.betas[0] * first + (1 - config.betas[0]) * g
+        second = config.betas[1] * second + (1 - config.betas[1]) * g * g
+        corrected = first / (1 - config.betas[0] ** (step + 1))
+        r = corrected / ((second / (1 - config.betas[1] ** (step + 1))).sqrt() + config.eps)
+        r = r + (config.weight_decay if decays else 0.0) * x
+        ratio = float(x.norm() / r.norm()) if takes_ratio and x.norm() > 0 else 1.0
+        ratios.append(ratio)
+        x = x - RATE * ratio * r
+    return x, ratios[0]
+
+
+@pytest.mark.parametrize("decay_biases", [False, True])
+@pytest.mark.parametrize("trust_ratio", ["weights", "all"])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+def test_every_step_is_the_paper_s(weight_decay: float, trust_ratio: str, decay_biases: bool) -> None:
+    config = OptimizerConfig(
+        name="lamb", weight_decay=weight_decay, trust_ratio=trust_ratio, decay_biases=decay_biases
+    )  # fmt: skip
+    found, _ = ours(config)
+    ratios = {}
+    for name, value in start_values().items():
+        expected, ratios[name] = paper(config, name, value, takes_ratio=value.dim() > 1 or trust_ratio == "all")
+        error = (found[name].double() - expected).norm() / (expected - value.double()).norm()
+        assert error < (1e-2 if name == "huge" else 1e-4), name
+    assert ratios["tiny"] < 1e-5 and 0.01 < ratios["small"] < 0.1
+    assert ratios["large"] > 20 and ratios["huge"] > 50
+    assert ratios["zero"] == 1.0
+
+
+def test_ranges_of_a_tensor_are_updated_as_the_complete_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = OptimizerConfig(name="lamb")
+    expected, _ = ours(config)
+    monkeypatch.setattr(whole_parameters, "CHUNK_ELEMENTS", 4)
+    found, _ = ours(config)
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def test_without_weight_decay_it_is_not_adam() -> None:
+    config = OptimizerConfig(name="lamb", weight_decay=0.0)
+    found, _ = ours(config)
+    p = nn.Parameter(start_values()["large"])
+    adam = torch.optim.AdamW([p], lr=RATE, betas=config.betas, eps=config.eps, weight_decay=0.0)
+    for step in range(STEPS):
+        p.grad = gradient("large", step, p.shape)
+        adam.step()
+    moved = (found["large"] - start_values()["large"]).norm() / (p.detach() - start_values()["large"]).norm()
+    assert moved > 20
+
+
+def test_one_group_steps_while_others_are_empty() -> None:
+    """ZeRO 3 hands over one group's tensor at a time; the other groups must not take part in a collective."""
+    weight, bias = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(2))
+    optimizer = Lamb([{"params": [weight]}, {"params": [bias], "trust_ratio": False}], lr=0.1)
+    summed: list[torch.Size] = []
+    sharers = Sharers(Topology(), 3, torch.device("cpu"))
+    sharers.add_up = lambda tensor: summed.append(tensor.shape)  # type: ignore[method-assign]
+    optimizer.bind(ParameterLayout([], {"w": (4,), "b": (2,)}, {}, sharers=sharers))
+    optimizer.param_groups[0]["params"] = []
+    bias.grad = torch.ones(2)
+    optimizer.step()
+    assert summed == []
+    assert bias.lt(1).all()
+    optimizer.param_groups[0]["params"] = [weight]
+    weight.grad = torch.ones(4)
+    optimizer.step()
+    assert summed == [torch.Size([2, 2])]

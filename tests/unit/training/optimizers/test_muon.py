@@ -1,0 +1,137 @@
+"""Muon against torch.optim.Muon and torch.optim.AdamW in float64, on one rank that holds complete parameters."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
+from ctxlm_ds.parallel.placement import ROWS, Shard, Split
+from ctxlm_ds.recipe.schema import OptimizerConfig
+from ctxlm_ds.training.engine.fragments import Holding, list_fragments
+from ctxlm_ds.training.optimizers.build import parameter_groups
+from ctxlm_ds.training.optimizers.muon import Muon, orthogonalize, scale_of
+from ctxlm_ds.training.optimizers.whole_parameters import ParameterLayout
+
+STEPS, RATE, MATRIX_RATE = 20, 0.01, 0.03
+BLOCKS = {"qkv": (6, 6, 6), "grouped": (6, 2, 2)}
+FACTS = {
+    "wide": ParameterFacts(ZEROS, decays=True, split=ROWS, matrix=True),
+    "tall": ParameterFacts(ZEROS, decays=True, matrix=True),
+    "square": ParameterFacts(ZEROS, decays=True, matrix=True),
+    "qkv": ParameterFacts(ZEROS, decays=True, split=Split("rows", BLOCKS["qkv"]), matrix=True),
+    "grouped": ParameterFacts(ZEROS, decays=True, split=Split("rows", BLOCKS["grouped"]), matrix=True),
+    "table": ParameterFacts(ZEROS, decays=True),
+    "bias": ParameterFacts(ZEROS, decays=False),
+}
+SHAPES = {
+    "wide": (4, 9), "tall": (9, 4), "square": (5, 5), "qkv": (18, 6), "grouped": (10, 6), "table": (11, 3), "bias": (7,)
+}  # fmt: skip
+
+
+def start_values() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in SHAPES.items()}
+
+
+def gradient(name: str, step: int) -> torch.Tensor:
+    """Gradients of very different sizes, which the update of a matrix must not depend on."""
+    generator = torch.Generator().manual_seed(100 * step + len(name))
+    return 10.0 ** (step % 7 - 3) * torch.randn(SHAPES[name], generator=generator, dtype=torch.float64)
+
+
+def config_of(**settings: Any) -> OptimizerConfig:
+    values = {"learning_rate": RATE, "matrix_learning_rate": MATRIX_RATE, "weight_decay": 0.1, "eps": 1e-6}
+    return OptimizerConfig(name="muon", **values | settings)
+
+
+def ours(config: OptimizerConfig, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
+    named = [(name, nn.Parameter(value.to(dtype))) for name, value in start_values().items()]
+    optimizer = Muon(
+        parameter_groups(named, FACTS, config), lr=RATE, betas=config.betas, eps=config.eps, momentum=config.momentum,
+        matrix_scale=config.matrix_scale,
+    )  # fmt: skip
+    holdings = {name: Holding(Shard.whole(shape)) for name, shape in SHAPES.items()}
+    optimizer.bind(ParameterLayout(list_fragments(optimizer, named, holdings), SHAPES, FACTS))
+    for step in range(STEPS):
+        for name, p in named:
+            p.grad = gradient(name, step).to(dtype)
+        optimizer.step()
+    return {name: p.detach() for name, p in named}
+
+
+def theirs(config: OptimizerConfig) -> dict[str, torch.Tensor]:
+    """torch's optimizers on separate matrices."""
+    found = {}
+    for name, value in start_values().items():
+        blocks = BLOCKS.get(name, (value.shape[0],))
+        parts = [nn.Parameter(part.clone()) for part in value.split(blocks)]
+        if FACTS[name].matrix:
+            optimizer: torch.optim.Optimizer = torch.optim.Muon(
+                parts, lr=MATRIX_RATE, weight_decay=config.weight_decay, momentum=config.momentum,
+                adjust_lr_fn=config.matrix_scale,
+            )  # fmt: skip
+        else:
+            decay = config.weight_decay if FACTS[name].decays else 0.0
+            optimizer = torch.optim.AdamW(parts, RATE, config.betas, config.eps, decay)
+        for step in range(STEPS):
+            for part, grad in zip(parts, gradient(name, step).split(blocks), strict=True):
+                part.grad = grad
+            optimizer.step()
+        found[name] = torch.cat([part.detach() for part in parts])
+    return found
+
+
+@pytest.fixture
+def float64_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep torch.optim.Muon from rounding matrices to bf16."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda tensor: tensor.clone())
+
+
+@pytest.mark.usefixtures("float64_in_torch")
+@pytest.mark.parametrize("scale", ["match_rms_adamw", "original"])
+@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.0}, {"momentum": 0.0}, {"momentum": 0.5}], ids=str)
+def test_twenty_steps_are_those_of_torch(scale: str, settings: dict[str, Any]) -> None:
+    config = config_of(matrix_scale=scale, **settings)
+    found, wanted = ours(config), theirs(config)
+    for name, start in start_values().items():
+        torch.testing.assert_close(found[name], wanted[name], rtol=1e-9, atol=1e-10, msg=name)
+        assert (found[name] - start).abs().min() > 0
+
+
+@pytest.mark.usefixtures("float64_in_torch")
+def test_fp32_rounds_little() -> None:
+    config = config_of()
+    wanted = theirs(config)
+    for name, value in ours(config, torch.float32).items():
+        torch.testing.assert_close(value.double(), wanted[name], rtol=1e-4, atol=1e-4, msg=name)
+
+
+def test_without_its_own_rate_a_matrix_has_that_of_the_rest() -> None:
+    plain, same = ours(config_of(matrix_learning_rate=None)), ours(config_of(matrix_learning_rate=RATE))
+    assert all(torch.equal(plain[name], same[name]) for name in SHAPES)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(8, 8), (8, 24), (24, 8)])
+def test_singular_values_become_about_one(rows: int, columns: int) -> None:
+    matrices = torch.randn(3, rows, columns, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    u, s, v = torch.linalg.svd(matrices, full_matrices=False)
+    found = u.mT @ orthogonalize(matrices) @ v.mT
+    diagonal = torch.diagonal(found, dim1=1, dim2=2)
+    large = s / s[:, :1] > 0.1
+    assert diagonal[large].gt(0.65).all() and diagonal.lt(1.25).all()
+    torch.testing.assert_close(found, torch.diag_embed(diagonal), rtol=0, atol=1e-9)
+
+
+def test_a_gradient_of_zero_changes_nothing() -> None:
+    assert torch.equal(orthogonalize(torch.zeros(1, 3, 5)), torch.zeros(1, 3, 5))
+
+
+def test_scales_are_those_of_the_authors() -> None:
+    for rows, columns in itertools.product((3, 12), repeat=2):
+        assert scale_of(rows, columns, "original") == max(1.0, rows / columns) ** 0.5
+        assert scale_of(rows, columns, "match_rms_adamw") == pytest.approx(0.2 * max(rows, columns) ** 0.5)

@@ -1,0 +1,189 @@
+"""Learning rates against those of transformers and of torch's own LambdaLR."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.schema import ScheduleConfig
+from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
+
+PEAK = 6e-4
+STEPS = 60
+
+
+def rates_of(make: Any, **arguments: Any) -> list[float]:
+    """Rates that an optimizer really uses in each update under a scheduler of transformers."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
+    scheduler = make(optimizer, **arguments)
+    rates = []
+    for _ in range(STEPS + 10):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
+
+
+def ours(**settings: Any) -> list[float]:
+    schedule = LearningRateSchedule(ScheduleConfig(**settings), PEAK, STEPS)
+    return [schedule.at(step) for step in range(STEPS + 10)]
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 7, 60])
+def test_linear(warmup: int) -> None:
+    expected = rates_of(transformers.get_linear_schedule_with_warmup, num_warmup_steps=warmup, num_training_steps=STEPS)
+    assert ours(name="linear", warmup_steps=warmup) == pytest.approx(expected, rel=1e-12, abs=1e-18)
+
+
+@pytest.mark.parametrize(("power", "final"), [(1.0, 0.0), (2.0, 1e-5), (0.5, 1e-5)])
+def test_polynomial(power: float, final: float) -> None:
+    expected = rates_of(
+        transformers.get_polynomial_decay_schedule_with_warmup,
+        num_warmup_steps=7,
+        num_training_steps=STEPS,
+        lr_end=final,
+        power=power,
+    )
+    found = ours(name="polynomial", warmup_steps=7, power=power, final_learning_rate=final)
+    assert found == pytest.approx(expected, rel=1e-12, abs=1e-18)
+
+
+def test_cosine() -> None:
+    expected = rates_of(transformers.get_cosine_schedule_with_warmup, num_warmup_steps=7, num_training_steps=STEPS)
+    # transformers' cosine rises again after the end; ours stays at the final rate.
+    assert ours(name="cosine", warmup_steps=7)[: STEPS + 1] == pytest.approx(expected[: STEPS + 1], rel=1e-9, abs=1e-18)
+    assert ours(name="cosine", warmup_steps=7)[STEPS:] == [0.0] * 10
+
+
+def test_cosine_counted_from_the_start() -> None:
+    """warmup_cosine of finetune-transformer-lm's opt.py: x / warmup up to the warmup, then (1 + cos(pi x)) / 2."""
+    found = ours(name="cosine", warmup_steps=7, decay_from="start")
+    peak = ours(name="constant")[0]
+    expected = [step / 7 if step < 7 else 0.5 * (1 + math.cos(math.pi * step / STEPS)) for step in range(STEPS + 1)]
+    assert found[: STEPS + 1] == pytest.approx([peak * share for share in expected], rel=1e-12, abs=1e-18)
+
+
+def test_cosine_with_a_floor() -> None:
+    from transformers.optimization import get_cosine_with_min_lr_schedule_with_warmup
+
+    expected = rates_of(
+        get_cosine_with_min_lr_schedule_with_warmup, num_warmup_steps=7, num_training_steps=STEPS, min_lr=1e-5
+    )
+    found = ours(name="cosine", warmup_steps=7, final_learning_rate=1e-5)
+    assert found[: STEPS + 1] == pytest.approx(expected[: STEPS + 1], rel=1e-9)
+
+
+@pytest.mark.parametrize("warmup", [0, 7])
+def test_inverse_sqrt(warmup: int) -> None:
+    expected = rates_of(transformers.get_inverse_sqrt_schedule, num_warmup_steps=warmup)
+    assert ours(name="inverse_sqrt", warmup_steps=warmup) == pytest.approx(expected, rel=1e-12)
+    floored = ours(name="inverse_sqrt", warmup_steps=7, final_learning_rate=3e-4)
+    assert min(floored[7:]) == 3e-4
+
+
+def test_constant() -> None:
+    expected = rates_of(transformers.get_constant_schedule_with_warmup, num_warmup_steps=7)
+    assert ours(name="constant", warmup_steps=7) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(("shape", "theirs"), [("linear", "linear"), ("one_minus_sqrt", "1-sqrt")])
+@pytest.mark.parametrize("final", [0.0, 6e-5])
+def test_wsd(final: float, shape: str, theirs: str) -> None:
+    from transformers.optimization import get_wsd_schedule
+
+    expected = rates_of(
+        get_wsd_schedule,
+        num_warmup_steps=7,
+        num_decay_steps=12,
+        num_training_steps=STEPS,
+        decay_type=theirs,
+        min_lr_ratio=final / PEAK,
+    )
+    found = ours(name="wsd", warmup_steps=7, decay_fraction=0.2, decay_shape=shape, final_learning_rate=final)
+    start = 7 if final else 0  # transformers starts the warmup at the final rate, ours at 0 in every schedule
+    assert found[start:] == pytest.approx(expected[start:], rel=1e-9, abs=1e-18)
+
+
+def test_a_decay_over_the_whole_run_starts_at_the_peak() -> None:
+    """OneMinusSqrtScheduler of AnswerDotAI/ModernBERT: alpha_f + (1 - alpha_f) (1 - sqrt(n / N))."""
+    found = ours(name="wsd", decay_fraction=1.0, decay_shape="one_minus_sqrt", final_learning_rate=PEAK / 1000)
+    expected = [PEAK * (0.001 + 0.999 * (1 - math.sqrt(step / STEPS))) for step in range(STEPS + 1)]
+    assert found[: STEPS + 1] == pytest.approx(expected, rel=1e-12)
+
+
+def test_wsd_without_a_decay_stays_at_the_peak() -> None:
+    assert ours(name="wsd", warmup_steps=2, decay_fraction=0.0)[2:STEPS] == [PEAK] * (STEPS - 2)
+
+
+def test_decay_counted_from_the_start_is_bert_s_own() -> None:
+    """google-research/bert, optimization.py: tf.train.polynomial_decay over all steps, replaced during the warmup."""
+
+    def bert(step: int) -> float:
+        return PEAK * step / 7 if step < 7 else PEAK * (1 - min(step, STEPS) / STEPS)
+
+    found = ours(name="linear", warmup_steps=7, decay_from="start")
+    assert found == pytest.approx([bert(step) for step in range(STEPS + 10)], rel=1e-12, abs=1e-18)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
+    scheduler = torch.optim.lr_scheduler.PolynomialLR(optimizer, total_iters=STEPS, power=0.5)
+    expected = []
+    for _ in range(STEPS):
+        expected.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    found = ours(name="polynomial", warmup_steps=7, power=0.5, decay_from="start")
+    assert found[7:STEPS] == pytest.approx(expected[7:], rel=1e-9)
+
+
+def test_a_second_phase_goes_on_along_the_first_one_s_line() -> None:
+    whole = LearningRateSchedule(ScheduleConfig(warmup_steps=7, total_steps=STEPS), PEAK, 40)
+    second = LearningRateSchedule(ScheduleConfig(warmup_steps=7, total_steps=STEPS, start_step=40), PEAK, 20)
+    assert [second.at(step) for step in range(20)] == [whole.at(40 + step) for step in range(20)]
+    implied = LearningRateSchedule(ScheduleConfig(warmup_steps=7, start_step=40), PEAK, 20)
+    assert implied.total_steps == STEPS
+
+
+def test_bert_base_s_two_phases_meet() -> None:
+    first, second = load_config("bert-base"), load_config("bert-base-phase2")
+    one = LearningRateSchedule(first.schedule, first.optimizer.learning_rate, first.training.max_steps)
+    two = LearningRateSchedule(second.schedule, second.optimizer.learning_rate, second.training.max_steps)
+    assert two.at(0) == one.at(900_000) == pytest.approx(1e-5)
+    assert one.at(5_000) == pytest.approx(5e-5)
+    assert two.at(100_000) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("recipe", "peak", "share", "total"),
+    [
+        ("bert-large-lamb-phase1", 6e-3, 0.2843, 7038), ("bert-large-lamb-phase2", 4e-3, 0.128, 1563),
+        ("bert-base-lamb-phase1", 6e-3, 0.2843, 7038), ("bert-base-lamb-phase2", 4e-3, 0.128, 1563),
+    ],
+)  # fmt: skip
+def test_the_lamb_recipes_have_the_rates_of_nvidia_s_scheduler(
+    recipe: str, peak: float, share: float, total: int
+) -> None:
+    """DeepLearningExamples, BERT/schedulers.py: PolyWarmUpScheduler.step() sets last_epoch to the updates done + 1."""
+
+    def nvidia(updates_done: int) -> float:
+        progress = (updates_done + 1) / total
+        return peak * progress / share if progress < share else peak * (1.0 - progress) ** 0.5
+
+    config = load_config(recipe)
+    assert config.training.max_steps == total
+    schedule = LearningRateSchedule(config.schedule, config.optimizer.learning_rate, total)
+    found = [schedule.at(step) for step in range(total)]
+    expected = [nvidia(step) for step in range(total)]
+    # The warmup is rounded down to complete steps (2,000 for 2,000.9), so its last update is the first of the decay.
+    last = schedule.warmup_steps - 1
+    assert last == int(share * total) - 1
+    del found[last], expected[last]
+    assert found == pytest.approx(expected, rel=5e-4, abs=1e-18)
+    assert found[0] == pytest.approx(peak / (last + 1)) and found[-1] == 0
+
+
+def test_a_warmup_given_as_a_share() -> None:
+    assert ours(name="linear", warmup_fraction=0.1) == ours(name="linear", warmup_steps=6)
