@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from ctxlm_ds.console import run_command
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.planning.hardware import GIB, GPUS, Cluster, Gpu
 from ctxlm_ds.planning.report import text_table
+from ctxlm_ds.recipe.hardware import GIB, GPUS, Cluster, Gpu
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
 

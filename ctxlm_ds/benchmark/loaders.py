@@ -16,11 +16,11 @@ from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.data.stream.run_datasets import train_parts
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.build import build_objective
-from ctxlm_ds.planning.hardware import TERA, find_gpu
-from ctxlm_ds.planning.measure import training_flops_per_row
+from ctxlm_ds.recipe.hardware import TERA, find_gpu
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
+from ctxlm_ds.training.measure import training_flops_per_row
 
 GPU = "H100"
 MODEL = "bert-base"

@@ -155,7 +155,7 @@ def _measure(config: RunConfig, benchmark: StepBenchmark, dropout: float, notes:
 
 def model_flops_per_row(config: RunConfig) -> float:
     """Return the operations of one row, forward and backward; a causal model's positions see no later ones."""
-    from ctxlm_ds.planning.measure import useful_flops_per_row
+    from ctxlm_ds.training.measure import useful_flops_per_row
 
     return useful_flops_per_row(config)
 

@@ -12,9 +12,9 @@ import sys
 from dataclasses import replace
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.planning.hardware import Cluster, find_gpu
 from ctxlm_ds.planning.layouts import launch_command
 from ctxlm_ds.planning.report import describe_search, search_as_dict
+from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
 

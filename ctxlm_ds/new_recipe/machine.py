@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, replace
 
 from ctxlm_ds.console import counted
-from ctxlm_ds.planning.hardware import GIB, GPUS, Gpu
+from ctxlm_ds.recipe.hardware import GIB, GPUS, Gpu
 
 _MATRIX_SIZE = 512
 _MEASURED_S = 1.0

@@ -161,10 +161,10 @@ def plan(config: RunConfig, machine: Machine) -> tuple[float, dict[str, Setting]
 
     Raises ConfigError if nothing fits in memory.
     """
-    from ctxlm_ds.planning.hardware import Cluster, find_gpu
-    from ctxlm_ds.planning.meter import CPU
+    from ctxlm_ds.models.meter import CPU
     from ctxlm_ds.planning.plan import Planner
     from ctxlm_ds.planning.search import require_plan, search_layouts
+    from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 
     if machine.gpu is not None:
         cluster = Cluster(machine.gpu, 1, machine.ranks)

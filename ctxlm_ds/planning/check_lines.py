@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.console import counted, run_command
-from ctxlm_ds.planning.hardware import GIB, GPUS, Cluster
 from ctxlm_ds.planning.layouts import Layout
 from ctxlm_ds.process.cgroups import available_cores, available_memory
+from ctxlm_ds.recipe.hardware import GIB, GPUS, Cluster
 from ctxlm_ds.recipe.layout import data_parallel_size
 from ctxlm_ds.recipe.schema import RunConfig
 
@@ -124,7 +124,7 @@ def planned_model(
     for_gpus: bool = False,
 ) -> list[str]:
     """Plan the layout of the recipe and return the lines of `model_lines`. Imports torch."""
-    from ctxlm_ds.planning.meter import CPU, CUDA
+    from ctxlm_ds.models.meter import CPU, CUDA
     from ctxlm_ds.planning.plan import Planner
 
     gpu = for_gpus or has_gpu()

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ctxlm_ds.planning.hardware import Cluster
 from ctxlm_ds.recipe.deepspeed import bucket_hints
+from ctxlm_ds.recipe.hardware import Cluster
 from ctxlm_ds.recipe.schema import RunConfig
 
 DEEPSPEED_BUCKET = 500_000_000

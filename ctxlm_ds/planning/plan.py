@@ -9,12 +9,9 @@ from itertools import chain, pairwise
 from typing import Any
 
 from ctxlm_ds.models.layers import repeated_layers
+from ctxlm_ds.models.meter import CUDA, Platform
 from ctxlm_ds.models.stages import blocks_per_stage, layer_parameters, plan_stages
-from ctxlm_ds.planning.hardware import Cluster
 from ctxlm_ds.planning.layouts import BYTES, Layout, ZeroSettings
-from ctxlm_ds.planning.matrices import sent_bytes, update_bytes
-from ctxlm_ds.planning.measure import MeasuredModel, describe, measure, training_flops_per_row, useful_flops_per_row
-from ctxlm_ds.planning.meter import CUDA, Platform
 from ctxlm_ds.planning.states import (
     FLOAT,
     StageParameters,
@@ -28,7 +25,10 @@ from ctxlm_ds.planning.states import state_elements as count_states
 from ctxlm_ds.planning.timing import StageLayer, StageLoad, StepTime, StepTimer
 from ctxlm_ds.planning.traffic import Message, data_messages
 from ctxlm_ds.recipe.deepspeed import load_deepspeed_json
+from ctxlm_ds.recipe.hardware import Cluster
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.training.measure import MeasuredModel, describe, measure, training_flops_per_row, useful_flops_per_row
+from ctxlm_ds.training.optimizers.matrices import sent_bytes, update_bytes
 
 SECONDS_PER_DAY = 86_400
 TENSOR_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")

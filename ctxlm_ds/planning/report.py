@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.console import aligned
-from ctxlm_ds.planning.hardware import GIB, Cluster
+from ctxlm_ds.recipe.hardware import GIB, Cluster
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.planning.hardware import GIB, Cluster
 from ctxlm_ds.planning.layouts import Layout
 from ctxlm_ds.planning.plan import Plan, Planner
+from ctxlm_ds.recipe.hardware import GIB, Cluster
 from ctxlm_ds.recipe.layout import PIPELINE_ZERO_STAGES, layout_problems
 
 NEARLY_AS_FAST = 1.03

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from ctxlm_ds.models.build import WholeModel
 from ctxlm_ds.parallel.placement import Split, shard_of, vocabulary_rows_per_rank
 from ctxlm_ds.planning.layouts import BYTES, DEEPSPEED_BUCKET, ZeroSettings
-from ctxlm_ds.planning.matrices import FLOAT, Matrices, orthogonalization_flops
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.training.optimizers.matrices import FLOAT, Matrices, orthogonalization_flops
 
 ALIGNMENT = 2
 """Stages 1 and 2 pad each flat group to a multiple of this per rank (nccl_start_alignment_factor)."""

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ctxlm_ds.planning.hardware import Cluster
+from ctxlm_ds.models.meter import Product
 from ctxlm_ds.planning.layouts import Layout, ZeroSettings
-from ctxlm_ds.planning.measure import BACKWARD_FACTOR, LayerWork
-from ctxlm_ds.planning.meter import Product
 from ctxlm_ds.planning.states import FLOAT, StageParameters, uses_bf16_optimizer
 from ctxlm_ds.planning.traffic import Message
 from ctxlm_ds.planning.updates import gradient_bytes, optimizer_bytes, update_bytes
+from ctxlm_ds.recipe.hardware import Cluster
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.training.measure import BACKWARD_FACTOR, LayerWork
 
 HALF_FILLING_WIDTH = 128
 """Columns of a matrix at which a product reaches half of its best speed: one tile of cuBLAS."""

@@ -10,9 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ctxlm_ds.planning.hardware import Cluster, find_gpu
+from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.planning.layouts import Layout
-from ctxlm_ds.planning.meter import CPU
+from ctxlm_ds.models.meter import CPU
 from ctxlm_ds.planning.plan import Planner
 from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
 from tests.dist.runner import run_ranks

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.planning.hardware import Cluster, find_gpu
+from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.planning.layouts import Layout
 from ctxlm_ds.planning.plan import Planner
 from ctxlm_ds.planning.timing import StageLoad

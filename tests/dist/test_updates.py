@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ctxlm_ds.planning.hardware import Cluster, find_gpu
+from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.planning.layouts import Layout
 from ctxlm_ds.planning.plan import Planner
 from ctxlm_ds.planning.updates import gradient_bytes, update_bytes

@@ -33,7 +33,6 @@ from ctxlm_ds.models.initialize import initialize_parameters
 from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.topology import build_topology
-from ctxlm_ds.planning.measure import measure
 from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.schema import RunConfig
@@ -44,6 +43,7 @@ from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES, train_tokenizer
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.runtime import init_process_group
 from ctxlm_ds.training.loop.state import TrainState
+from ctxlm_ds.training.measure import measure
 from tests.dist.states import gather_moments
 from tests.dist.training import gather_weights
 from tests.golden.corpus import WORDS, Numbers

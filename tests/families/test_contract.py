@@ -16,10 +16,10 @@ import torch
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.parallel.parameters import Constant
-from ctxlm_ds.planning.measure import describe
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES
+from ctxlm_ds.training.measure import describe
 from tests.families import hugging_face, runs
 from tests.families.groups import Groups
 from tests.families.runs import ONE_RANK, STEPS, TRAINING_STEPS, Layout, Run

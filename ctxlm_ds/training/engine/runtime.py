@@ -16,9 +16,9 @@ import torch
 from ctxlm_ds.errors import ConfigError, KernelError
 from ctxlm_ds.kernels.bias_gelu import why_compiled_cannot_run
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.planning.measure import describe, with_vocabulary
 from ctxlm_ds.process.library_noise import without_known_prints
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
+from ctxlm_ds.training.measure import describe, with_vocabulary
 from ctxlm_ds.training.optimizers.build import AdamFactory
 
 JOIN_TIMEOUT_S = 1800.0

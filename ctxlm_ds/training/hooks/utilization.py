@@ -1,12 +1,12 @@
 """Model FLOPs utilization (MFU): the operations that the model needs over those that the devices could do.
 
-The count is the planner's (planning/measure.py): matrix products forward and backward, without recomputation and
+The count is the planner's (training/measure.py): matrix products forward and backward, without recomputation and
 without positions that a causal model does not see (PaLM, Appendix B, which counts all pairs of positions).
 """
 
 from __future__ import annotations
 
-from ctxlm_ds.planning.hardware import GPUS, TERA
+from ctxlm_ds.recipe.hardware import GPUS, TERA
 from ctxlm_ds.recipe.schema import RunConfig
 
 NAMES = {
@@ -16,7 +16,7 @@ NAMES = {
     "A100-40": ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
     "V100-32": ("Tesla V100-SXM2-32GB", "Tesla V100-SXM2-16GB"),
 }
-"""GPUs of planning/hardware.py by the names that CUDA gives them; PCIe models are listed if they have the same peak."""
+"""GPUs of recipe/hardware.py by the names that CUDA gives them; PCIe models are listed if they have the same peak."""
 
 
 def peak_row_seconds(config: RunConfig, world_size: int) -> float | None:
@@ -27,7 +27,7 @@ def peak_row_seconds(config: RunConfig, world_size: int) -> float | None:
     tflops = config.logging.peak_tflops or device_peak_tflops(config.training.precision)
     if tflops is None:
         return None
-    from ctxlm_ds.planning.measure import useful_flops_per_row
+    from ctxlm_ds.training.measure import useful_flops_per_row
 
     return useful_flops_per_row(config) / (TERA * tflops * world_size)
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch.optim.adamw import adamw
 
-from ctxlm_ds.planning.matrices import ITERATIONS, blocks_of, orthogonalization_flops
+from ctxlm_ds.training.optimizers.matrices import ITERATIONS, blocks_of, orthogonalization_flops
 from ctxlm_ds.training.optimizers.matrix_work import MatrixWork
 from ctxlm_ds.training.optimizers.whole_parameters import MOMENTS, ParameterLayout, WholeParameterOptimizer
 

@@ -16,8 +16,8 @@ from ctxlm_ds.benchmark.steps import (
 )
 from ctxlm_ds.benchmark.turns import Facts, SideProcess, Turn
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.planning.measure import training_flops_per_row
 from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.training.measure import training_flops_per_row
 
 TINY = load_config("bert-tiny", ["training.micro_batch_size=2"])
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from ctxlm_ds.planning.hardware import Cluster, find_gpu
+from ctxlm_ds.models.meter import Platform
 from ctxlm_ds.planning.layouts import Layout
-from ctxlm_ds.planning.meter import Platform
 from ctxlm_ds.planning.plan import JsonByStage, Plan, Planner
+from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
 

@@ -10,8 +10,8 @@ import pytest
 
 from ctxlm_ds.planning import check_lines
 from ctxlm_ds.planning.check_lines import missing_lines, model_lines, planned_model, run_lines
-from ctxlm_ds.planning.hardware import GIB
 from ctxlm_ds.recipe.deepspeed import load_deepspeed_json
+from ctxlm_ds.recipe.hardware import GIB
 from ctxlm_ds.recipe.load import load_config
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.planning.hardware import Cluster, find_gpu
 from ctxlm_ds.planning.layouts import DEEPSPEED_BUCKET, Layout, ZeroSettings, launch_command
 from ctxlm_ds.recipe.deepspeed import bucket_hints
+from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.load import load_config
 
 SPLIT = Layout(4, 2, 3, 1, 8, recompute=True, sequence_parallel=True)

@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 
 from ctxlm_ds.planning.layouts import Layout, ZeroSettings
-from ctxlm_ds.planning.measure import training_flops_per_row
 from ctxlm_ds.planning.plan import Plan, Planner
 from ctxlm_ds.planning.states import StageParameters, workspace_bytes
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.training.measure import training_flops_per_row
 from tests.unit.planning.test_search import JSONS, cluster_of
 
 

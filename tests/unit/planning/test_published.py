@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from ctxlm_ds.planning.measure import describe
+from ctxlm_ds.training.measure import describe
 from tests.unit.planning.published_runs import PublishedRun, published_runs
 
 SIZES = {"1.7B": 1.7, "3.6B": 3.6, "7.5B": 7.5, "18.4B": 18.4, "39.1B": 39.1, "76.1B": 76.1, "145.6B": 145.6,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ctxlm_ds.planning.hardware import Cluster, find_gpu
 from ctxlm_ds.planning.plan import Planner
 from ctxlm_ds.planning.report import COLUMNS, NARROW_COLUMNS, WIDE_TERMINAL, describe_recommendation, plan_table
 from ctxlm_ds.planning.search import Search, search_layouts
 from ctxlm_ds.recipe.deepspeed import load_deepspeed_json
+from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.load import load_config
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from ctxlm_ds.models.meter import Platform
 from ctxlm_ds.planning.layouts import Layout
-from ctxlm_ds.planning.measure import measure, training_flops_per_row, useful_flops_per_row
-from ctxlm_ds.planning.meter import Platform
 from ctxlm_ds.planning.plan import Planner
 from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.training.measure import measure, training_flops_per_row, useful_flops_per_row
 from tests.unit.planning.test_plan import weigh
 from tests.unit.planning.test_search import cluster_of
 

@@ -336,7 +336,7 @@ ELMO_MILLIONS = {"elmo-original": 93.6, "elmo-small": 13.6}
 
 @pytest.mark.parametrize("name", ELMO_MILLIONS)
 def test_an_elmo_has_the_published_number_of_parameters_before_the_softmax(name: str) -> None:
-    from ctxlm_ds.planning.measure import describe
+    from ctxlm_ds.training.measure import describe
 
     config = load_config(name)
     model, count = config.model.model_dump(), describe(config)[1].num_parameters
@@ -358,7 +358,7 @@ mbart-large-cc25 have."""
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_model_has_the_published_number_of_parameters(name: str) -> None:
-    from ctxlm_ds.planning.measure import describe
+    from ctxlm_ds.training.measure import describe
 
     assert round(describe(load_config(name))[1].num_parameters / 1e6) == PARAMETERS[name]
 
@@ -376,7 +376,7 @@ def test_a_step_has_the_published_number_of_tokens(name: str) -> None:
 @pytest.mark.parametrize("name", ["llama-125m", "llama-1b"])
 def test_a_token_costs_two_operations_per_weight_and_four_per_pair_of_positions(name: str) -> None:
     """Kaplan 2020 (arXiv:2001.08361), table 1, with the scores of all pairs. Grouped heads change the weights only."""
-    from ctxlm_ds.planning.measure import describe, measure
+    from ctxlm_ds.training.measure import describe, measure
 
     config = load_config(name)
     model, length = config.model.model_dump(), config.data.seq_length

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.planning.hardware import find_gpu
 from ctxlm_ds.planning.layouts import Layout
 from ctxlm_ds.recipe.check import check_config
+from ctxlm_ds.recipe.hardware import find_gpu
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.registry import FAMILIES
 from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES

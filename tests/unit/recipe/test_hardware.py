@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.planning.hardware import GPUS, LINK_SHARE, Cluster, Gpu, find_gpu
+from ctxlm_ds.recipe.hardware import GPUS, LINK_SHARE, Cluster, Gpu, find_gpu
 
 OWN = """
 memory_gib: 24

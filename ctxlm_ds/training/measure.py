@@ -20,12 +20,12 @@ from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.build import ModelBuild, WholeModel, build_run_layers, build_teacher_layers, describe_layers
 from ctxlm_ds.models.layers import Flow, LayerDescription, LayerSequence, carried_states, dropout_numbers, run_layer
+from ctxlm_ds.models.meter import CUDA, Meter, OnDevice, Platform, Product, Trace, Work
 from ctxlm_ds.models.parts.distillation import needed_layers
 from ctxlm_ds.models.parts.stored_teacher import STORED
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
-from ctxlm_ds.planning.meter import CUDA, Meter, OnDevice, Platform, Product, Trace, Work
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.registry import FAMILIES, load_object

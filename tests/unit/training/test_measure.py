@@ -17,11 +17,11 @@ from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
-from ctxlm_ds.planning import measure as measure_module
-from ctxlm_ds.planning.measure import describe, measure, with_vocabulary
 from ctxlm_ds.recipe.load import load_config, shipped_recipes
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES, load_object
+from ctxlm_ds.training import measure as measure_module
+from ctxlm_ds.training.measure import describe, measure, with_vocabulary
 
 VOCAB, ROWS = 500, 4
 

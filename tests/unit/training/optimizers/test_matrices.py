@@ -8,7 +8,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
 from ctxlm_ds.parallel.placement import Split
-from ctxlm_ds.planning.matrices import FLOAT, Matrices, blocks_of, orthogonalization_flops, sent_bytes, update_bytes
+from ctxlm_ds.training.optimizers.matrices import (
+    FLOAT,
+    Matrices,
+    blocks_of,
+    orthogonalization_flops,
+    sent_bytes,
+    update_bytes,
+)
 from ctxlm_ds.training.optimizers.muon import orthogonalize
 
 PLAIN = ParameterFacts(ZEROS, decays=True, matrix=True)

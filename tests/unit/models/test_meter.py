@@ -8,10 +8,10 @@ import pytest
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from ctxlm_ds.planning.measure import MeasuredModel, measure, training_flops_per_row
-from ctxlm_ds.planning.meter import CPU
+from ctxlm_ds.models.meter import CPU
 from ctxlm_ds.registry import FAMILIES
-from tests.unit.planning.test_measure import ROWS, RealRun, config_of
+from ctxlm_ds.training.measure import MeasuredModel, measure, training_flops_per_row
+from tests.unit.training.test_measure import ROWS, RealRun, config_of
 
 
 def planned_bytes(measured: MeasuredModel, recompute: bool = False) -> int:
