@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ctxlm_ds.apps.plan.check_lines import missing_lines, model_lines, run_lines
 from ctxlm_ds.checkpoint.progress import read_progress
 from ctxlm_ds.console import at_least, program, run_command, setup_logging
 from ctxlm_ds.errors import EXIT_UNEXPECTED, ConfigError, TokenizerError, TrainingError
 from ctxlm_ds.installed import check_installed
-from ctxlm_ds.planning.check_lines import missing_lines, model_lines, run_lines
 from ctxlm_ds.process.failure import FailureReport
 from ctxlm_ds.process.launch import RankInfo, StopSignal, discover_ranks, prepare_process
 from ctxlm_ds.process.launcher import end_torchrun

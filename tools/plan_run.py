@@ -1,6 +1,6 @@
-"""Run `ctxlm plan` (ctxlm_ds/commands/plan_run.py)."""
+"""Run `ctxlm plan` (ctxlm_ds/apps/plan/plan_run.py)."""
 
-from ctxlm_ds.commands.plan_run import main
+from ctxlm_ds.apps.plan.plan_run import main
 from ctxlm_ds.console import run_command
 
 if __name__ == "__main__":

@@ -12,15 +12,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ctxlm_ds.apps.plan.report import text_table
 from ctxlm_ds.console import run_command
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.planning.report import text_table
 from ctxlm_ds.recipe.hardware import GIB, GPUS, Cluster, Gpu
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
 
 if TYPE_CHECKING:
-    from ctxlm_ds.planning.plan import Plan, Planner
+    from ctxlm_ds.apps.plan.plan import Plan, Planner
 
 FOLDER = Path(__file__).resolve().parent.parent / "slurm" / "published"
 LAYOUTS = FOLDER / "layouts.txt"
@@ -86,14 +86,14 @@ def _config(recipe: str, gpu: Gpu) -> RunConfig:
 
 def planner_of(recipe: str, gpu: Gpu, nodes: int) -> Planner:
     """Return the planner of a published recipe on equal nodes of eight GPUs."""
-    from ctxlm_ds.planning.plan import Planner
+    from ctxlm_ds.apps.plan.plan import Planner
 
     return Planner(_config(recipe, gpu), Cluster(gpu, nodes, GPUS_PER_NODE))
 
 
 def recommended_layout(recipe: str, gpu: Gpu, nodes: int) -> ReadyLayout | None:
     """Return the layout that the planner recommends, or None if nothing fits."""
-    from ctxlm_ds.planning.search import search_layouts
+    from ctxlm_ds.apps.plan.search import search_layouts
 
     plan = search_layouts(planner_of(recipe, gpu, nodes)).recommended
     return None if plan is None else ReadyLayout(recipe, gpu, nodes, plan)

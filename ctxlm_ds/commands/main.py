@@ -32,9 +32,9 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("docstrings", "commands.extract_docstrings", "write the docstrings of this environment as a corpus"),
     ),
     "pretraining": (
-        Command("init", "commands.init", "write a recipe for this machine, or from another program's arguments"),
-        Command("recipes", "commands.recipes", "list, show and compare recipes"),
-        Command("plan", "commands.plan_run", "memory and time of every layout on a cluster"),
+        Command("init", "apps.init.command", "write a recipe for this machine, or from another program's arguments"),
+        Command("recipes", "apps.init.recipes", "list, show and compare recipes"),
+        Command("plan", "apps.plan.plan_run", "memory and time of every layout on a cluster"),
         Command("operators", "commands.build_operators", "build DeepSpeed's CPU operators, once"),
         Command("teacher", "commands.teacher_outputs", "compute a teacher's outputs ahead"),
         Command("pretrain", "pretrain:run", "train, or check a recipe with --check"),

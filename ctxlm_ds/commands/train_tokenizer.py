@@ -104,9 +104,9 @@ def main() -> None:
     parser = build_parser()
     args = parser.parse_args()
     setup_logging()
+    from ctxlm_ds.apps.init.start import first_recipe_of, preprocess_options
     from ctxlm_ds.data.sources.corpus import Corpus
     from ctxlm_ds.data.sources.reading import source_signature
-    from ctxlm_ds.new_recipe.start import first_recipe_of, preprocess_options
     from ctxlm_ds.tokenizers.report import report_lines
     from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES, train_tokenizer
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
-from ctxlm_ds.planning.layouts import Layout
-from ctxlm_ds.planning.plan import Planner
-from ctxlm_ds.planning.states import state_elements
+from ctxlm_ds.apps.plan.layouts import Layout
+from ctxlm_ds.apps.plan.plan import Planner
+from ctxlm_ds.apps.plan.states import state_elements
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
 from tests.dist.runner import run_ranks
 from tests.dist.training import GLOBAL_BATCH, build_engine, step_of, tiny_config

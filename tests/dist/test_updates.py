@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
-from ctxlm_ds.planning.layouts import Layout
-from ctxlm_ds.planning.plan import Planner
-from ctxlm_ds.planning.updates import gradient_bytes, update_bytes
+from ctxlm_ds.apps.plan.layouts import Layout
+from ctxlm_ds.apps.plan.plan import Planner
+from ctxlm_ds.apps.plan.updates import gradient_bytes, update_bytes
 from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig, TrainingConfig
 from ctxlm_ds.training.engine import bf16_optimizer
 from tests.dist.runner import run_ranks

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.commands import plan_run
+from ctxlm_ds.apps.plan import plan_run
 from ctxlm_ds.console import run_command
 
 ROOT = Path(__file__).resolve().parents[2]

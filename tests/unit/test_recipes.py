@@ -9,10 +9,10 @@ import pytest
 import torch
 import transformers
 
+from ctxlm_ds.apps.plan.layouts import Layout
+from ctxlm_ds.apps.plan.plan import Planner, load_jsons
+from ctxlm_ds.apps.plan.search import LARGEST_MICRO_BATCH
 from ctxlm_ds.models.build import describe_model
-from ctxlm_ds.planning.layouts import Layout
-from ctxlm_ds.planning.plan import Planner, load_jsons
-from ctxlm_ds.planning.search import LARGEST_MICRO_BATCH
 from ctxlm_ds.recipe.check import check_config, unused_settings
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, load_deepspeed_json
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu

@@ -10,10 +10,10 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from ctxlm_ds.apps.plan.check_lines import run_lines
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import aligned
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.planning.check_lines import run_lines
 from ctxlm_ds.process.run_history import START, read_history
 from ctxlm_ds.recipe.load import dump_config, load_saved_config
 from ctxlm_ds.recipe.problems import shortened

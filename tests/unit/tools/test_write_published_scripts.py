@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.planning.layouts import Layout
+from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.hardware import find_gpu
 from ctxlm_ds.recipe.load import load_config

@@ -1,0 +1,225 @@
+"""Settings of a new recipe that starts from a shipped one: data, layout, batch and steps for a machine."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass
+from functools import cache
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+from ctxlm_ds.apps.init.dataset_size import num_rows
+from ctxlm_ds.apps.init.machine import Machine
+from ctxlm_ds.apps.init.translate import Setting
+from ctxlm_ds.errors import ConfigError, TokenizerError
+from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.problems import did_you_mean
+from ctxlm_ds.recipe.schema import RunConfig, TokenizerConfig
+from ctxlm_ds.recipe.sections import DataSection
+from ctxlm_ds.recipe.yaml_source import read_yaml
+from ctxlm_ds.registry import FAMILIES
+
+SIZES = ("laptop", "small", "base")
+MOST_EPOCHS = 40.0
+"""Passes over the data if no hours are given, at most: about as many as BERT's (Devlin 2018, A.2)."""
+_WARMUP = 0.06
+"""Share of the steps if the shipped recipe counts its warmup in steps of a much longer run."""
+_SPLIT = "97,3,0"
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What a user says about the run."""
+
+    family: str = "bert"
+    size: str = "laptop"
+    data: str | None = None
+    """Prefix of a dataset."""
+    text: str | None = None
+    """File or pattern of text, from which commands make the dataset."""
+    tokenizer: str | None = None
+    hours: float | None = None
+
+
+@cache
+def _sizes() -> dict[str, dict[str, str]]:
+    path = Path(__file__).resolve().parent / "sizes.yaml"
+    table: dict[str, dict[str, str]] = read_yaml(path.read_text(encoding="utf-8"), str(path)).data
+    return table
+
+
+def families() -> list[str]:
+    """Return the families of which recipes ship."""
+    return list(_sizes())
+
+
+def shipped_recipe(family: str, size: str) -> str:
+    """Return the shipped recipe of a family and size.
+
+    Raises ConfigError if there is none.
+    """
+    recipes = _sizes().get(family)
+    if recipes is None:
+        raise ConfigError(
+            f"--family {family}: no recipe of such a family ships{did_you_mean(family, _sizes()) or '.'} "
+            f"Families: {', '.join(_sizes())}"
+        )
+    if size not in recipes:
+        known = ", ".join(f"{key} ({recipe})" for key, recipe in recipes.items())
+        raise ConfigError(f"--size {size}: family {family} has {known}")
+    return recipes[size]
+
+
+def new_settings(answers: Answers, machine: Machine, name: str) -> dict[str, Setting]:
+    """Return the settings of a recipe that extends a shipped one.
+
+    Raises ConfigError if there is no such recipe or dataset, or the model does not fit in the machine's memory.
+    """
+    base = shipped_recipe(answers.family, answers.size)
+    shipped = load_config(base)
+    settings = {"extends": Setting(base, "all other settings, with their sources"), "name": Setting(name, "")}
+    settings["tokenizer.path"] = Setting(answers.tokenizer or "tokenizer", "" if answers.tokenizer else "made below")
+    prefix = answers.data or dataset_prefix(shipped)
+    settings["data.train"] = Setting([prefix], "" if answers.data else "made below")
+    settings["data.split"] = Setting(_SPLIT, "3 % of the documents are held out for evaluation")
+    settings["training.precision"] = Setting(machine.precision, f"of {machine}")
+    changed = shipped.model_copy(
+        update={"training": shipped.training.model_copy(update={"precision": machine.precision})}
+    )
+    batch = _batch(changed, machine)
+    settings |= {key: Setting(*item) for key, item in batch.items()}
+    changed = _with_vocabulary(_with_batch(changed, batch), answers)
+    step_seconds, layout = plan(changed, machine)
+    settings |= layout
+    rows = num_rows(answers.data, shipped.data.seq_length) if answers.data else None
+    settings |= _length(shipped, answers.hours, step_seconds, rows, int(batch["training.global_batch_size"][0]))
+    return settings
+
+
+def dataset_prefix(config: RunConfig) -> str:
+    """Return the prefix that preprocess writes for a recipe's sample format."""
+    return f"data/corpus_text_{'sentence' if config.data.by_sentence else 'document'}"
+
+
+def fitting_vocab_size(kind: str, text: str | None) -> int | None:
+    """Return a size of vocabulary for a text: 4,000 tokens for a megabyte, twice as many for ten times the text.
+
+    None, for the size of the published vocabulary, if that is smaller or the size of the text is not known.
+    """
+    from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES
+
+    num_bytes = sum(Path(name).stat().st_size for name in glob(text or "") if Path(name).is_file())
+    if not num_bytes:
+        return None
+    size = 4000 * 2 ** max(0, round(math.log10(num_bytes / 1e6)))
+    return size if size < TOKENIZER_TYPES[kind].default_vocab_size else None
+
+
+def preprocess_options(data: DataSection) -> list[str]:
+    """Return the options of `ctxlm preprocess` that rows of this section need."""
+    return [*(["--split-sentences"] if data.by_sentence else []), *(["--append-eod"] if data.ends_documents else [])]
+
+
+def first_recipe_of(tokenizer_kind: str) -> RunConfig | None:
+    """Return the smallest shipped recipe of the first family with this kind of tokenizer; None if none has it."""
+    recipes = (load_config(next(iter(sizes.values()))) for sizes in _sizes().values())
+    return next((one for one in recipes if FAMILIES.get(one.model.family).tokenizer == tokenizer_kind), None)
+
+
+def _with_vocabulary(config: RunConfig, answers: Answers) -> RunConfig:
+    """Return the recipe with the size of the vocabulary that it will have, which decides the time of a small model."""
+    if answers.tokenizer is not None:
+        from ctxlm_ds.tokenizers.load import resolve
+
+        named = config.model_copy(update={"tokenizer": TokenizerConfig(path=answers.tokenizer)})
+        with contextlib.suppress(TokenizerError):  # the run says what is wrong
+            return resolve(named)[0]
+        return config
+    size = fitting_vocab_size(FAMILIES.get(config.model.family).tokenizer, answers.text)
+    if size is None or config.model.vocab_size is not None:
+        return config
+    return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})})
+
+
+def _batch(config: RunConfig, machine: Machine) -> dict[str, tuple[Any, str]]:
+    """Return the global batch: the shipped one, rounded up to a multiple of the ranks."""
+    rows = config.training.global_batch_size
+    rounded = math.ceil(rows / machine.ranks) * machine.ranks
+    why = "of the shipped recipe" if rounded == rows else f"of the shipped recipe, {rows}, for {machine.ranks} ranks"
+    return {"training.global_batch_size": (rounded, why)}
+
+
+def _with_batch(config: RunConfig, batch: dict[str, tuple[Any, str]]) -> RunConfig:
+    rows = batch["training.global_batch_size"][0]
+    return config.model_copy(update={"training": config.training.model_copy(update={"global_batch_size": rows})})
+
+
+def plan(config: RunConfig, machine: Machine) -> tuple[float, dict[str, Setting]]:
+    """Return the seconds of a step and the settings of the layout that the planner recommends.
+
+    Raises ConfigError if nothing fits in memory.
+    """
+    from ctxlm_ds.apps.plan.plan import Planner
+    from ctxlm_ds.apps.plan.search import require_plan, search_layouts
+    from ctxlm_ds.models.meter import CPU
+    from ctxlm_ds.recipe.hardware import Cluster, find_gpu
+
+    if machine.gpu is not None:
+        cluster = Cluster(machine.gpu, 1, machine.ranks)
+        best = require_plan(search_layouts(Planner(config, cluster)), cluster)
+        source = f"planned for {machine}"
+        layout = {key: Setting(value, source) for key, value in _settings_of(best.layout, config).items()}
+        return best.time.total, layout
+    from ctxlm_ds.apps.plan.layouts import Layout
+
+    planner = Planner(config, Cluster(find_gpu("A100-40"), 1, machine.ranks), platform=CPU)
+    rows = config.training.global_batch_size // machine.ranks
+    micro = math.gcd(rows, 1 << (min(32, config.training.micro_batch_size).bit_length() - 1))
+    room = machine.memory_bytes / 2 / machine.ranks
+    while micro > 1 and planner.memory(Layout(machine.ranks, micro_batch_size=micro)).total > room:
+        micro //= 2
+    settings = {"training.micro_batch_size": Setting(micro, f"planned for {machine}")}
+    return planner.flops / machine.cpu_flops_per_s, settings | {"deepspeed": Setting("zero1", "")}
+
+
+def _settings_of(layout: Any, config: RunConfig) -> dict[str, Any]:
+    changes: dict[str, Any] = {"deepspeed": f"zero{layout.zero_stage}"}
+    for text in layout.settings(config):
+        key, _, value = text.partition("=")
+        if key in ("training.micro_batch_size", "training.activation_checkpointing") or value not in ("1", "false"):
+            changes[key] = read_yaml(value, key).data
+    return changes
+
+
+def _length(
+    shipped: RunConfig, hours: float | None, step_seconds: float, rows: int | None, batch: int
+) -> dict[str, Setting]:
+    """Return steps, and what a shorter run changes: warmup, decay, evaluations and checkpoints."""
+    steps, why = shipped.training.max_steps, "of the shipped recipe"
+    if hours is not None:
+        fitting = max(1, int(hours * 3600 / step_seconds))
+        why = f"{hours:g} hours, at an estimated {step_seconds:.3g} s a step"
+        steps = fitting
+    elif rows is not None and rows * MOST_EPOCHS / batch < steps:
+        steps, why = max(1, math.ceil(rows * MOST_EPOCHS / batch)), f"{MOST_EPOCHS:g} epochs of about {rows:,} rows"
+    if rows is not None:
+        why += f"; {steps * batch / rows:.3g} epochs" if "epochs of" not in why else ""
+    found = {"training.max_steps": Setting(steps, why)}
+    if steps == shipped.training.max_steps:
+        return found
+    schedule = shipped.schedule
+    if schedule.warmup_steps is not None:
+        found["schedule.warmup_steps"] = Setting(None, "")
+        found["schedule.warmup_fraction"] = Setting(_WARMUP, f"{schedule.warmup_steps:,} steps of a longer run")
+    if schedule.total_steps is not None:
+        found["schedule.total_steps"] = Setting(None, "the decay ends with the run")
+    if schedule.start_step:
+        found["schedule.start_step"] = Setting(0, "")
+    for section in ("evaluation", "checkpoint"):
+        interval = min(getattr(shipped, section).interval_steps or steps, max(1, steps // 10))
+        found[f"{section}.interval_steps"] = Setting(interval, "a tenth of the run at most")
+    if (shipped.checkpoint.keep_every_steps or 0) > steps:
+        found["checkpoint.keep_every_steps"] = Setting(None, "")
+    return found

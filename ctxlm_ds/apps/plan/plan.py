@@ -1,0 +1,277 @@
+"""Memory of a GPU, messages of a step, seconds of a step and days of a run for one layout."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import chain, pairwise
+from typing import Any
+
+from ctxlm_ds.apps.plan.layouts import BYTES, Layout, ZeroSettings
+from ctxlm_ds.apps.plan.states import (
+    FLOAT,
+    StageParameters,
+    buffer_bytes,
+    local_elements,
+    stage_parameters,
+    uses_bf16_optimizer,
+    workspace_bytes,
+)
+from ctxlm_ds.apps.plan.states import state_elements as count_states
+from ctxlm_ds.apps.plan.timing import StageLayer, StageLoad, StepTime, StepTimer
+from ctxlm_ds.apps.plan.traffic import Message, data_messages
+from ctxlm_ds.models.layers import repeated_layers
+from ctxlm_ds.models.meter import CUDA, Platform
+from ctxlm_ds.models.stages import blocks_per_stage, layer_parameters, plan_stages
+from ctxlm_ds.recipe.deepspeed import load_deepspeed_json
+from ctxlm_ds.recipe.hardware import Cluster
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.training.measure import MeasuredModel, describe, measure, training_flops_per_row, useful_flops_per_row
+from ctxlm_ds.training.optimizers.matrices import sent_bytes, update_bytes
+
+SECONDS_PER_DAY = 86_400
+TENSOR_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
+JsonByStage = dict[int, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes of the fullest GPU."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    buffers: int
+    """Memory in addition to states and activations at the fuller of two moments, backward pass and update."""
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A layout with its memory, messages and time."""
+
+    layout: Layout
+    memory: Memory
+    messages: tuple[Message, ...]
+    """Messages sent in one step by the busiest rank."""
+    time: StepTime
+    mfu: float
+    """Useful operations per second over the GPUs' peak."""
+    days: float
+
+    def axis_bytes(self, axis: str) -> float:
+        """Return the bytes that a rank sends per step on one axis (on a ring)."""
+        return sum(message.wire_bytes for message in self.messages if message.axis == axis)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stage:
+    """One pipeline stage: layers start to stop - 1, and tensor-parallel rank 0's share of their parameters."""
+
+    index: int
+    start: int
+    stop: int
+    is_last: bool
+    num_blocks: int
+    parameters: StageParameters
+
+
+def load_jsons(*names: str) -> JsonByStage:
+    """Load DeepSpeed JSONs (paths or shipped names) by their ZeRO stage."""
+    jsons = map(load_deepspeed_json, names)
+    return {int(settings.get("zero_optimization", {}).get("stage", 0)): settings for settings in jsons}
+
+
+class Planner:
+    """Plans layouts of one recipe on one cluster. Results that several layouts share are computed once."""
+
+    def __init__(
+        self, config: RunConfig, cluster: Cluster, jsons: JsonByStage | None = None, platform: Platform = CUDA
+    ) -> None:
+        """Build the model on `meta`.
+
+        Args:
+            config: the recipe.
+            cluster: GPUs to plan for.
+            jsons: DeepSpeed's JSON by ZeRO stage; None for the shipped ones (zero0 to zero3).
+            platform: device whose operations are counted.
+
+        Raises:
+            ConfigError: the model is impossible, or the size of its vocabulary unknown.
+        """
+        jsons = jsons or load_jsons("zero0", "zero1", "zero2", "zero3")
+        self.config = config
+        self.cluster = cluster
+        self.platform = platform
+        self.layers, self.model = describe(config)
+        self.zero = {stage: ZeroSettings.of_json(data, config.model.width) for stage, data in jsons.items()}
+        self.names = layer_parameters(self.layers, self.model.shapes)
+        # Several layouts share these results.
+        self._cut, self._stage_layers = cache(self._cut_layers), cache(self._count_layers)
+        self._measured = cache(lambda tensor, split: measure(config, tensor, split, platform))
+
+    @cached_property
+    def flops(self) -> float:
+        """Useful operations of a step over all GPUs, without recomputation.
+
+        Runs whose attention kept all scores computed all pairs of positions, and publications count them.
+        """
+        count = training_flops_per_row if self.platform.keeps_scores else useful_flops_per_row
+        return count(self.config) * self.config.training.global_batch_size
+
+    def weigh(self, layout: Layout) -> Plan:
+        """Return memory, traffic and time of a layout that recipe/layout.py accepts."""
+        config, zero = layout.apply(self.config), self.zero[layout.zero_stage]
+        loads = [self.load(layout, index) for index in self._telling_stages(layout)]
+        time = StepTimer(config, layout, zero, self.cluster, self.platform.keeps_scores).step(loads)
+        busiest = max(loads, key=lambda load: sum(message.wire_bytes for message in load.messages))
+        peak = self.cluster.gpu.flops_per_s(config.training.precision) * layout.world_size
+        return Plan(
+            layout=layout,
+            memory=self.memory(layout),
+            messages=tuple(busiest.messages),
+            time=time,
+            mfu=self.flops / (time.total * peak),
+            days=self._run_seconds(time) / SECONDS_PER_DAY,
+        )
+
+    def _run_seconds(self, time: StepTime) -> float:
+        """Return the seconds of the run: a smaller step of a ramp has fewer micro-batches."""
+        micro_batches = time.compute + time.tensor + time.pipeline
+        return time.total * self.config.training.max_steps - micro_batches * self._missing_steps
+
+    @cached_property
+    def _missing_steps(self) -> float:
+        """Steps of the full batch whose rows the run does not read because of its ramp."""
+        training = self.config.training
+        return training.max_steps - training.rows_after(training.max_steps) / training.global_batch_size
+
+    def memory(self, layout: Layout) -> Memory:
+        """Return the bytes of the fullest stage's GPU."""
+        found = [self._stage_memory(layout, index) for index in self._telling_stages(layout)]
+        return max(found, key=lambda memory: memory.total)
+
+    def stages(self, layout: Layout) -> list[Stage]:
+        """Cut the layers into the layout's pipeline stages."""
+        return self._cut(layout.tensor, layout.pipeline)
+
+    def _cut_layers(self, tensor: int, pipeline: int) -> list[Stage]:
+        parallel = Layout(1, tensor, pipeline).apply(self.config).parallel
+        bounds = [0, len(self.layers)]
+        if pipeline > 1:
+            bounds = plan_stages(parallel, self.layers, self.model.trained_shapes)
+        blocks = blocks_per_stage(self.layers, bounds)
+        return [
+            Stage(
+                index, start, stop, stop == len(self.layers), blocks[index],
+                stage_parameters(
+                    self.model, chain.from_iterable(self.names[start:stop]), tensor, parallel.vocab_multiple,
+                    self.config.optimizer.orthogonalizes,
+                ),
+            )
+            for index, (start, stop) in enumerate(pairwise(bounds))
+        ]  # fmt: skip
+
+    def _telling_stages(self, layout: Layout) -> list[int]:
+        """Return first, last, and the first between them with each number of blocks; no other is fuller or slower."""
+        stages = self.stages(layout)
+        first_of_size: dict[int, int] = {}
+        for stage in stages[1:-1]:
+            first_of_size.setdefault(stage.num_blocks, stage.index)
+        return sorted({0, *first_of_size.values(), len(stages) - 1})
+
+    def _count_layers(self, measured: MeasuredModel, recompute: bool, stage: Stage) -> Counter[StageLayer]:
+        """Count the layers of a stage that do the same work, and the loss as one more on the last stage."""
+        run = measured.recomputed if recompute else measured.layers
+        layers = list(zip(self.layers, measured.layers, run, strict=True))[stage.start : stage.stop]
+        repeated = repeated_layers(self.layers[stage.start : stage.stop])
+        found = Counter(
+            StageLayer(plain, work, recompute and layer.recompute, layer.block, layer.frozen)
+            for number, (layer, plain, work) in enumerate(layers)
+            if number not in repeated
+        )
+        return found + Counter({StageLayer(measured.loss, measured.loss, False, False): int(stage.is_last)})
+
+    def load(self, layout: Layout, index: int) -> StageLoad:
+        """Collect layers, parameters and messages of pipeline stage `index`."""
+        config, stage, zero = layout.apply(self.config), self.stages(layout)[index], self.zero[layout.zero_stage]
+        measured = self._measured(layout.tensor, layout.sequence_parallel)
+        layers = self._stage_layers(measured, layout.recompute, stage)
+        times = layout.num_micro_batches(config.training.global_batch_size)
+        works = [(layer.run.at(layout.micro_batch_size), count) for layer, count in layers.items()]
+        sent = {name: times * sum(n * getattr(work, name) for work, n in works) for name in TENSOR_OPERATIONS}
+        here, everywhere = self._tied(stage.start, stage.stop), self._tied(0, len(self.layers))
+        used_twice = [size for key, count in here.items() if count > 1 for size in self._elements(layout, key)]
+        messages = data_messages(config, layout, stage.parameters, zero, used_twice)
+        messages += [Message("tensor", name, size, layout.tensor) for name, size in sent.items() if size]
+        if moved := sent_bytes(stage.parameters.matrices, zero.stage, layout.data, layout.tensor):
+            messages.append(Message("data", "send", moved, layout.data * layout.tensor, "matrices"))
+        if layout.pipeline > 1:
+            with_gradient, without_gradient = self._crossing(layout, measured, stage)
+            messages.append(Message("pipeline", "send", times * (with_gradient + without_gradient), 2, "tensors"))
+            messages.append(Message("pipeline", "send", times * with_gradient, 2, "gradients"))
+            each = BYTES[config.training.grad_accum_dtype]
+            for elements in (sum(self._elements(layout, key)) for key in here if here[key] < everywhere[key]):
+                messages.append(Message("pipeline", "all_reduce", each * elements, 2, "tied layer"))
+        return StageLoad(layers, sum(n * work.collectives for work, n in works), stage.parameters, messages)
+
+    def _crossing(self, layout: Layout, measured: MeasuredModel, stage: Stage) -> tuple[float, float]:
+        """Return the bytes that cross the cut after a stage (the last: before it), with and without a gradient."""
+        cut = stage.start if stage.is_last else stage.stop
+        crossing, sizes = measured.flow.before(cut), measured.tensor_bytes[cut]
+        rows = layout.micro_batch_size
+        with_gradient = sum(rows * sizes[name] for name in crossing.with_gradient)
+        return with_gradient, sum(rows * sizes[name] for name in crossing.without_gradient)
+
+    def _tied(self, start: int, stop: int) -> Counter[str]:
+        return Counter(layer.tie_key for layer in self.layers[start:stop] if layer.tie_key)
+
+    def _elements(self, layout: Layout, tie_key: str) -> list[int]:
+        """Return the elements of each parameter of a tied layer on one rank."""
+        number = next(index for index, layer in enumerate(self.layers) if layer.tie_key == tie_key)
+        multiple = self.config.parallel.vocab_multiple
+        return [local_elements(self.model, name, layout.tensor, multiple) for name in self.names[number]]
+
+    def _stage_memory(self, layout: Layout, index: int) -> Memory:
+        config, stage = layout.apply(self.config), self.stages(layout)[index]
+        zero, parameters = self.zero[layout.zero_stage], stage.parameters
+        elements = count_states(config, parameters, zero, layout.data)
+        backward, update = buffer_bytes(config, parameters, zero, layout.data)
+        if self.platform.device == "cpu" and uses_bf16_optimizer(config, zero):
+            # Bf16Optimizer.waits_for_second
+            several = layout.num_micro_batches(config.training.global_batch_size) > 1
+            backward += BYTES["bf16"] * parameters.num_elements * several
+        update += workspace_bytes(config, parameters, zero, layout.data)
+        update += update_bytes(parameters.matrices, zero.stage, layout.data, layout.tensor)
+        activations, workspace = self._activations(config, layout, stage)
+        precision = config.training.precision
+        frozen = BYTES[precision if config.teacher.precision == "run" else config.teacher.precision]
+        return Memory(
+            parameters=BYTES[precision] * elements.parameters + frozen * parameters.frozen,
+            gradients=BYTES[config.training.grad_accum_dtype] * elements.gradients,
+            optimizer=FLOAT * (elements.master + elements.moments),
+            activations=activations,
+            buffers=max(workspace + backward, update - activations),
+        )
+
+    def _activations(self, config: RunConfig, layout: Layout, stage: Stage) -> tuple[int, int]:
+        """Return the bytes that a stage keeps at the fullest moment, and the temporary workspace.
+
+        1F1B holds one micro-batch for each stage from here on. A stage keeps the activations of its layers, the fields
+        of the batch that they read (once), and the tensors that it sends.
+        """
+        measured, rows = self._measured(layout.tensor, layout.sequence_parallel), layout.micro_batch_size
+        layers = self._stage_layers(measured, layout.recompute, stage)
+        each = sum(count * layer.run.at(rows).kept for layer, count in layers.items())
+        fields = {name for layer in layers for name in layer.run.fields}
+        each += rows * sum(measured.field_bytes[name] for name in fields)
+        if not stage.is_last:
+            each += int(self._crossing(layout, measured, stage)[0])
+        held = min(layout.num_micro_batches(config.training.global_batch_size), layout.pipeline - stage.index)
+        again = max((layer.plain.at(rows).kept for layer in layers if layer.again), default=0)
+        return held * each + again, max(layer.plain.at(rows).workspace for layer in layers)

@@ -1,0 +1,105 @@
+"""Bytes that each axis of parallelism sends in an optimizer step, by collective.
+
+They are counted in the two ways that tests compare with:
+
+- data-parallel collectives as DeepSpeed's comms logger (comm/comm.py: bytes of the tensor handed in): the complete
+  tensor of an all-reduce or reduce-scatter, but of an all-gather the share that a rank contributes;
+- tensor-parallel ones as parallel/context.py: the complete tensor of each (the result of an all-gather).
+
+Data-parallel messages follow from the elements of the parameters, the others are measured (measure.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ctxlm_ds.apps.plan.layouts import BYTES, Layout, ZeroSettings
+from ctxlm_ds.apps.plan.states import FLOAT, StageParameters, total_elements, uses_bf16_optimizer
+from ctxlm_ds.recipe.schema import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """All messages of one kind of a rank during a step."""
+
+    axis: str
+    """`data`, `tensor` or `pipeline`."""
+    operation: str
+    """`all_reduce`, `all_gather`, `reduce_scatter` or `send`."""
+    num_bytes: float
+    """Bytes as in the module's docstring."""
+    ranks: int
+    purpose: str = ""
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes that a rank sends on a ring: 2(n-1)/n of an all-reduce's, else (n-1)/n of the complete tensor's."""
+        share = (self.ranks - 1) / self.ranks
+        if self.operation == "all_reduce":
+            return 2 * share * self.num_bytes
+        if self.operation == "all_gather" and self.axis == "data":
+            return share * self.ranks * self.num_bytes
+        return self.num_bytes if self.operation == "send" else share * self.num_bytes
+
+
+def data_messages(
+    config: RunConfig, layout: Layout, parameters: StageParameters, zero: ZeroSettings, tied: Sequence[int] = ()
+) -> list[Message]:
+    """List gradients and weights over the data-parallel ranks of one stage.
+
+    `tied` has the elements of each parameter that the forward pass uses twice (stage 3 may gather it each time).
+    """
+    if layout.data == 1:
+        return []
+    weight, ranks = BYTES[config.training.precision], layout.data
+    micro_batches = layout.num_micro_batches(config.training.global_batch_size)
+    if zero.stage == 0:
+        return [Message("data", "all_reduce", FLOAT * parameters.num_elements, ranks, "gradients")]
+    agreed = Message("data", "all_reduce", _scalars(config, layout, parameters, zero), ranks, "gradient norm")
+    if zero.stage == 3:
+        return [*_stage3_messages(parameters, zero, ranks, weight, micro_batches, tied), agreed]
+    gathered = Message("data", "all_gather", weight * parameters.padded(ranks) // ranks, ranks, "weights")
+    if uses_bf16_optimizer(config, zero):
+        reduced = FLOAT * parameters.padded(ranks)
+        return [Message("data", "reduce_scatter", reduced, ranks, "gradients"), agreed, gathered]
+    sums_in_fp32 = (
+        zero.stage == 1 and config.training.grad_accum_dtype == "fp32" and config.training.precision == "bf16"
+    )
+    sent = (FLOAT if sums_in_fp32 else weight) * parameters.num_elements
+    reduced = sent * (micro_batches if zero.stage == 2 else 1)
+    return [Message("data", "all_reduce", reduced, ranks, "gradients"), agreed, gathered]
+
+
+def _scalars(config: RunConfig, layout: Layout, parameters: StageParameters, zero: ZeroSettings) -> int:
+    """Return the bytes of the gradient norm and the overflow flag.
+
+    Ranks reduce them over the copies of a model, and once more over its parts if it has several.
+    """
+    split = layout.tensor * layout.pipeline > 1
+    if uses_bf16_optimizer(config, zero):
+        return FLOAT * (2 if split else 1)
+    norm = FLOAT * len(parameters.groups) * (2 if zero.stage == 3 else 1)
+    # Otherwise the norm shows an overflow (training/engine/update.py).
+    overflow = 1 if config.training.precision != "fp32" and zero.stage != 3 and zero.offload_optimizer else 0
+    return (norm + overflow) * (2 if split else 1)
+
+
+def _stage3_messages(
+    parameters: StageParameters, zero: ZeroSettings, ranks: int, weight: int, micro_batches: int, tied: Sequence[int]
+) -> Iterator[Message]:
+    """Yield stage 3's messages: small (persistent) parameters are gathered after the update, others per micro-batch.
+
+    Others are gathered once if the backward pass comes before max_reuse_distance elements have passed, else for every
+    use, forward and backward.
+    """
+    total = parameters.padded_each(ranks)
+    others = total_elements(parameters.sizes, ranks, above=zero.persistence_threshold)
+    # The backward pass goes in opposite order: the parameters of the last half of the distance stay gathered.
+    kept = min(others, max(0, zero.max_reuse_distance) / 2 if 2 * total > zero.max_reuse_distance else others)
+    padded_tied = total_elements(Counter(tied), ranks, above=zero.persistence_threshold)
+    again = (others - kept) + (2 * padded_tied if kept < others else 0)
+    gathered = total - others + micro_batches * (others + again)
+    yield Message("data", "reduce_scatter", micro_batches * weight * total, ranks, "gradients")
+    yield Message("data", "all_gather", weight * gathered // ranks, ranks, "weights")

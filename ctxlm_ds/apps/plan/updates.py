@@ -1,0 +1,71 @@
+"""Bytes that gradients and the optimizer's update move in a rank's memory in a step, in addition to the backward pass.
+
+They are counted operation by operation; tests/dist/test_updates.py counts those of engines.
+"""
+
+from __future__ import annotations
+
+from ctxlm_ds.apps.plan.layouts import BYTES, ZeroSettings
+from ctxlm_ds.apps.plan.states import FLOAT, StageParameters, total_elements, uses_bf16_optimizer
+from ctxlm_ds.recipe.schema import RunConfig
+
+FUSED_ADAMW_BYTES = 28
+"""Bytes per element: weight, gradient and two moments are read, all but the gradient written."""
+OPTIMIZER_BYTES = {
+    "adafactor": 140,  # optimizers/adafactor.py: moment 36, sums 8, product 20, norms 8, step 40, decay 8, weight 20
+    "adagrad": 52,  # optimizers/adagrad.py: decay 8, sum 12, root 16, weight 16
+    "lamb": 116,  # optimizers/lamb.py: AdamW's direction in 9 operations 88, two norms 8, ratio 8, weight 12
+    "stable_adamw": 148,  # optimizers/stable_adamw.py: direction 88, gradient over root 36, norm 4, bound 8, weight 12
+}
+"""Bytes per element of optimizers that are not one fused AdamW."""
+MATRIX_BYTES = 80
+"""Bytes per element of Muon's matrices: momentum 24, norm 4, division 8, scale, join, copy 24, decay 8, weight 12."""
+NORM_BYTES, CLIP_BYTES = 4, 8
+ZERO_BYTES = 30
+"""Bytes per element of DeepSpeedZeroOptimizer in addition: fp32 gradient, norm, flat copy, weight; counted 26 to 34."""
+FIRST_SUM_BYTES, NEXT_SUM_BYTES = 6, 10
+"""Bytes per element of the Bf16Optimizer: bf16 is copied into an fp32 sum (2 + 4), or added to it (2 + 4 + 4)."""
+FLATTEN_BYTES = 16
+"""Bytes per element of stage 0's all-reduce: gradients are copied into a flat buffer and back (8 + 8)."""
+BUCKET_MOVES = 10
+"""Times that stage 1 reads or writes a gradient: bucket, average, copy, partition."""
+STAGE_2_MOVES, STAGE_2_SHARE_BYTES = 6, 22
+"""Times that stages 2 and 3 read or write a micro-batch's gradient; bytes to add it to the rank's fp32 partition."""
+
+
+def gradient_bytes(
+    config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int, micro_batches: int
+) -> int:
+    """Return the bytes that summing and reducing the gradients of a step's micro-batches moves."""
+    elements, later = parameters.num_elements, micro_batches - 1
+    weight, each_sum = BYTES[config.training.precision], BYTES[config.training.grad_accum_dtype]
+    if uses_bf16_optimizer(config, zero):
+        return elements * (FIRST_SUM_BYTES + NEXT_SUM_BYTES * later)
+    # autograd reads both and writes their sum.
+    summed = 3 * each_sum * later * elements
+    if zero.stage == 0:
+        return summed + FLATTEN_BYTES * elements
+    if zero.stage == 1:
+        return summed + BUCKET_MOVES * weight * elements
+    return micro_batches * (STAGE_2_MOVES * weight + STAGE_2_SHARE_BYTES // data_ranks) * elements
+
+
+def optimizer_bytes(config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int) -> int:
+    """Return the bytes that the optimizer moves in its share of the parameters."""
+    ranks = data_ranks if zero.stage else 1
+    matrices = total_elements(parameters.one_moment) // ranks
+    each = OPTIMIZER_BYTES.get(config.optimizer.name, FUSED_ADAMW_BYTES)
+    return each * (parameters.padded(ranks) // ranks - matrices) + MATRIX_BYTES * matrices
+
+
+def update_bytes(config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int) -> int:
+    """Return the bytes that norm, clipping, the optimizer and the copy of its weights move."""
+    ranks = data_ranks if zero.stage else 1
+    each = CLIP_BYTES if config.optimizer.gradient_clipping else 0
+    if zero.stage == 0:
+        each += NORM_BYTES
+    elif uses_bf16_optimizer(config, zero):
+        each += NORM_BYTES + FLOAT + BYTES[config.training.precision]
+    else:
+        each += ZERO_BYTES
+    return each * (parameters.padded(ranks) // ranks) + optimizer_bytes(config, parameters, zero, data_ranks)

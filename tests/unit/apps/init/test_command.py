@@ -1,0 +1,70 @@
+import pytest
+
+from ctxlm_ds.apps.init.command import main
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.load import load_config
+
+GPT = "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --lr 1e-3 --bf17"
+REST = " --max-position-embeddings 32 --micro-batch-size 4 --train-iters 50 --data-path a_text_document"
+
+
+def test_questions_and_flags_write_a_recipe(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    answers = iter(["gpt2", "", "corpus.txt", "", "2", "zero", "0.1", ""])
+    monkeypatch.setattr("builtins.input", lambda question: next(answers))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    (tmp_path / "corpus.txt").write_text("A text.\n")
+    main([])
+    printed = capsys.readouterr().out
+    assert "ctxlm tokenizer --input corpus.txt --type gpt2 --vocab-size 4000 --output-dir tokenizer" in printed
+    assert "--append-eod --output-prefix data/corpus" in printed
+    assert "ctxlm pretrain --config gpt2.yaml --ranks 2" in printed
+    config = load_config("gpt2.yaml", world_size=2)
+    assert (config.model.family, config.data.train[0].path) == ("gpt2", "data/corpus_text_document")
+    with pytest.raises(ConfigError, match=r"gpt2.yaml exists"):
+        main(["--family", "gpt2", "--text", "corpus.txt"])
+    with pytest.raises(ConfigError, match=r"--text none.txt: no such file"):
+        main(["--family", "gpt2", "--text", "none.txt", "--output", "other.yaml"])
+    for hours in ("0", "9e9", "inf", "nan"):
+        with pytest.raises(ConfigError, match=r"--hours \S+: expected a number above 0 and up to 8,760"):
+            main(["--family", "gpt2", "--hours", hours, "--output", "other.yaml"])
+
+
+def test_few_steps_and_a_small_vocabulary_are_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.txt").write_text("some text\n" * 50_000)
+    main(["--family", "bert", "--text", "corpus.txt", "--hours", "1e-9"])
+    printed = capsys.readouterr().out
+    assert ", 1 step\n" in printed and "warning: 1e-09 hours allow 1 step; give more --hours" in printed
+    assert "--type wordpiece --vocab-size 4000 --output-dir tokenizer" in printed
+
+
+def test_megatrons_arguments_write_a_recipe(tmp_path, capsys):
+    output = tmp_path / "x.yaml"
+    main(["--from-megatron", GPT + REST, "--tokenizer", "tok", "--output", str(output)])
+    assert "unknown: --bf17; did you mean --bf16?" in capsys.readouterr().out
+    config = load_config(output)
+    assert (config.model.family, config.tokenizer.path, config.training.precision) == ("gpt2", "tok", "fp32")
+
+
+def test_a_recipe_that_is_not_valid_is_not_written_and_names_the_argument(tmp_path):
+    output = tmp_path / "x.yaml"
+    with pytest.raises(ConfigError) as caught:
+        main(["--from-megatron", f"{GPT}{REST} --hidden_dropout 1.5 --hidden-size 63", "--output", str(output)])
+    text = str(caught.value)
+    assert f"{output} is not written" in text and "x.yaml:" not in text.partition("\n")[2] and not output.exists()
+    assert "[--hidden_dropout 1.5]" in text
+    output = tmp_path / "y.yaml"
+    with pytest.raises(ConfigError, match=r"\[--hidden-size 63\]|\[--num-attention-heads 4\]"):
+        main(["--from-megatron", f"{GPT}{REST} --hidden-size 63", "--output", str(output)])
+
+
+def test_slurm_scripts_are_copied(tmp_path, capsys):
+    main(["--slurm", str(tmp_path / "slurm")])
+    assert (tmp_path / "slurm" / "pretrain.sbatch").is_file()
+    assert {path.name for path in (tmp_path / "slurm" / "profiles").iterdir()} == {"cpu.sh", "gpu-h100.sh"}
+    assert f"next: cd {tmp_path} && ctxlm submit RECIPE.yaml" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"folder named slurm; give .*jobs/slurm"):
+        main(["--slurm", str(tmp_path / "jobs")])
+    with pytest.raises(ConfigError, match="exists"):
+        main(["--slurm", str(tmp_path / "slurm")])
