@@ -15,13 +15,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ctxlm_ds.apps.downstream.examples import Files, read_files
+from ctxlm_ds.apps.downstream.features.options import (
+    GRID,
+    add_features,
+    check_options,
+    kind_of_features,
+    recorded_options,
+)
+from ctxlm_ds.apps.downstream.grid import PUBLISHED, RESULT_NAME, Point, grid_points, is_done, read_results, summarize
+from ctxlm_ds.apps.downstream.report import result_rows, write_report
+from ctxlm_ds.apps.downstream.task import TaskDescription, is_file_name, load_task
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import aligned, at_least, counted, program, run_command, setup_logging
-from ctxlm_ds.downstream.examples import Files, read_files
-from ctxlm_ds.downstream.features.options import GRID, add_features, check_options, kind_of_features, recorded_options
-from ctxlm_ds.downstream.grid import PUBLISHED, RESULT_NAME, Point, grid_points, is_done, read_results, summarize
-from ctxlm_ds.downstream.report import result_rows, write_report
-from ctxlm_ds.downstream.task import TaskDescription, is_file_name, load_task
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.installed import check_extra
 from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_folder
@@ -29,7 +35,7 @@ from ctxlm_ds.process.library_noise import quiet_libraries
 from ctxlm_ds.recipe.deepspeed import deepspeed_for_trainer
 
 if TYPE_CHECKING:
-    from ctxlm_ds.downstream.fit import FitSettings
+    from ctxlm_ds.apps.downstream.fit import FitSettings
 
 logger = logging.getLogger("ctxlm_ds")
 PACKAGES = ("sklearn", "scipy", "matplotlib")
@@ -248,8 +254,8 @@ def _kind_options(task: TaskDescription, arguments: argparse.Namespace) -> dict[
 
 
 def _settings(arguments: argparse.Namespace) -> FitSettings:
-    from ctxlm_ds.downstream.fit import FitSettings
-    from ctxlm_ds.downstream.tuning import Tuning
+    from ctxlm_ds.apps.downstream.fit import FitSettings
+    from ctxlm_ds.apps.downstream.tuning import Tuning
 
     tuning = Tuning(arguments.train_layers, arguments.gradual, arguments.layer_decay, arguments.lora)
     return FitSettings(
@@ -267,8 +273,8 @@ def _run_points(
     files: Files | None,
 ) -> None:
     """Run the points that have no result yet; all files are checked before the first."""
-    from ctxlm_ds.downstream.fit import run_point
-    from ctxlm_ds.downstream.prepare import make_kind, make_parts, make_sets
+    from ctxlm_ds.apps.downstream.fit import run_point
+    from ctxlm_ds.apps.downstream.prepare import make_kind, make_parts, make_sets
 
     folders = {point: _folder(arguments, point) for point in points}
     missing = [point for point in points if not is_done(folders[point], wanted)]

@@ -167,14 +167,14 @@ def check_downstream(config: RunConfig, builds_hooks: bool = False) -> None:
     if builds_hooks:
         check_hooks(config)
     if config.evaluation.downstream:
-        load_object("ctxlm_ds.downstream.during_run:check_tasks")(config)
+        load_object("ctxlm_ds.apps.downstream.during_run:check_tasks")(config)
 
 
 def build_all_hooks(config: RunConfig, run_dir: Path, topology: Topology, stop_signal: StopSignal) -> Hooks:
     """Return the hooks of this rank; the one that judges checkpoints on tasks is on rank 0."""
     hooks = Hooks(build_hooks(config, run_dir, topology, stop_signal))
     if config.evaluation.downstream and topology.is_main:
-        judge = load_object("ctxlm_ds.downstream.during_run:DownstreamHook")
+        judge = load_object("ctxlm_ds.apps.downstream.during_run:DownstreamHook")
         hooks.prepend(judge(config, run_dir, hooks.call, lambda: bool(stop_signal.number)))
     return hooks
 

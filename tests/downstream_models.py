@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ctxlm_ds.downstream.examples import Example
-from ctxlm_ds.downstream.task import TaskDescription
+from ctxlm_ds.apps.downstream.examples import Example
+from ctxlm_ds.apps.downstream.task import TaskDescription
 
 WORDS = ["the", "a", "good", "bad", "film", "was", "very", "Paris", "Ann", "met", "in", "who", "where"]
 WORDS += ["##s", "un", "##known", ".", ",", "?"]

@@ -61,8 +61,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _rows_of(features: Path) -> list[tuple[str, str]]:
     """Return the rows that a model has layers for; a line of the log names each of the others."""
-    from ctxlm_ds.downstream.features.choice import LayerChoice
-    from ctxlm_ds.downstream.features.sources import open_source
+    from ctxlm_ds.apps.downstream.features.choice import LayerChoice
+    from ctxlm_ds.apps.downstream.features.sources import open_source
 
     source = open_source(features)
     found = []

@@ -47,13 +47,13 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     ),
     "with a model": (
         Command("finetune", "finetune", "fine-tune a model on a task"),
-        Command("prompt", "commands.prompt", "score prompts of a task without training"),
-        Command("embed", "commands.embed", "vectors of words"),
+        Command("prompt", "apps.downstream.prompt", "score prompts of a task without training"),
+        Command("embed", "apps.downstream.embed", "vectors of words"),
         Command("senses", "commands.senses", "vectors of one word in its contexts, as a picture"),
         Command("sentences", "commands.sentence_embeddings", "train and evaluate vectors of sentences"),
         Command("word2vec", "commands.static_vectors", "train static vectors to compare with"),
         Command("layers", "commands.layer_table", "scores of frozen vectors, layer by layer"),
-        Command("scores", "commands.compare_scores", "compare the scores of models"),
+        Command("scores", "apps.downstream.compare_scores", "compare the scores of models"),
     ),
     "this machine": (
         Command("demo", "commands.pretrain_default", "text to a model that fills masks, in minutes"),

@@ -30,12 +30,12 @@ def build_parser() -> argparse.ArgumentParser:
 def main() -> None:
     args = build_parser().parse_args()
     setup_logging()
+    from ctxlm_ds.apps.downstream.features.choice import LayerChoice
+    from ctxlm_ds.apps.downstream.features.senses import draw, find_occurrences, find_senses, static_neighbours
+    from ctxlm_ds.apps.downstream.features.sources import open_source
+    from ctxlm_ds.apps.downstream.features.static import StaticVectors, words_of_sentences
     from ctxlm_ds.atomic import write_bytes
     from ctxlm_ds.data.sources.corpus import Corpus
-    from ctxlm_ds.downstream.features.choice import LayerChoice
-    from ctxlm_ds.downstream.features.senses import draw, find_occurrences, find_senses, static_neighbours
-    from ctxlm_ds.downstream.features.sources import open_source
-    from ctxlm_ds.downstream.features.static import StaticVectors, words_of_sentences
 
     check_extra("downstream", ["sklearn", "matplotlib"])
     choice = LayerChoice.parse(args.layers)

@@ -17,9 +17,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ctxlm_ds.apps.downstream.task import TaskDescription, load_task
 from ctxlm_ds.atomic import is_same, output_folder, read_object, write_text
 from ctxlm_ds.console import aligned, at_least, counted, setup_logging
-from ctxlm_ds.downstream.task import TaskDescription, load_task
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.finetune import positive, share
 from ctxlm_ds.process.library_noise import quiet_libraries
@@ -94,7 +94,7 @@ def load_encoder(folder: Path, pooling: str, max_length: int | None) -> Any:
         if words.tokenizer.pad_token is None:
             words.tokenizer.pad_token = words.tokenizer.eos_token
     if max_length is not None:
-        from ctxlm_ds.downstream.prepare import longest_rows
+        from ctxlm_ds.apps.downstream.prepare import longest_rows
 
         model.max_seq_length = longest_rows(folder, model.tokenizer, max_length)
     return model
@@ -147,7 +147,7 @@ def train_one(
     from torch import cuda, nn
     from transformers import PrinterCallback, set_seed
 
-    from ctxlm_ds.downstream.fit import progress_lines
+    from ctxlm_ds.apps.downstream.fit import progress_lines
 
     devices = max(1, cuda.device_count())
     if arguments.batch_size % devices:
@@ -193,7 +193,7 @@ def read_pairs(arguments: argparse.Namespace) -> tuple[Texts, Texts]:
     else:
         if arguments.data is None:
             raise ConfigError("--task needs --data, the folder of the task's files")
-        from ctxlm_ds.downstream.prepare import read_parts
+        from ctxlm_ds.apps.downstream.prepare import read_parts
 
         _, task = load_task(arguments.task)
         kept = [one for one in read_parts(task, arguments.data).train if is_similar(task, one)]
@@ -222,7 +222,7 @@ def is_similar(task: TaskDescription, example: Any) -> bool:
 def evaluate(arguments: argparse.Namespace) -> None:
     """Judge each model; write metrics.json with median and spread over them."""
     name, task = load_task(arguments.task)
-    from ctxlm_ds.downstream.prepare import read_parts
+    from ctxlm_ds.apps.downstream.prepare import read_parts
 
     metric, evaluator = make_evaluator(task, read_parts(task, arguments.data).dev)
     results = []

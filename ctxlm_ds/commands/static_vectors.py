@@ -32,8 +32,13 @@ def build_parser() -> argparse.ArgumentParser:
 def main() -> None:
     args = build_parser().parse_args()
     setup_logging()
+    from ctxlm_ds.apps.downstream.features.static import (
+        Word2VecSettings,
+        train_word2vec,
+        words_of_sentences,
+        write_text,
+    )
     from ctxlm_ds.data.sources.corpus import Corpus
-    from ctxlm_ds.downstream.features.static import Word2VecSettings, train_word2vec, words_of_sentences, write_text
 
     texts = Corpus(args.input, [args.json_key], args.input_format, key_flags="--json-key")
     sentences, num_words = [], 0

@@ -16,7 +16,7 @@ from ctxlm_ds.recipe.source_rules import source_problems
 from ctxlm_ds.recipe.teacher_rules import teacher_problems
 
 JUDGED_FOLDERS = ("checkpoint", "hf")
-"""A judged checkpoint and its export, in the folder that has a folder for each task (downstream/during_run.py)."""
+"""A judged checkpoint and its export, in the folder that has a folder for each task (apps/downstream/during_run.py)."""
 DECAYS_TO_THE_END = ("linear", "polynomial", "cosine", "wsd")
 
 Check = Callable[[RunConfig], Iterator[Problem]]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.downstream.fit import FitSettings, Point, run_point
-from ctxlm_ds.downstream.prepare import make_kind, make_sets, read_parts
-from ctxlm_ds.downstream.task import load_task
-from ctxlm_ds.downstream.tuning import Tuning
+from ctxlm_ds.apps.downstream.fit import FitSettings, Point, run_point
+from ctxlm_ds.apps.downstream.prepare import make_kind, make_sets, read_parts
+from ctxlm_ds.apps.downstream.task import load_task
+from ctxlm_ds.apps.downstream.tuning import Tuning
 from tests.dist.runner import run_ranks
 from tests.downstream_models import WORDS, sentiment, write_bert, write_gpt2, write_rows, write_t5
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.downstream.task import load_task
+from ctxlm_ds.apps.downstream.task import load_task
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.finetune import _kind_options, _variant, main, parse_arguments
 

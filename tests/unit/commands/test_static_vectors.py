@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ctxlm_ds.apps.downstream.features.static import StaticVectors
 from ctxlm_ds.commands.static_vectors import main
-from ctxlm_ds.downstream.features.static import StaticVectors
 from ctxlm_ds.errors import ConfigError
 
 TEXT = "The film was good. The film was bad.\nAnn met the film.\n"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ctxlm_ds.downstream.features.sources import open_source
+from ctxlm_ds.apps.downstream.features.sources import open_source
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.own_format import OwnFormat, Tensors
 from ctxlm_ds.families.elmo.config import ELMO, ElmoSection

@@ -1,0 +1,321 @@
+"""Fine-tuning on tasks while a run trains: a separate process exports and judges a checkpoint on rank 0's host.
+
+The training only looks whether it has ended. It shares no memory, accelerator, random state or collective with it, so a
+run's numbers are the same without it, and any layout can be judged, because checkpoints have none. The checkpoint's
+files are linked, so that rotation does not remove them. This file is the hook and, as a program, the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ctxlm_ds.apps.downstream.examples import find_file
+from ctxlm_ds.apps.downstream.task import TaskDescription, load_task
+from ctxlm_ds.atomic import PARTIAL_MARK, read_object
+from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, list_checkpoints, step_name
+from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, list_files
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.check import JUDGED_FOLDERS
+from ctxlm_ds.recipe.evaluation import DownstreamTask
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.registry import load_object
+from ctxlm_ds.training.hooks.hooks import Hook, RunEnd, RunStart, StepMetrics
+
+logger = logging.getLogger("ctxlm_ds")
+
+FOLDER = "downstream"
+LINKED, EXPORTED = JUDGED_FOLDERS
+LOG = "log.txt"
+REPORTED = "reported"
+"""File in a task's folder: the hooks have its scores."""
+NICENESS = 10
+END_POLL_S = 0.5
+OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "CROSS_", "TORCHELASTIC_", "GROUP_", "ROLE_", "PMI_", "OMPI_",
+             "MV2_", "MPI_")  # fmt: skip
+"""Beginnings of variables that would make the process a rank of the run."""
+
+Report = Callable[..., object]
+"""Calls a method of every hook (Hooks.call)."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One task to judge on the checkpoint of one step."""
+
+    step: int
+    number: int
+    """Of the task in the recipe."""
+
+
+def check_tasks(config: RunConfig) -> None:
+    """Refuse tasks whose description, files or packages are missing, and those that the family cannot do.
+
+    Raises:
+        ConfigError, DataError: names what is missing or does not fit.
+    """
+    if config.evaluation.downstream:
+        load_object("ctxlm_ds.finetune:check_packages")()
+    for one in config.evaluation.downstream:
+        _, task = load_task(one.task)
+        for name in filter(None, (task.train, task.dev, task.test)):
+            find_file(Path(one.data), name)
+        _check_family(config.model.family, one.task, task)
+
+
+def _check_family(family: str, name: str, task: TaskDescription) -> None:
+    """Refuse a task for which transformers has no class of the family's exports (ConfigError)."""
+    import transformers
+
+    from ctxlm_ds.apps.downstream.prepare import kind_class
+    from ctxlm_ds.export.base import export_of
+
+    exported = export_of(family).models()[0].config_class
+    auto_class = kind_class(task)(task, None, [], task.max_length).auto_class()
+    if getattr(transformers, exported) not in auto_class._model_mapping:
+        raise ConfigError(
+            f"evaluation.downstream: {name}: transformers has no model of model.family {family} for tasks of kind "
+            f"{task.kind} ({auto_class.__name__.removeprefix('AutoModel')}); leave it out"
+        )
+
+
+def command(task: DownstreamTask, folder: Path) -> list[str]:
+    """Return the command that judges the checkpoint in the folder of a step."""
+    given = {"--task": task.task, "--data": task.data, "--output": folder / task.name, "--seeds": task.seed,
+             "--epochs": task.epochs, "--learning-rates": task.learning_rate, "--batch-sizes": task.batch_size,
+             "--train-layers": task.train_layers, "--max-train-examples": task.max_train_examples}  # fmt: skip
+    options = [str(part) for name, value in given.items() if value is not None for part in (name, value)]
+    return [sys.executable, "-m", "ctxlm_ds.apps.downstream.during_run", str(folder), *options]
+
+
+class DownstreamHook(Hook):
+    """Starts the processes, one at a time, and reports their scores as `downstream/TASK/METRIC` of their step."""
+
+    may_fail = True
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: Path,
+        call_hooks: Report,
+        asked_to_stop: Callable[[], bool] = lambda: False,
+        make_command: Callable[[DownstreamTask, Path], list[str]] = command,
+    ) -> None:
+        """Follow a run.
+
+        Args:
+            config: the recipe.
+            run_dir: of the run.
+            call_hooks: calls a method of every hook.
+            asked_to_stop: returns True if a signal asked the run to stop.
+            make_command: the command of a task and the folder of a step.
+        """
+        self._tasks = config.evaluation.downstream
+        minutes = config.watchdog.save_minutes  # the time that the other ranks' watchdogs allow for the end of a run
+        self._longest_wait_s = math.inf if minutes is None else minutes * 60.0 / 2
+        self._folder, self._checkpoints = run_dir / FOLDER, run_dir / CHECKPOINTS_DIR
+        self._call_hooks, self._asked_to_stop, self._make_command = call_hooks, asked_to_stop, make_command
+        self._waiting: list[Work] = []
+        """Work whose checkpoint is not complete yet."""
+        self._queue: list[Work] = []
+        """Work that can start."""
+        self._running: tuple[Work, subprocess.Popen[bytes]] | None = None
+        self._last_step: int | None = None
+        """Step at which the run ended, which is always judged."""
+
+    def on_run_start(self, start: RunStart) -> None:
+        """Continue what an earlier attempt left, except for steps that this one takes again."""
+        self._forget_after(start.step)
+        steps = {step for step, folder in list_checkpoints(self._folder).items() if (folder / LINKED).is_dir()}
+        for step in sorted(steps | ({start.step} if start.step else set())):
+            due = [work for work in self._due(step, last=step == start.last_step) if not self._is_done(work)]
+            self._waiting += due
+        self._advance()
+
+    def on_step_end(self, metrics: StepMetrics) -> None:
+        self._waiting += self._due(metrics.step)
+        if self._waiting or self._queue or self._running:
+            self._advance()
+
+    def on_rollback(self, step: int) -> None:
+        self._forget_after(step)
+
+    def on_run_end(self, end: RunEnd) -> None:
+        """Judge the last step too and wait for all, unless the run will be resumed or has failed.
+
+        The wait ends after half of watchdog.save_minutes.
+        """
+        if end.completed and not end.failed and end.step:
+            self._last_step = end.step
+            known = {*self._waiting, *self._queue, *([self._running[0]] if self._running else [])}
+            last = [work for work in self._due(end.step, last=True) if work not in known and not self._is_done(work)]
+            self._waiting += last
+            self._wait()
+        self._stop()
+
+    def _wait(self) -> None:
+        self._advance()
+        left = len(self._queue) + (self._running is not None)
+        if left:
+            logger.info("waiting for %d downstream evaluations (logs: %s)", left, self._folder)
+        end_s = time.monotonic() + self._longest_wait_s
+        while self._running is not None and not self._asked_to_stop() and time.monotonic() < end_s:
+            self._call_hooks("on_phase", "evaluation")  # progress, for the watchdog
+            time.sleep(END_POLL_S)
+            self._advance()
+        if self._running is not None:
+            logger.warning("%d downstream evaluations are left; the same command does them", len(self._queue) + 1)
+
+    def _due(self, step: int, last: bool = False) -> list[Work]:
+        return [Work(step, at) for at, task in enumerate(self._tasks) if last or step % task.every_steps == 0]
+
+    def _is_done(self, work: Work) -> bool:
+        """Return whether work has a result that was reported."""
+        return (self._folder / step_name(work.step) / self._tasks[work.number].name / REPORTED).is_file()
+
+    def _advance(self) -> None:
+        """Take the result of the process if it has ended, and start the next one."""
+        self._link_complete()
+        if self._running is not None:
+            work, process = self._running
+            if process.poll() is None:
+                return
+            self._running = None
+            self._finish(work, process.returncode)
+        while self._queue and self._running is None:
+            work = self._queue.pop(0)
+            try:
+                self._running = work, self._start(work)
+            except OSError as error:
+                self._warn(work, error)
+                self._clean(work)
+
+    def _link_complete(self) -> None:
+        """Link the files of checkpoints that are complete; give up work whose checkpoint will not come."""
+        newest = max(list_checkpoints(self._checkpoints), default=0) if self._waiting else 0
+        for work in list(self._waiting):
+            source, linked = self._checkpoints / step_name(work.step), self._folder / step_name(work.step) / LINKED
+            if not linked.is_dir() and (source / MANIFEST_NAME).is_file() and not self._link(work, source, linked):
+                self._waiting.remove(work)
+            elif linked.is_dir():
+                self._waiting.remove(work)
+                self._queue.append(work)
+            elif newest > work.step:
+                self._waiting.remove(work)
+                logger.warning("step %d was not saved, so %s is not judged", work.step, self._tasks[work.number].name)
+
+    def _link(self, work: Work, source: Path, linked: Path) -> bool:
+        """Link a checkpoint, which then stays on the disk: so none while one of an earlier step waits for its turn."""
+        if work.step != self._last_step and any(one.step < work.step for one in self._queue):
+            self._warn(work, f"step {self._queue[0].step} still waits for its evaluation; raise every_steps")
+            return False
+        try:
+            _link_tree(source, linked)
+        except OSError as error:
+            self._warn(work, error)
+            return False
+        return True
+
+    def _warn(self, work: Work, why: object) -> None:
+        name = self._tasks[work.number].name
+        logger.warning("step %d is not judged on %s, training continues: %s", work.step, name, why)
+
+    def _start(self, work: Work) -> subprocess.Popen[bytes]:
+        task, folder = self._tasks[work.number], self._folder / step_name(work.step)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(OF_A_RANK)}
+        # No accelerator: its memory and time are the run's.
+        environment |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(task.threads)}
+        with open(folder / f"{task.name}-{LOG}", "ab") as log:
+            return subprocess.Popen(
+                self._make_command(task, folder), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def _finish(self, work: Work, status: int) -> None:
+        task, folder = self._tasks[work.number], self._folder / step_name(work.step)
+        summary = read_object(folder / task.name / "metrics.json") if status == 0 else None
+        if summary is None:
+            log = folder / f"{task.name}-{LOG}"
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+            why = f"{lines[-1] if lines else f'status {status}'} ({log})"
+            logger.warning("step %d could not be judged on %s, training continues: %s", work.step, task.name, why)
+        else:
+            scores = summary["chosen"]["dev"]
+            figures = {f"{FOLDER}/{task.name}/{name}": float(one["median"]) for name, one in scores.items()}
+            self._call_hooks("on_evaluation", work.step, figures)
+            with suppress(OSError):  # a resume would report them again
+                (folder / task.name / REPORTED).touch()
+        self._clean(work)
+
+    def _clean(self, work: Work) -> None:
+        """Remove the checkpoint and the export of a step without further work."""
+        folder = self._folder / step_name(work.step)
+        if not any(one.step == work.step for one in (*self._waiting, *self._queue)):
+            for path in (folder / EXPORTED, folder / LINKED, *folder.glob(f"{EXPORTED}{PARTIAL_MARK}*")):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _forget_after(self, step: int) -> None:
+        """Drop work and results of later steps."""
+        if self._running is not None and self._running[0].step > step:
+            self._stop()
+        self._waiting = [work for work in self._waiting if work.step <= step]
+        self._queue = [work for work in self._queue if work.step <= step]
+        for later, folder in list_checkpoints(self._folder).items():
+            if later > step:
+                try:
+                    shutil.rmtree(folder)
+                except OSError as error:
+                    logger.warning("%s cannot be removed, so its tasks are not judged again: %s", folder, error)
+
+    def _stop(self) -> None:
+        """End the process; its work is done again if the run is resumed."""
+        if self._running is not None:
+            _, process = self._running
+            process.kill()
+            process.wait()
+            self._running = None
+
+
+def _link_tree(source: Path, target: Path) -> None:
+    """Make a folder with hard links to a checkpoint's files.
+
+    Raises:
+        OSError: the file system has no hard links, for example; a copy would keep the training waiting.
+    """
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        for name in (*list_files(source), MANIFEST_NAME):
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            os.link(source / name, partial / name)
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Export the checkpoint of a step's folder unless it is, and fine-tune with the remaining arguments."""
+    folder, *options = sys.argv[1:] if argv is None else argv
+    os.nice(NICENESS)
+    from ctxlm_ds.process.launcher import die_with_launcher
+
+    die_with_launcher(watch_grandparent=False)
+    from ctxlm_ds.export.huggingface import to_hf
+
+    exported = Path(folder) / EXPORTED
+    if not (exported / "config.json").is_file():
+        to_hf(Path(folder) / LINKED, exported)
+    load_object("ctxlm_ds.finetune:main")([*options, "--model", str(exported)])
+
+
+if __name__ == "__main__":
+    load_object("ctxlm_ds.console:run_command")(main)

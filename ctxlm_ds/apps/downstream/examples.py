@@ -1,0 +1,371 @@
+"""Readers of the files of downstream tasks; each example remembers file and line.
+
+Every file is checked completely before training starts.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import logging
+import lzma
+import math
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ctxlm_ds.apps.downstream.task import Column, TaskDescription
+from ctxlm_ds.console import counted
+from ctxlm_ds.errors import DataError
+from ctxlm_ds.recipe.problems import did_you_mean, show_value
+
+logger = logging.getLogger("ctxlm_ds")
+OPENERS: dict[str, Callable[..., Any]] = {"": open, ".xz": lzma.open, ".gz": gzip.open}
+MAX_FIELD_CHARACTERS = 10**7
+DOCUMENT_START = "-DOCSTART-"
+SPLIT_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One example as the file has it."""
+
+    origin: str
+    """File and line."""
+    text: str = ""
+    """First segment, or the paragraph of a question."""
+    pair: str | None = None
+    """Second segment, or the question."""
+    label: str | None = None
+    """Label or number; None in a test file without labels."""
+    choices: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    answers: tuple[tuple[str, int], ...] = ()
+    """Texts and starts (characters of `text`) of the right answers."""
+    spans: tuple[tuple[int, int, str], ...] = ()
+    """First word, word after the last, and label of labelled spans."""
+    identifier: str = ""
+
+    def shown_text(self) -> str:
+        """Return the inputs on one line."""
+        return " | ".join(filter(None, (self.text, self.pair, *self.choices, " ".join(self.words))))
+
+    def shown_label(self) -> str:
+        """Return what is right on one line; empty if it is not known."""
+        return self.label or " ".join(self.tags) or "; ".join(answer for answer, _ in self.answers)
+
+
+def find_file(data: Path, name: str) -> Path:
+    """Return the path of a task's file, or of its compressed form.
+
+    Raises:
+        DataError: neither exists.
+    """
+    for suffix in OPENERS:
+        path = data / f"{name}{suffix}"
+        if path.is_file():
+            return path
+    raise DataError(f"{data / name}: no such file (nor .xz, .gz); --data names the folder of the task's files")
+
+
+@dataclass(frozen=True)
+class Files:
+    """Examples of a task's files."""
+
+    train: list[Example]
+    dev: list[Example]
+    test: list[Example] | None
+
+
+def read_files(task: TaskDescription, data: Path) -> Files:
+    """Read all files of a task; without a development file, a share of the training file is held out.
+
+    Raises:
+        DataError: names file, line and remedy.
+    """
+    train, dev = read_examples(task, find_file(data, task.train)), None
+    if task.dev is not None:
+        dev = read_examples(task, find_file(data, task.dev))
+    else:
+        random.Random(SPLIT_SEED).shuffle(train)
+        num_held_out = max(1, round(len(train) * task.validation_share))
+        train, dev = train[num_held_out:], train[:num_held_out]
+    if not train:
+        raise DataError(f"{data / task.train}: no examples are left for training; lower validation_share")
+    test = None if task.test is None else read_examples(task, find_file(data, task.test), labelled=False)
+    return Files(train, dev, test)
+
+
+def read_examples(task: TaskDescription, path: Path, labelled: bool = True) -> list[Example]:
+    """Read all examples of a file.
+
+    Args:
+        task: how the file is read.
+        path: plain, .xz or .gz.
+        labelled: False if labels may be missing (a test file).
+
+    Raises:
+        DataError: the file is empty, no UTF-8, cut off, or a line does not fit the description; names file and line.
+    """
+    text = _read_text(path)
+    if not text.strip():
+        raise DataError(f"{path}: the file is empty")
+    if task.format == "squad":
+        examples = list(_read_squad(task, path, text))
+    elif task.kind == "span_classification" and task.format == "jsonl":
+        examples = [_span_example(task, f"{path}:{at}", row, labelled) for at, row in _json_rows(path, text)]
+    elif task.format == "conll":
+        examples = list(_read_conll(task, path, text))
+    else:
+        examples = list(_read_rows(task, path, text, labelled))
+    if not examples:
+        raise DataError(f"{path}: the file has no examples")
+    return examples
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with OPENERS.get(path.suffix, open)(path, "rb") as file:
+            raw = file.read()
+    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}: damaged or cut off ({error})") from None
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise DataError(f"{path}:{line}: invalid UTF-8 (byte 0x{raw[error.start]:02x}); convert the file") from None
+
+
+def _read_rows(task: TaskDescription, path: Path, text: str, labelled: bool) -> Iterator[Example]:
+    rows = _json_rows(path, text) if task.format == "jsonl" else _table_rows(task, path, text, labelled)
+    for line, row in rows:
+        origin = f"{path}:{line}"
+        answers = _answers(row, task.columns["label"], origin) if task.kind == "text_to_text" else ()
+        label = answers[0][0] if answers else _cell(row, task.columns["label"], origin, required=labelled)
+        pair = _cell(row, task.columns["pair"], origin) if "pair" in task.columns else None
+        choices = _choices(row, task.columns["choices"], origin) if "choices" in task.columns else ()
+        body = _cell(row, task.columns["text"], origin)
+        yield Example(origin, str(body), pair, _label_text(task, label, origin), choices,
+                      answers=answers, identifier=str(line))  # fmt: skip
+
+
+def _table_rows(
+    task: TaskDescription, path: Path, text: str, labelled: bool
+) -> Iterator[tuple[int, dict[Column, Any]]]:
+    quoted = task.format == "csv" if task.quoted is None else task.quoted
+    delimiter = "," if task.format == "csv" else "\t"
+    csv.field_size_limit(MAX_FIELD_CHARACTERS)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=quoted,
+                        quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE)  # fmt: skip
+    names: list[str] = []
+    width = broken = 0
+    line = 1
+    try:
+        for row in reader:
+            start, line = line, reader.line_num + 1
+            if not row:
+                continue
+            if not width:
+                width = len(row)
+                _check_columns(task, row, f"{path}:{start}", delimiter, labelled)
+                if task.header:
+                    names = [name.strip() for name in row]
+                    continue
+            if len(row) != width and task.skip_broken:
+                broken += 1
+                continue
+            if len(row) != width:
+                problem = f"{len(row)} columns, the first line has {width}"
+                raise DataError(f"{path}:{start}: {problem}; separate columns by {delimiter!r}, or see `quoted`")
+            yield start, {**dict(enumerate(row)), **dict(zip(names, row, strict=False))}
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: {error}; see `quoted` of the task's description") from None
+    if broken:
+        logger.info("%s: %s with another number of columns left out", path, counted(broken, "line"))
+
+
+def _check_columns(task: TaskDescription, first: list[str], origin: str, delimiter: str, labelled: bool) -> None:
+    """Refuse a wrong delimiter or a missing column at the first line."""
+    names = [name.strip() for name in first] if task.header else []
+    for role, value in task.columns.items():
+        if role == "label" and not labelled:
+            continue
+        for column in value if isinstance(value, list) else [value]:
+            found = column in names if isinstance(column, str) else column < len(first)
+            if found:
+                continue
+            other = next((one for one in ("\t", ",", ";", "|") if one != delimiter and one in first[0]), None)
+            if len(first) == 1 and other is not None:
+                raise DataError(f"{origin}: the line has no {delimiter!r} but {other!r}: wrong delimiter; "
+                                "`format` of the task is tsv (tab) or csv (comma)")  # fmt: skip
+            has = f"columns {', '.join(names)}" if names else f"{len(first)} columns"
+            hint = did_you_mean(column, names) if isinstance(column, str) else ""
+            raise DataError(f"{origin}: no column {column}; the file has {has}{hint}")
+
+
+def _json_rows(path: Path, text: str) -> Iterator[tuple[int, dict[Column, Any]]]:
+    for line, content in enumerate(text.split("\n"), 1):
+        if not content.strip():
+            continue
+        try:
+            row = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}:{line}: no JSON ({error})") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{path}:{line}: a line is a JSON object, not {show_value(row)}")
+        yield line, row
+
+
+def _cell(row: dict[Column, Any], column: Column | list[Column], origin: str, required: bool = True) -> Any:
+    if isinstance(column, list):
+        raise DataError(f"{origin}: only `choices` may be several columns")
+    value = row.get(column)
+    if value is None and required:
+        names = [name for name in row if isinstance(name, str)]
+        raise DataError(f"{origin}: no {column}; the line has {', '.join(names)}{did_you_mean(str(column), names)}")
+    if not required or isinstance(value, (str, int, float)):
+        return value
+    raise DataError(f"{origin}: {column} is {show_value(value)}, not a text or a number")
+
+
+def _choices(row: dict[Column, Any], column: Column | list[Column], origin: str) -> tuple[str, ...]:
+    if isinstance(column, list):
+        return tuple(str(_cell(row, one, origin)) for one in column)
+    value = row.get(column)
+    if not isinstance(value, list) or len(value) < 2 or not all(isinstance(one, str) for one in value):
+        raise DataError(f"{origin}: {column} is a list of two or more texts, not {show_value(value)}")
+    return tuple(value)
+
+
+def _answers(row: dict[Column, Any], column: Column | list[Column], origin: str) -> tuple[tuple[str, int], ...]:
+    """Return the right texts if a line has a list of them; the first is learned."""
+    value = None if isinstance(column, list) else row.get(column)
+    if not isinstance(value, list):
+        return ()
+    if not value or not all(isinstance(one, str) and one.strip() for one in value):
+        raise DataError(f"{origin}: {column} is a text or a list of texts, not {show_value(value)}")
+    return tuple((one, 0) for one in value)
+
+
+def _label_text(task: TaskDescription, value: Any, origin: str) -> str | None:
+    if value is None:
+        return None
+    label = json.dumps(value) if isinstance(value, bool) else str(value).strip()
+    if task.kind == "regression":
+        return _number(task, label, origin)
+    if isinstance(task.labels, dict):
+        if label not in task.labels:
+            raise DataError(f"{origin}: unknown label {show_value(label)}; the task has {', '.join(task.labels)}")
+        return task.labels[label]
+    if task.labels is not None and label not in task.labels:
+        raise DataError(f"{origin}: unknown label {show_value(label)}; the task has {', '.join(task.labels)}")
+    if not label:
+        raise DataError(f"{origin}: the label is empty")
+    return label
+
+
+def _number(task: TaskDescription, label: str, origin: str) -> str:
+    try:
+        number = float(label)
+    except ValueError:
+        raise DataError(f"{origin}: the score {show_value(label)} is not a number") from None
+    if not math.isfinite(number):
+        raise DataError(f"{origin}: the score {show_value(label)} is not finite; remove the line")
+    low, high = task.range or (number, number)
+    if not low <= number <= high:
+        raise DataError(f"{origin}: the score {number} is outside of {low} to {high}")
+    return label
+
+
+def _read_conll(task: TaskDescription, path: Path, text: str) -> Iterator[Example]:
+    word_column, tag_column = task.columns["text"], task.columns["label"]
+    if not isinstance(word_column, int) or not isinstance(tag_column, int):
+        raise DataError(f"{path}: columns of conll files are numbers from 0")
+    words: list[str] = []
+    tags: list[str] = []
+    start = 1
+    for line, content in enumerate([*text.split("\n"), ""], 1):
+        cells = content.split("\t") if "\t" in content else content.split()
+        if cells and cells[0] != DOCUMENT_START:
+            if max(word_column, tag_column) >= len(cells):
+                raise DataError(f"{path}:{line}: {len(cells)} columns; words are in column {word_column}, "
+                                f"tags in column {tag_column}: each word needs its tag")  # fmt: skip
+            if not cells[word_column].strip() or not cells[tag_column].strip():
+                raise DataError(f"{path}:{line}: the {'tag' if cells[word_column].strip() else 'word'} is empty; "
+                                "each word needs its tag")  # fmt: skip
+            start = start if words else line
+            words.append(cells[word_column].strip())
+            tags.append(cells[tag_column].strip())
+        elif words:
+            yield Example(f"{path}:{start}", words=tuple(words), tags=tuple(tags), identifier=str(start))
+            words, tags = [], []
+
+
+def _span_example(task: TaskDescription, origin: str, row: dict[Column, Any], labelled: bool) -> Example:
+    words, spans = row.get(_column(task, "text")), row.get(_column(task, "label"))
+    if not isinstance(words, list) or not words or not all(isinstance(one, str) and one.strip() for one in words):
+        raise DataError(f"{origin}: {task.columns['text']} is a list of words, not {show_value(words)}")
+    identifier = origin.rpartition(":")[2]
+    if spans is None and not labelled:
+        return Example(origin, words=tuple(words), identifier=identifier)
+    if not isinstance(spans, list):
+        raise DataError(f"{origin}: {task.columns['label']} is a list of [start, end, label], not {show_value(spans)}")
+    found: dict[tuple[int, int], str] = {}
+    for span in spans:
+        start, end, label = _span(span, len(words), origin)
+        if found.setdefault((start, end), label) != label:
+            raise DataError(f"{origin}: words {start} to {end} have two labels, {found[start, end]} and {label}; "
+                            "a span has one")  # fmt: skip
+    shown = [f"{label}: {' '.join(words[start:end])}" for (start, end), label in found.items()]
+    return Example(origin, words=tuple(words), label="; ".join(shown) or "no spans", identifier=identifier,
+                   spans=tuple((*place, label) for place, label in found.items()))  # fmt: skip
+
+
+def _column(task: TaskDescription, role: str) -> Column:
+    column = task.columns[role]
+    if isinstance(column, list):
+        raise DataError(f"columns.{role}: one name, not a list")
+    return column
+
+
+def _span(value: Any, num_words: int, origin: str) -> tuple[int, int, str]:
+    shape = [type(one) for one in value] if isinstance(value, list) else []
+    if shape != [int, int, str] or not value[2].strip():
+        raise DataError(f"{origin}: a span is [start, end, label] (two numbers and a text), not {show_value(value)}")
+    start, end, label = value
+    if not 0 <= start < end <= num_words:
+        raise DataError(f"{origin}: the span {show_value(value)} is not within the {num_words} words; start is the "
+                        "first word, counted from 0, end is the word after the last")  # fmt: skip
+    return start, end, label.strip()
+
+
+def _read_squad(task: TaskDescription, path: Path, text: str) -> Iterator[Example]:
+    try:
+        articles = json.loads(text)["data"]
+        for number, article in enumerate(articles):
+            for place, paragraph in enumerate(article["paragraphs"]):
+                for question in paragraph["qas"]:
+                    origin = f"{path}: article {number}, paragraph {place}, question {question.get('id')}"
+                    yield _squad_example(task, paragraph["context"], question, origin)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: not in the form of SQuAD: {error} is missing or of another type") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: no JSON ({error})") from None
+
+
+def _squad_example(task: TaskDescription, context: str, question: dict[str, Any], origin: str) -> Example:
+    answers = tuple((str(one["text"]), int(one["answer_start"])) for one in question.get("answers", []))
+    for answer, start in answers:
+        found = context[start : start + len(answer)] if start >= 0 else ""
+        if not answer or found != answer:
+            raise DataError(f"{origin}: the answer {show_value(answer)} is not at character {start}, "
+                            f"there is {show_value(found)}; correct `answer_start`")  # fmt: skip
+    if not answers and not task.unanswerable:
+        raise DataError(f"{origin}: no answer; a task with such questions says `unanswerable: true`")
+    return Example(origin, context, str(question["question"]), answers=answers, identifier=str(question["id"]))

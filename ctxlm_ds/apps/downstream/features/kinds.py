@@ -1,0 +1,231 @@
+"""Kinds of tasks over frozen vectors of words: they read, predict and judge as those of fine-tuning do."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
+
+from ctxlm_ds.apps.downstream.examples import Example
+from ctxlm_ds.apps.downstream.features.choice import LayerChoice
+from ctxlm_ds.apps.downstream.features.heads import (
+    FrozenClassifier,
+    FrozenModel,
+    FrozenTagger,
+    HeadSettings,
+    InputShape,
+)
+from ctxlm_ds.apps.downstream.features.sources import FeatureSource, StaticSource
+from ctxlm_ds.apps.downstream.features.static import split_words
+from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind
+from ctxlm_ds.apps.downstream.kinds.sequence import Classification, Regression
+from ctxlm_ds.apps.downstream.kinds.tagging import Tagging
+from ctxlm_ds.apps.downstream.prepare import Parts
+from ctxlm_ds.apps.downstream.task import TaskDescription
+from ctxlm_ds.errors import ConfigError, DataError
+from ctxlm_ds.recipe.problems import show_value
+
+logger = logging.getLogger("ctxlm_ds")
+
+
+@dataclass(frozen=True)
+class FrozenInputs:
+    """The vectors that a task's model reads."""
+
+    source: FeatureSource
+    choice: LayerChoice
+    static: FeatureSource | None = None
+    """Further, static vectors, at the input of the RNN."""
+    folder: Path | None = None
+    """Where temporary files of vectors lie; None: the system's folder for them."""
+
+    def __post_init__(self) -> None:
+        self.choice.check(self.source.num_layers, self.source)
+
+    @property
+    def shape(self) -> InputShape:
+        """Return what comes with each word."""
+        shape = self.choice.shape(self.source.num_layers, self.source.width)
+        return InputShape(*shape, self.static.width if self.static is not None else 0)
+
+    def rows(self, sentences: Sequence[Sequence[str]]) -> list[dict[str, NDArray[np.float32]]]:
+        """Return, for each sentence, `vectors` [words, k, w] and, if there are static ones, `static` [words, s]."""
+        shape = self.shape
+        found = self._stored(self.source, self.choice, sentences, (shape.num_vectors, shape.width))
+        rows = [{"vectors": vectors} for vectors in found]
+        if self.static is not None:
+            beside = self._stored(self.static, LayerChoice("layer", 0), sentences, (1, shape.static_width))
+            rows = [row | {"static": vectors[:, 0]} for row, vectors in zip(rows, beside, strict=True)]
+        return rows
+
+    def _stored(
+        self, source: FeatureSource, choice: LayerChoice, sentences: Sequence[Sequence[str]], shape: tuple[int, int]
+    ) -> list[NDArray[np.float32]]:
+        """Compute vectors once, into a temporary file: those of all layers may not fit in memory."""
+        ends = np.cumsum([len(words) for words in sentences])
+        with tempfile.TemporaryFile(dir=self.folder) as file:
+            stored = np.memmap(file, dtype=np.float32, shape=(int(ends[-1]), *shape))
+        rows = []
+        for end, words, vectors in zip(ends, sentences, source.vectors(sentences), strict=True):
+            row = stored[end - len(words) : end]
+            row[:] = choice.select(vectors).swapaxes(0, 1)
+            rows.append(row)
+        return rows
+
+
+@dataclass
+class Frozen:
+    """What kinds over frozen vectors share."""
+
+    inputs: FrozenInputs = field(kw_only=True)
+    head: HeadSettings = field(default_factory=HeadSettings, kw_only=True)
+
+    def collator(self) -> Any:
+        return collate
+
+    def facts(self, model: Any) -> dict[str, Any]:
+        return mix_facts(model)
+
+
+@dataclass
+class FrozenTagging(Frozen, Tagging):
+    """One tag per word."""
+
+    def features(self, examples: Sequence[Example]) -> Features:
+        rows: list[dict[str, Any]] = []
+        for example, vectors in zip(examples, self.inputs.rows([one.words for one in examples]), strict=True):
+            labels = [self.labels.index(tag) for tag in self._tags(example)]
+            rows.append({name: [values] for name, values in vectors.items()} | {"labels": labels})
+        sources = [{"example": at, "words": range(len(example.words))} for at, example in enumerate(examples)]
+        return Features(rows, sources, examples)
+
+    def model(self, folder: Path, config: Any, random: bool) -> FrozenModel:
+        return FrozenTagger(self.inputs.shape, self.head, len(self.labels))
+
+
+@dataclass
+class FrozenClassification(Frozen, Classification):
+    """One label of a text, or of a pair of texts."""
+
+    def features(self, examples: Sequence[Example]) -> Features:
+        return _text_features(self.inputs, has_pairs(self.task), examples, self.labels.index)
+
+    def model(self, folder: Path, config: Any, random: bool) -> FrozenModel:
+        return FrozenClassifier(self.inputs.shape, self.head, len(self.labels), has_pairs(self.task))
+
+
+@dataclass
+class FrozenRegression(Frozen, Regression):
+    """One number of a text, or of a pair of texts."""
+
+    def features(self, examples: Sequence[Example]) -> Features:
+        return _text_features(self.inputs, has_pairs(self.task), examples, float)
+
+    def model(self, folder: Path, config: Any, random: bool) -> FrozenModel:
+        return FrozenClassifier(self.inputs.shape, self.head, 1, has_pairs(self.task), regression=True)
+
+
+KINDS: dict[str, type[Kind]] = {
+    "tagging": FrozenTagging,
+    "classification": FrozenClassification,
+    "regression": FrozenRegression,
+}
+
+
+def make_frozen_kind(task: TaskDescription, parts: Parts, inputs: FrozenInputs, head: HeadSettings) -> Kind:
+    """Return the kind of a task over frozen vectors.
+
+    Raises:
+        ConfigError: the task is of another kind, or the RNN would read nothing.
+    """
+    if task.kind not in KINDS:
+        raise ConfigError(f"--features: tasks of kind {task.kind} are fine-tuned only (--model)")
+    if head.mix_at == "output" and inputs.static is None:
+        raise ConfigError("--mix-at output: the RNN reads only static vectors then; give a file of them by --static")
+    found: Any = KINDS[task.kind]
+    made: Kind = found(task, None, parts.labels, task.max_length, inputs=inputs, head=head)
+    return made
+
+
+def has_pairs(task: TaskDescription) -> bool:
+    """Return whether an example has two texts."""
+    return "pair" in task.columns
+
+
+def words_of(task: TaskDescription, parts: Parts) -> list[list[str]]:
+    """Return the words of all texts of a task, for reading a part of a file of static vectors only."""
+    examples = [*parts.train, *parts.dev, *(parts.test or [])]
+    if task.kind == "tagging":
+        return [list(example.words) for example in examples]
+    return [words for example in examples for words in _segments(example, has_pairs(task))]
+
+
+def check_known_words(source: FeatureSource, sentences: Sequence[Sequence[str]]) -> None:
+    """Log which share of a task's words has a static vector; other sources have one for each word.
+
+    Raises:
+        DataError: none has.
+    """
+    if not isinstance(source, StaticSource):
+        return
+    known = [source.static.row_of(word) is not None for words in sentences for word in words]
+    if not any(known):
+        raise DataError(f"{source}: has none of the task's words, such as {show_value(sentences[0][0])}; "
+                        "give vectors of the same language")  # fmt: skip
+    logger.info("%s: has vectors of %.1f %% of the task's words", source, 100 * sum(known) / len(known))
+
+
+def _segments(example: Example, pairs: bool) -> list[list[str]]:
+    texts = [example.text, example.pair or ""] if pairs else [example.text]
+    return [split_words(text) or [""] for text in texts]  # an empty text has one word without a vector
+
+
+def _text_features(inputs: FrozenInputs, pairs: bool, examples: Sequence[Example], encode: Any) -> Features:
+    segments = [_segments(example, pairs) for example in examples]
+    computed = inputs.rows([words for several in segments for words in several])
+    rows: list[dict[str, Any]] = []
+    for at, example in enumerate(examples):
+        step = 1 + pairs
+        several = computed[at * step : (at + 1) * step]
+        row: dict[str, Any] = {name: [one[name] for one in several] for name in several[0]}
+        rows.append(row if example.label is None else row | {"labels": encode(example.label)})
+    return Features(rows, [{} for _ in rows], examples)
+
+
+def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    """Fill up vectors with 0 to the longest text of the batch: [b, n, k, w], of pairs [b, 2, n, k, w]."""
+    batch: dict[str, torch.Tensor] = {}
+    if "labels" in rows[0]:
+        batch["labels"] = _labels([row["labels"] for row in rows])
+    for name in ("vectors", "static"):
+        if name in rows[0]:
+            texts = [torch.tensor(text) for row in rows for text in row[name]]
+            shape = (len(rows),) if len(texts) == len(rows) else (len(rows), 2)
+            batch[name] = pad_sequence(texts, batch_first=True).unflatten(0, shape)
+            batch["lengths"] = torch.tensor([len(text) for text in texts]).view(shape)
+    return batch
+
+
+def _labels(labels: Sequence[Any]) -> torch.Tensor:
+    if not isinstance(labels[0], list):
+        return torch.tensor(labels)
+    return pad_sequence([torch.tensor(row) for row in labels], batch_first=True, padding_value=IGNORED_LABEL)
+
+
+def mix_facts(model: FrozenModel) -> dict[str, Any]:
+    """Return the weights of layers that were learned, by the mix's place; nothing if there is a single vector."""
+    model.eval()
+    found = {
+        place: {"weights": [round(value, 4) for value in mix.weights().tolist()], "gamma": round(mix.gamma.item(), 4)}
+        for place, mix in model.mixes()
+        if len(mix.scalars) > 1
+    }
+    return {"mix": found} if found else {}

@@ -1,0 +1,99 @@
+"""Options of the command for frozen vectors in place of a model that is fine-tuned. Imports no torch."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctxlm_ds.apps.downstream.task import TaskDescription
+from ctxlm_ds.console import at_least
+from ctxlm_ds.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ctxlm_ds.apps.downstream.kinds.base import Kind
+    from ctxlm_ds.apps.downstream.prepare import Parts
+
+GRID = {"batch_sizes": [32], "learning_rates": [1e-3], "epochs": [10.0]}
+"""Small models that start from random weights."""
+OF_FEATURES = {
+    "layers": "-1", "pooling": None, "static": None, "mix_at": "input", "mix_l2": 0.0, "layer_dropout": 0.0,
+    "encoder": "bilstm", "hidden_size": 128, "encoder_layers": 1, "dropout": 0.3,
+}  # fmt: skip
+OF_FINE_TUNING = {
+    "train_layers": None, "gradual": False, "layer_decay": 1.0, "lora": 0, "random": False, "save_model": False,
+    "train_on": "first", "read_from": "first", "text_to_text": False, "gpt1_inputs": False, "crf": False, "beams": 1,
+    "lm_weight": None, "max_length": None, "deepspeed": None,
+}  # fmt: skip
+"""Options that need a model, with their defaults."""
+
+
+def add_features(parser: argparse.ArgumentParser, share: Any, at_least_zero: Any) -> None:
+    """Add the options; the further arguments are argparse types of numbers from 0 up to 1, and of at least 0."""
+    group = parser.add_argument_group("frozen vectors and a small model of the task (with --features)")
+    add = group.add_argument
+    add(
+        "--layers",
+        metavar="WHICH",
+        default="-1",
+        help="a layer (0: embeddings, -1: last), or {sum, mean, concat, mix}:N of the last N (or `all`); default: -1",
+    )
+    add("--pooling", choices=["first", "mean", "last"], help="vector of a word of several subwords (default: first)")
+    add("--static", type=Path, metavar="FILE", help="further, static vectors, at the input of the RNN")
+    add("--mix-at", choices=["input", "output", "both"], default="input", help="of the RNN (ELMo, section 3.3)")
+    add("--mix-l2", type=at_least_zero, default=0.0, metavar="X", help="factor of ||w||^2 of a mix in the loss")
+    add("--layer-dropout", type=share, default=0.0, metavar="P", help="leave out each layer of a mix, in training")
+    add("--encoder", choices=["bilstm", "none"], default="bilstm")
+    add("--hidden-size", type=at_least(1), default=128, metavar="N", help="cells of each direction")
+    add("--encoder-layers", type=at_least(1), default=1, metavar="N")
+    add("--dropout", type=share, default=0.3, metavar="P", help="at the input and the output of the RNN")
+
+
+def check_options(arguments: argparse.Namespace) -> None:
+    """Refuse options that have no meaning.
+
+    Raises:
+        ConfigError: they belong to fine-tuning, or to frozen vectors.
+    """
+    other, needed = (OF_FEATURES, "--features") if arguments.features is None else (OF_FINE_TUNING, "--model")
+    for name, default in other.items():
+        if getattr(arguments, name) != default:
+            raise ConfigError(f"--{name.replace('_', '-')}: only with {needed}")
+
+
+def recorded_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what settings.json records of the options; nothing for fine-tuning."""
+    if arguments.features is None:
+        return {}
+    found = {name: getattr(arguments, name) for name in OF_FEATURES} | {"pooling": arguments.pooling or "first"}
+    return {"features": found | {"static": None if arguments.static is None else str(arguments.static.resolve())}}
+
+
+def kind_of_features(arguments: argparse.Namespace, task: TaskDescription, parts: Parts) -> Kind:
+    """Return the kind of a task over the vectors that the options name.
+
+    Raises:
+        ConfigError, DataError: a source does not exist, is damaged, has no such layers, or none of the task's words.
+    """
+    from ctxlm_ds.apps.downstream.features.choice import LayerChoice
+    from ctxlm_ds.apps.downstream.features.heads import HeadSettings
+    from ctxlm_ds.apps.downstream.features.kinds import FrozenInputs, check_known_words, make_frozen_kind, words_of
+    from ctxlm_ds.apps.downstream.features.sources import open_source
+
+    head = HeadSettings(arguments.encoder, arguments.hidden_size, arguments.encoder_layers, arguments.dropout,
+                        arguments.mix_at, arguments.mix_l2, arguments.layer_dropout)  # fmt: skip
+    choice = LayerChoice.parse(arguments.layers)
+    if choice.how == "all":
+        raise ConfigError("--layers all: a task's model reads one vector of a word; give mix:all or concat:all")
+    if arguments.static is not None and not arguments.static.is_file():
+        raise ConfigError(f"--static {arguments.static}: no such file; give a file of static vectors")
+    sentences = words_of(task, parts)
+    words = {word for sentence in sentences for word in sentence}
+    words |= {word.lower() for word in words}
+    source = open_source(arguments.features, arguments.pooling, words)
+    static = None if arguments.static is None else open_source(arguments.static, vocabulary=words)
+    for each in (source, static):
+        if each is not None:
+            check_known_words(each, sentences)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    return make_frozen_kind(task, parts, FrozenInputs(source, choice, static, arguments.output), head)

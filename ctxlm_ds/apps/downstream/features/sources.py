@@ -1,0 +1,212 @@
+"""Sources of vectors of words: models of transformers, models in a family's own format, files of static vectors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Container, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ctxlm_ds.apps.downstream.features.static import StaticVectors
+from ctxlm_ds.apps.downstream.prepare import load_tokenizer, longest_rows
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.export.own_format import WordLayers, own_format_in
+
+Words = Sequence[str]
+Vectors = NDArray[np.float32]
+Pooling = Literal["first", "mean", "last"]
+BLOCK = 1024
+"""Sentences that are sorted by length together."""
+BATCH = 32
+LONGEST = 512
+"""Most tokens of a window."""
+
+
+class FeatureSource(ABC):
+    """What gives vectors to the words of a sentence."""
+
+    def __init__(self, name: str, num_layers: int, width: int) -> None:
+        self.name = name
+        self.num_layers = num_layers
+        self.width = width
+
+    @abstractmethod
+    def vectors(self, sentences: Sequence[Words]) -> Iterator[Vectors]:
+        """Yield [layers, words, width] of each sentence, in order; 0 for a word that the source does not know."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def open_source(
+    path: Path,
+    pooling: Pooling | None = None,
+    vocabulary: Container[str] | None = None,
+    separate: bool = False,
+    default_pooling: Pooling = "first",
+) -> FeatureSource:
+    """Open a source.
+
+    Args:
+        path: a folder in Hugging Face's form or in a family's own format (ELMo), or a file of static vectors.
+        pooling: the vector of a word of several subwords, refused for a source without subwords; None: the default.
+        vocabulary: words of a file that are kept (also in lower case); None keeps all.
+        separate: both directions of an ELMo as separate layers: 2L + 1.
+        default_pooling: for a source with subwords.
+
+    Raises:
+        ConfigError, TokenizerError, ExportError, DataError: the path holds no source, or a damaged one.
+    """
+    own = own_format_in(path) if path.is_dir() else None
+    if pooling is not None and (own is not None or path.is_file()):
+        raise ConfigError(f"--pooling {pooling}: {path} has no subwords; drop the option")
+    if own is not None:
+        return OwnSource(str(path), own.word_layers(path), separate)
+    if separate:
+        raise ConfigError(f"--separate-directions: {path} is no ELMo (options.json and weights.hdf5)")
+    if path.is_dir():
+        return TransformersSource(path, pooling or default_pooling)
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file or folder; give a model's folder or a file of static vectors")
+    return StaticSource(str(path), StaticVectors.read(path, vocabulary))
+
+
+class StaticSource(FeatureSource):
+    """One vector for each word, regardless of what surrounds it."""
+
+    def __init__(self, name: str, static: StaticVectors) -> None:
+        super().__init__(name, 1, static.width)
+        self.static = static
+        self.num_words = 0
+        """Words that were looked up."""
+        self.num_unknown = 0
+        """Words among them without a vector."""
+
+    def vectors(self, sentences: Sequence[Words]) -> Iterator[Vectors]:
+        for words in sentences:
+            self.num_words += len(words)
+            self.num_unknown += sum(self.static.row_of(word) is None for word in words)
+            yield self.static.look_up(words)[None]
+
+
+class OwnSource(FeatureSource):
+    """A model that has no class in transformers: ELMo's layers, the context-free one first."""
+
+    def __init__(self, name: str, layers: WordLayers, separate: bool = False) -> None:
+        count, width = layers.num_layers, layers.width
+        super().__init__(name, *((2 * count - 1, width // 2) if separate else (count, width)))
+        self._layers = layers
+        self._separate = separate
+
+    def vectors(self, sentences: Sequence[Words]) -> Iterator[Vectors]:
+        for start in range(0, len(sentences), BLOCK):
+            yield from self._block(sentences[start : start + BLOCK])
+
+    def _block(self, sentences: Sequence[Words]) -> Iterator[Vectors]:
+        found: dict[int, Vectors] = {}
+        for batch in _by_length([len(words) for words in sentences]):
+            computed = self._layers([sentences[at] for at in batch])
+            found |= zip(batch, computed, strict=True)
+        yield from (self._directions(found[at]) for at in range(len(sentences)))
+
+    def _directions(self, vectors: Vectors) -> Vectors:
+        """Split layers [L + 1, n, 2p] to [2L + 1, n, p]: x, then forward and backward of each LSTM (Peters 2018)."""
+        if not self._separate:
+            return vectors
+        halves = np.split(vectors, 2, axis=-1)
+        return np.concatenate([halves[0][:1], np.stack(halves, axis=1)[1:].reshape(-1, *halves[0].shape[1:])])
+
+
+class TransformersSource(FeatureSource):
+    """All hidden states of an encoder, of the encoder of an encoder-decoder, or of a decoder."""
+
+    def __init__(self, folder: Path, pooling: Pooling = "first", max_length: int = LONGEST) -> None:
+        from transformers import AutoModel
+        from transformers.utils import logging as library_logging
+
+        library_logging.disable_progress_bar()
+        library_logging.set_verbosity_error()  # it lists the weights of heads, which are not needed
+        self.tokenizer = load_tokenizer(folder, splits_words=True)
+        self.tokenizer.padding_side = "right"
+        self.max_length = longest_rows(folder, self.tokenizer, max_length)
+        options = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True}
+        try:
+            model = AutoModel.from_pretrained(folder, **options)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{folder}: its model cannot be loaded: {str(error).splitlines()[0]}") from None
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.model = (model.get_encoder() if model.config.is_encoder_decoder else model).eval().to(self.device)
+        self.pooling = pooling
+        probe = self._hidden({"input_ids": [[0]], "attention_mask": [[1]]})
+        super().__init__(str(folder), probe.shape[0], probe.shape[-1])
+
+    def vectors(self, sentences: Sequence[Words]) -> Iterator[Vectors]:
+        for start in range(0, len(sentences), BLOCK):
+            yield from self._block(sentences[start : start + BLOCK])
+
+    def _block(self, sentences: Sequence[Words]) -> list[Vectors]:
+        room = self.max_length - self.tokenizer.num_special_tokens_to_add()
+        encoded = self.tokenizer(
+            [list(words) or [""] for words in sentences], is_split_into_words=True, truncation=True,
+            max_length=self.max_length, stride=room // 2, return_overflowing_tokens=True,
+        )  # fmt: skip
+        owners = encoded.pop("overflow_to_sample_mapping")
+        found = [np.zeros((self.num_layers, len(words), self.width), dtype=np.float32) for words in sentences]
+        margins = [np.full(len(words), -1) for words in sentences]
+        lengths = [len(ids) for ids in encoded["input_ids"]]
+        for batch in _by_length(lengths):
+            hidden = self._hidden({name: [values[at] for at in batch] for name, values in encoded.items()})
+            for place, at in enumerate(batch):
+                words, values, room_around = pool_words(hidden[:, place], encoded.word_ids(at), self.pooling)
+                better = room_around > margins[owners[at]][words]
+                found[owners[at]][:, words[better]] = values[:, better]
+                margins[owners[at]][words[better]] = room_around[better]
+        return found
+
+    @torch.inference_mode()
+    def _hidden(self, rows: dict[str, Any]) -> Vectors:
+        """Return all hidden states of a batch, [layers, rows, tokens, width]."""
+        inputs = self.tokenizer.pad(rows, return_tensors="pt").to(self.device)
+        states = self.model(**inputs, output_hidden_states=True).hidden_states
+        found: Vectors = torch.stack(states).float().cpu().numpy()
+        return found
+
+
+def pool_words(
+    hidden: Vectors, word_ids: Sequence[int | None], pooling: Pooling
+) -> tuple[NDArray[np.int64], Vectors, NDArray[np.int64]]:
+    """Return the vectors of a window's words.
+
+    Args:
+        hidden: [layers, tokens, width], with padding behind.
+        word_ids: the word of each token, None for special tokens.
+        pooling: of the subwords of a word.
+
+    Returns:
+        The words in order, [layers, words, width], and of each word the tokens to the nearer end of the window.
+    """
+    tokens = np.array([-1 if word is None else word for word in word_ids], dtype=np.int64)
+    places = np.flatnonzero(tokens >= 0)
+    if not len(places):
+        return places, hidden[:, :0], places
+    of_word = tokens[places]
+    firsts = np.flatnonzero(np.diff(of_word, prepend=-1))
+    lasts = np.append(firsts[1:], len(places)) - 1
+    if pooling == "mean":
+        sums = np.add.reduceat(hidden[:, places], firsts, axis=1)
+        vectors = (sums / (lasts - firsts + 1)[None, :, None]).astype(np.float32)
+    else:
+        vectors = hidden[:, places[firsts if pooling == "first" else lasts]]
+    margins = np.minimum(places[firsts], len(tokens) - 1 - places[lasts])
+    return of_word[firsts], vectors, margins
+
+
+def _by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Yield batches of numbers of rows of similar length."""
+    order = sorted(range(len(lengths)), key=lambda at: lengths[at])
+    for start in range(0, len(order), BATCH):
+        yield order[start : start + BATCH]

@@ -1,0 +1,133 @@
+"""What a kind of task does: examples to features, a model class, outputs to predictions and scores."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from ctxlm_ds.apps.downstream.examples import Example
+from ctxlm_ds.apps.downstream.extended import read_model
+from ctxlm_ds.apps.downstream.task import TaskDescription
+
+IGNORED_LABEL = -100
+
+
+class Features(Dataset[dict[str, Any]]):
+    """Features of examples: what the model reads, and where each row comes from."""
+
+    def __init__(self, rows: list[dict[str, Any]], sources: list[dict[str, Any]], examples: Sequence[Example]) -> None:
+        self.rows = rows
+        self.sources = sources
+        """Of each row: number of its example, and what the kind needs to read the outputs."""
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.rows[index]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model says about one example."""
+
+    value: Any
+    """Label, number, tags, or text of an answer."""
+    probabilities: Any = None
+    """Probability of each label (of each word for tags), or of the answer."""
+
+
+@dataclass
+class Kind(ABC):
+    """One kind of task, with the tokenizer of the model that is fine-tuned."""
+
+    reads_whole: ClassVar[bool] = False
+    """True if the head reads one vector of a row, false if one of each token."""
+    new_tokens: ClassVar[bool] = False
+    """True if the inputs have tokens that the model does not know, whose embeddings must be trained."""
+
+    task: TaskDescription
+    tokenizer: Any
+    """None if the kind reads vectors."""
+    labels: list[str]
+    max_length: int
+
+    @classmethod
+    def find_labels(cls, task: TaskDescription, train: Sequence[Example]) -> list[str]:
+        """Return the labels in order; [] if the kind has none."""
+        return []
+
+    @abstractmethod
+    def check(self, examples: Sequence[Example]) -> None:
+        """Refuse examples that do not fit (DataError with file and line)."""
+
+    @abstractmethod
+    def features(self, examples: Sequence[Example]) -> Features:
+        """Return what the model reads."""
+
+    def configure(self, config: Any) -> None:  # noqa: B027
+        """Adapt the model's configuration; refuse a model that the kind cannot use (ConfigError)."""
+
+    @abstractmethod
+    def auto_class(self) -> Any:
+        """Return transformers' auto class of this kind."""
+
+    def model(self, folder: Path, config: Any, random: bool) -> Any:
+        """Return the model in fp32: from a folder's weights (safetensors only), or of random weights.
+
+        A folder's 16-bit weights are widened: small updates would vanish in their rounding.
+        """
+        if random:
+            return self.auto_class().from_config(config, dtype=torch.float32)
+        return read_model(self.auto_class(), folder, config)
+
+    @abstractmethod
+    def collator(self) -> Any:
+        """Return what makes a batch of features."""
+
+    def arguments(self, **given: Any) -> Any:
+        """Return transformers' TrainingArguments, or a class of it."""
+        from transformers import TrainingArguments
+
+        return TrainingArguments(**given)
+
+    def trainer(self, **given: Any) -> Any:
+        """Return transformers' Trainer, or a class of it."""
+        from transformers import Trainer
+
+        return Trainer(**given)
+
+    @abstractmethod
+    def predict(self, outputs: Any, features: Features) -> list[Prediction]:
+        """Return one prediction per example from the model's outputs for all features."""
+
+    def keep_logits(self, outputs: Any, labels: Any) -> Any:
+        """Return the outputs that `predict` reads; encoder-decoders also return large states."""
+        return outputs[0] if isinstance(outputs, tuple) else outputs
+
+    def facts(self, model: Any) -> dict[str, Any]:
+        """Return what a trained model shows in addition to its scores, for metrics.json."""
+        return {}
+
+    @abstractmethod
+    def is_right(self, prediction: Prediction, example: Example) -> bool:
+        """Return whether a prediction is completely right."""
+
+    @abstractmethod
+    def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, float]:
+        """Return the task's metrics."""
+
+
+def softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Return probabilities along the last axis."""
+    shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
+    return shifted / shifted.sum(axis=-1, keepdims=True)

@@ -1,0 +1,216 @@
+"""Labels of spans of words, which may be nested: all spans up to a length are classified.
+
+A span is its first and last token's states, an attention-weighted sum of all its states, and an embedding of its width
+(Lee et al. 2017, "End-to-end Neural Coreference Resolution", section 3.2; over BERT: Joshi et al. 2019 and 2020).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pad_sequence
+
+from ctxlm_ds.apps.downstream.examples import Example
+from ctxlm_ds.apps.downstream.extended import concrete_class, load_extended
+from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind, Prediction, softmax
+from ctxlm_ds.apps.downstream.kinds.tagging import encode_windows, subword_positions
+from ctxlm_ds.apps.downstream.metrics import span_scores
+from ctxlm_ds.apps.downstream.tags import OUTSIDE, read_spans
+from ctxlm_ds.apps.downstream.task import TaskDescription
+from ctxlm_ds.console import counted
+from ctxlm_ds.errors import ConfigError, DataError
+from ctxlm_ds.recipe.problems import show_value
+
+logger = logging.getLogger("ctxlm_ds")
+WIDTH_SIZE, HIDDEN_SIZE, DROPOUT = 20, 150, 0.2
+"""Size of the embedding of widths and of the two hidden layers, and dropout (Lee et al. 2017, section 7)."""
+SPAN_INPUTS = ("span_starts", "span_ends", "span_widths", "labels")
+
+
+class SpanClassification(Kind):
+    """A label, or none, of each span of words."""
+
+    @classmethod
+    def find_labels(cls, task: TaskDescription, train: Sequence[Example]) -> list[str]:
+        return [OUTSIDE, *sorted({label for example in train for _, _, label in _spans(task, example)})]
+
+    def check(self, examples: Sequence[Example]) -> None:
+        too_long = total = 0
+        for example in examples:
+            for start, end, label in _spans(self.task, example):
+                if label not in self.labels[1:]:
+                    raise DataError(f"{example.origin}: unknown label {show_value(label)}; the training file has "
+                                    f"{', '.join(self.labels[1:]) or 'no spans'}")  # fmt: skip
+                total, too_long = total + 1, too_long + (end - start > self.task.max_span_words)
+        if too_long:
+            logger.warning("%d of %s longer than %d words, which are not found; see max_span_words",
+                           too_long, counted(total, "span"), self.task.max_span_words)  # fmt: skip
+
+    def features(self, examples: Sequence[Example]) -> Features:
+        encoded = encode_windows(self, examples)
+        owners = encoded.pop("overflow_to_sample_mapping")
+        rows, sources = [], []
+        for at, owner in enumerate(owners):
+            words = encoded.word_ids(at)
+            spans, first, last = self._candidates(words)
+            row = {name: values[at] for name, values in encoded.items()}
+            row |= {"span_starts": first, "span_ends": last, "span_widths": spans[:, 1] - spans[:, 0] - 1}
+            known = {(start, end): label for start, end, label in _spans(self.task, examples[owner])}
+            labels = [self.labels.index(known.get((start, end), OUTSIDE)) for start, end in spans.tolist()]
+            rows.append(row | {"labels": np.array(labels, dtype=np.int64)})
+            margins = np.minimum(first, len(words) - 1 - last)
+            sources.append({"example": owner, "spans": spans, "margins": margins})
+        return Features(rows, sources, examples)
+
+    def _candidates(self, words: Sequence[int | None]) -> tuple[Any, Any, Any]:
+        """Return the spans of a row [spans, 2] (first word, word after the last), their first and last positions."""
+        places = subword_positions(words)
+        numbers = np.array(list(places), dtype=np.int64)
+        widths = numbers[None, :] - numbers[:, None] + 1
+        begin, finish = np.nonzero((widths >= 1) & (widths <= self.task.max_span_words))
+        spans = np.stack([numbers[begin], numbers[finish] + 1], axis=1)
+        first = np.array([positions[0] for positions in places.values()], dtype=np.int64)[begin]
+        last = np.array([positions[-1] for positions in places.values()], dtype=np.int64)[finish]
+        return spans, first, last
+
+    def auto_class(self) -> Any:
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification
+
+    def model(self, folder: Path, config: Any, random: bool) -> Any:
+        made = _with_span_head(concrete_class(self.auto_class(), config), self.task.max_span_words)
+        return load_extended(made, folder, config, random)
+
+    def collator(self) -> Any:
+        return self._collate
+
+    def _collate(self, features: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """Return the tokenizer's batch, and what describes spans [rows, spans]; padding has no label."""
+        texts = [{name: value for name, value in one.items() if name not in SPAN_INPUTS} for one in features]
+        batch = dict(self.tokenizer.pad(texts, return_tensors="pt"))
+        for name in SPAN_INPUTS:
+            values = [torch.from_numpy(np.ascontiguousarray(one[name])) for one in features]
+            padding = IGNORED_LABEL if name == "labels" else 0
+            batch[name] = pad_sequence(values, batch_first=True, padding_value=padding)
+        return batch
+
+    def predict(self, outputs: Any, features: Features) -> list[Prediction]:
+        best: list[dict[tuple[int, int], tuple[int, int, float]]] = [{} for _ in features.examples]
+        for at, source in enumerate(features.sources):
+            probabilities = softmax(outputs[at, : len(source["spans"])])
+            chosen, found = probabilities.argmax(axis=1), best[source["example"]]
+            for number, (start, end) in enumerate(source["spans"].tolist()):
+                margin = int(source["margins"][number])  # of two windows, the one with more text around the span
+                if margin > found.get((start, end), (-1,))[0]:
+                    label = int(chosen[number])
+                    found[start, end] = margin, label, float(probabilities[number, label])
+        return [self._prediction(found) for found in best]
+
+    def _prediction(self, found: dict[tuple[int, int], tuple[int, int, float]]) -> Prediction:
+        spans = [(chance, start, end, label) for (start, end), (_, label, chance) in found.items() if label > 0]
+        if self.task.flat:
+            spans = _without_overlaps(spans)
+        spans.sort(key=lambda one: one[1:])
+        value = [[start, end, self.labels[label]] for _, start, end, label in spans]
+        return Prediction(value, [chance for chance, *_ in spans])
+
+    def is_right(self, prediction: Prediction, example: Example) -> bool:
+        return _as_set(prediction.value) == _as_set(_spans(self.task, example))
+
+    def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, float]:
+        right = [_as_set(_spans(self.task, example)) for example in examples]
+        return span_scores(right, [_as_set(one.value) for one in predictions], self.task.judged_by)
+
+
+def _spans(task: TaskDescription, example: Example) -> Sequence[tuple[int, int, str]]:
+    if task.scheme is None:
+        return example.spans
+    return [(span.start, span.end, span.type) for span in read_spans(example.tags, task.scheme, example.origin)]
+
+
+def _as_set(spans: Sequence[Sequence[Any]]) -> set[tuple[Any, ...]]:
+    return {tuple(span) for span in spans}
+
+
+def _without_overlaps(spans: list[tuple[float, int, int, int]]) -> list[tuple[float, int, int, int]]:
+    """Keep the most probable spans that exclude each other."""
+    kept: list[tuple[float, int, int, int]] = []
+    for span in sorted(spans, key=lambda one: (-one[0], one[1:])):
+        if all(span[2] <= other[1] or span[1] >= other[2] for other in kept):
+            kept.append(span)
+    return kept
+
+
+class SpanHead(nn.Module):
+    """Scores of the labels of spans."""
+
+    def __init__(self, hidden_size: int, num_labels: int, max_words: int, dropout: float) -> None:
+        super().__init__()
+        self.attention = nn.Linear(hidden_size, 1)
+        self.width = nn.Embedding(max_words, WIDTH_SIZE)
+        self.scorer = nn.Sequential(
+            nn.Linear(3 * hidden_size + WIDTH_SIZE, HIDDEN_SIZE), nn.ReLU(), nn.Dropout(dropout),
+            nn.Linear(HIDDEN_SIZE, HIDDEN_SIZE), nn.ReLU(), nn.Dropout(dropout),
+            nn.Linear(HIDDEN_SIZE, num_labels),
+        )  # fmt: skip
+
+    def forward(self, states: Any, starts: Any, ends: Any, widths: Any) -> torch.Tensor:
+        """Return scores [rows, spans, labels].
+
+        Args:
+            states: [rows, tokens, hidden].
+            starts: first token of each span [rows, spans].
+            ends: last token of each span [rows, spans].
+            widths: words of each span, less one [rows, spans].
+        """
+        places = torch.arange(states.shape[1], device=states.device)
+        inside = (places >= starts[..., None]) & (places <= ends[..., None])  # [rows, spans, tokens]
+        weights = self.attention(states).transpose(1, 2).masked_fill(~inside, float("-inf")).softmax(dim=-1)
+        rows = torch.arange(len(states), device=states.device)[:, None]
+        parts = [states[rows, starts], states[rows, ends], weights @ states, self.width(widths)]
+        return self.scorer(torch.cat(parts, dim=-1))
+
+
+def _with_span_head(base: Any, max_words: int) -> Any:
+    """Return transformers' class for tagging with scores of spans in place of its output layer."""
+
+    class WithSpanHead(base):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            if self.base_model is self:
+                raise ConfigError(f"spans: {base.__name__} has no model below its head")
+            for name, child in list(self.named_children()):  # several ranks refuse weights that have no gradient
+                if child is not self.base_model and any(True for _ in child.parameters()):
+                    setattr(self, name, nn.Identity())
+            given = getattr(config, "classifier_dropout", None)
+            dropout = DROPOUT if given is None else given
+            self.span_head = SpanHead(config.hidden_size, config.num_labels, max_words, dropout)
+            self.post_init()
+
+        def forward(
+            self,
+            input_ids: Any,
+            attention_mask: Any,
+            span_starts: Any,
+            span_ends: Any,
+            span_widths: Any,
+            token_type_ids: Any = None,
+            labels: Any = None,
+        ) -> Any:
+            """Return scores [rows, spans, labels] and the loss: a row's is the sum over its spans."""
+            segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+            states = self.base_model(input_ids=input_ids, attention_mask=attention_mask, **segments)[0]
+            logits = self.span_head(states, span_starts, span_ends, span_widths)
+            losses = nn.functional.cross_entropy(
+                logits.float().transpose(1, 2), labels, ignore_index=IGNORED_LABEL, reduction="none"
+            )
+            return {"loss": losses.sum(dim=1).mean(), "logits": logits}
+
+    return WithSpanHead

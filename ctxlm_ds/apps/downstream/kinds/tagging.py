@@ -1,0 +1,146 @@
+"""A tag of each word: named entities, chunks, parts of speech.
+
+A word may have several subwords, and a long sentence is read in several windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from ctxlm_ds.apps.downstream.examples import Example
+from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind, Prediction, softmax
+from ctxlm_ds.apps.downstream.metrics import tagging_scores
+from ctxlm_ds.apps.downstream.tags import best_sequence, legal_transitions, read_spans, write_tags
+from ctxlm_ds.apps.downstream.task import TaskDescription
+from ctxlm_ds.errors import DataError
+from ctxlm_ds.recipe.problems import show_value
+
+SCHEME = "iob2"
+"""Spans are learned and judged as IOB2; files of other schemes are converted."""
+
+
+@dataclass
+class Tagging(Kind):
+    """One tag per word."""
+
+    train_on: Literal["first", "all"] = "first"
+    """Subwords of a word that have a label in training."""
+    read_from: Literal["first", "sum"] = "first"
+    """Distribution of a word: that of its first subword, or the sum of those of all."""
+
+    @classmethod
+    def find_labels(cls, task: TaskDescription, train: Sequence[Example]) -> list[str]:
+        if task.scheme is None:
+            return sorted({tag for example in train for tag in example.tags})
+        types = {span.type for example in train for span in read_spans(example.tags, task.scheme, example.origin)}
+        return ["O", *(f"{prefix}-{name}" for name in sorted(types) for prefix in "BI")]
+
+    def check(self, examples: Sequence[Example]) -> None:
+        for example in examples:
+            for tag in self._tags(example):
+                if tag not in self.labels:
+                    raise DataError(f"{example.origin}: unknown tag {show_value(tag)}; the training file has "
+                                    f"{', '.join(self.labels)}")  # fmt: skip
+
+    def features(self, examples: Sequence[Example]) -> Features:
+        encoded = encode_windows(self, examples)
+        owners = encoded.pop("overflow_to_sample_mapping")
+        tags = [[self.labels.index(tag) for tag in self._tags(example)] for example in examples]
+        rows, sources = [], []
+        for at, owner in enumerate(owners):
+            words = encoded.word_ids(at)
+            row = {name: values[at] for name, values in encoded.items()}
+            row["labels"] = self._labels(words, tags[owner])
+            rows.append(row)
+            sources.append({"example": owner, "words": words})
+        return Features(rows, sources, examples)
+
+    def auto_class(self) -> Any:
+        from transformers import AutoModelForTokenClassification
+
+        return AutoModelForTokenClassification
+
+    def collator(self) -> Any:
+        from transformers import DataCollatorForTokenClassification
+
+        return DataCollatorForTokenClassification(self.tokenizer)
+
+    def predict(self, outputs: Any, features: Features) -> list[Prediction]:
+        words = self._word_probabilities(outputs, features)
+        transitions = legal_transitions(self.labels, SCHEME if self.task.scheme else None)
+        predictions = []
+        for rows in words:
+            path = best_sequence(np.log(np.maximum(rows, 1e-30)), transitions)
+            predictions.append(Prediction([self.labels[label] for label in path], rows.max(axis=1).tolist()))
+        return predictions
+
+    def is_right(self, prediction: Prediction, example: Example) -> bool:
+        return bool(prediction.value == self._tags(example))
+
+    def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, float]:
+        right = [self._tags(example) for example in examples]
+        return tagging_scores(
+            right, [one.value for one in predictions], self.task.scheme is not None, self.task.judged_by
+        )
+
+    def _tags(self, example: Example) -> list[str]:
+        if self.task.scheme is None:
+            return list(example.tags)
+        return write_tags(read_spans(example.tags, self.task.scheme, example.origin), len(example.tags), SCHEME)
+
+    def _labels(self, words: Sequence[int | None], tags: Sequence[int]) -> list[int]:
+        labels, before = [], None
+        for word in words:
+            counts = word is not None and (self.train_on == "all" or word != before)
+            labels.append(tags[word] if counts and word is not None else IGNORED_LABEL)
+            before = word
+        return labels
+
+    def _word_probabilities(self, logits: Any, features: Features) -> list[Any]:
+        """Return [words, labels] of each example."""
+        found = []
+        for example, words in zip(features.examples, word_places(features), strict=True):
+            # A word without subwords, such as a control character, has no place.
+            rows = np.full((len(example.words), len(self.labels)), 1 / len(self.labels))
+            for word, (at, positions) in words.items():
+                used = positions[:1] if self.read_from == "first" else positions
+                total = softmax(logits[at, used]).sum(axis=0)
+                rows[word] = total / total.sum()
+            found.append(rows)
+        return found
+
+
+def encode_windows(kind: Kind, examples: Sequence[Example]) -> Any:
+    """Return the tokenizer's encoding of the words of examples; a long sentence has several overlapping rows."""
+    room = kind.max_length - kind.tokenizer.num_special_tokens_to_add()
+    return kind.tokenizer(
+        [list(example.words) for example in examples], is_split_into_words=True, truncation=True,
+        max_length=kind.max_length, stride=min(kind.task.stride, room // 2), return_overflowing_tokens=True,
+    )  # fmt: skip
+
+
+def word_places(features: Features) -> list[dict[int, tuple[int, list[int]]]]:
+    """Return for each word of each example its row and positions; of two windows the one with more text around it."""
+    found: list[dict[int, tuple[int, list[int]]]] = [{} for _ in features.examples]
+    margins: list[dict[int, int]] = [{} for _ in features.examples]
+    for at, source in enumerate(features.sources):
+        words, owner = source["words"], source["example"]
+        for word, positions in subword_positions(words).items():
+            margin = min(positions[0], len(words) - 1 - positions[-1])
+            if margin > margins[owner].get(word, -1):
+                margins[owner][word] = margin
+                found[owner][word] = at, positions
+    return found
+
+
+def subword_positions(words: Sequence[int | None]) -> dict[int, list[int]]:
+    """Return the positions of each word's subwords in a row."""
+    positions: dict[int, list[int]] = {}
+    for place, word in enumerate(words):
+        if word is not None:
+            positions.setdefault(word, []).append(place)
+    return positions

@@ -1,0 +1,110 @@
+"""Scores of predictions: scikit-learn's and scipy's, spans as conlleval, and SQuAD's by its definition."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence, Set
+from typing import Any
+
+import numpy as np
+
+from ctxlm_ds.apps.downstream.tags import read_spans
+
+UNKNOWN = "(unknown)"
+"""Prediction of a model that wrote no label; always wrong."""
+
+
+def classification_scores(
+    right: Sequence[str], predicted: Sequence[str], positive: str, metrics: Sequence[str]
+) -> dict[str, float]:
+    """Return accuracy, F1 of the positive label, macro F1, Matthews correlation, as far as they are asked for."""
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+    labels = sorted({*right, *predicted} - {UNKNOWN})
+    makers = {
+        "accuracy": lambda: accuracy_score(right, predicted),
+        "f1": lambda: f1_score(right, predicted, labels=[positive], average="macro", zero_division=0),
+        "macro_f1": lambda: f1_score(right, predicted, labels=labels, average="macro", zero_division=0),
+        "matthews": lambda: matthews_corrcoef(right, predicted),
+    }
+    return {name: float(makers[name]()) for name in metrics}
+
+
+def regression_scores(right: Sequence[float], predicted: Sequence[float], metrics: Sequence[str]) -> dict[str, float]:
+    """Return Pearson and Spearman correlation (0 if one side is constant) and mean squared error."""
+    from scipy import stats
+
+    constant = len(set(right)) == 1 or len(set(predicted)) == 1
+    makers = {
+        "pearson": lambda: 0.0 if constant else stats.pearsonr(right, predicted).statistic,
+        "spearman": lambda: 0.0 if constant else stats.spearmanr(right, predicted).statistic,
+        "mse": lambda: np.mean((np.asarray(right) - np.asarray(predicted)) ** 2),
+    }
+    return {name: float(makers[name]()) for name in metrics}
+
+
+def tagging_scores(
+    right: list[list[str]], predicted: list[list[str]], spans: bool, metrics: Sequence[str]
+) -> dict[str, float]:
+    """Return precision, recall and F1 of spans as conlleval and seqeval (IOB2), and accuracy of words.
+
+    Without spans (parts of speech), precision, recall and F1 are those of words, which are the accuracy.
+    """
+    pairs = [pair for sides in zip(right, predicted, strict=True) for pair in zip(*sides, strict=True)]
+    accuracy = sum(one == other for one, other in pairs) / len(pairs)
+    if not spans:
+        return dict.fromkeys(metrics, accuracy)
+    expected, found = ({(at, span) for at, tags in enumerate(side) for span in read_spans(tags, "iob2")}
+                       for side in (right, predicted))  # fmt: skip
+    scores = _set_scores(expected, found) | {"accuracy": accuracy}
+    return {name: scores[name] for name in metrics}
+
+
+def span_scores(right: Sequence[Set[Any]], predicted: Sequence[Set[Any]], metrics: Sequence[str]) -> dict[str, float]:
+    """Return precision, recall and F1 of the labelled spans of all examples together (micro-averaged)."""
+    expected, found = ({(at, span) for at, spans in enumerate(side) for span in spans} for side in (right, predicted))
+    scores = _set_scores(expected, found)
+    return {name: scores[name] for name in metrics}
+
+
+def _set_scores(expected: Set[Any], found: Set[Any]) -> dict[str, float]:
+    common = len(expected & found)
+    return {
+        "f1": 2 * common / max(1, len(expected) + len(found)),
+        "precision": common / max(1, len(found)),
+        "recall": common / max(1, len(expected)),
+    }
+
+
+def normalize_answer(text: str) -> str:
+    """Lower a text, remove punctuation, articles and superfluous spaces (SQuAD's evaluation)."""
+    kept = "".join(character for character in text.lower() if character not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
+
+
+def answer_f1(right: str, predicted: str) -> float:
+    """Return the F1 of the words of two answers after normalization; 1 if both are empty."""
+    right_words, predicted_words = normalize_answer(right).split(), normalize_answer(predicted).split()
+    if not right_words or not predicted_words:
+        return float(right_words == predicted_words)
+    common = sum((Counter(right_words) & Counter(predicted_words)).values())
+    if common == 0:
+        return 0.0
+    precision, recall = common / len(predicted_words), common / len(right_words)
+    return 2 * precision * recall / (precision + recall)
+
+
+def answer_scores(right: Sequence[Sequence[str]], predicted: Sequence[str], metrics: Sequence[str]) -> dict[str, float]:
+    """Return exact match and F1 of answers, each question judged by the right answer that fits best.
+
+    A question without right answers is answered rightly by the empty text (SQuAD 2.0). Values are between 0 and 1.
+    """
+    exact = f1 = 0.0
+    for answers, answer in zip(right, predicted, strict=True):
+        kept = [one for one in answers if normalize_answer(one)] or [""]
+        exact += max(float(normalize_answer(one) == normalize_answer(answer)) for one in kept)
+        f1 += max(answer_f1(one, answer) for one in kept)
+    scores = {"exact_match": exact / len(predicted), "f1": f1 / len(predicted)}
+    return {name: scores[name] for name in metrics}

@@ -1,0 +1,112 @@
+"""Judge an exported model on a task without training: cloze prompts, few-shot examples, contextual calibration.
+
+Masked models fill the gap of a pattern, causal models continue it, text-to-text models write what is in the gap. The
+task is a description of docs/downstream.md; the words of its labels are in a prompt file (YAML).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ctxlm_ds.apps.downstream.prompt_task import PromptDescription, draw_examples, load_prompt
+from ctxlm_ds.apps.downstream.task import TaskDescription, load_task
+from ctxlm_ds.atomic import output_folder, write_text
+from ctxlm_ds.console import aligned, at_least, counted, setup_logging
+from ctxlm_ds.process.library_noise import quiet_libraries
+from ctxlm_ds.recipe.problems import raise_problems
+
+logger = logging.getLogger("ctxlm_ds")
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("--task", required=True, help="name of a shipped task, or a YAML description")
+    add("--prompt", metavar="YAML", help="pattern and words; default: those shipped for the task")
+    add("--model", required=True, type=Path, metavar="DIR", help="model in Hugging Face's form")
+    add("--data", required=True, type=Path, metavar="DIR", help="folder of the task's files")
+    add("--output", required=True, type=Path, metavar="DIR", help="folder of the results")
+    add("--shots", type=at_least(0), default=0, metavar="K", help="solved examples in the prompt (default: 0)")
+    add("--seeds", type=at_least(0), nargs="+", default=[1], metavar="N", help="draws of these examples")
+    add("--score", choices=["sum", "mean"], default="sum", help="log-probability of a word or choice over its tokens")
+    add("--calibrate", action="store_true", help="divide by the probabilities for content-free inputs")
+    add("--max-length", type=at_least(8), metavar="N", help="longest prompt in tokens; default: the model's")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command."""
+    arguments = parse_arguments(argv)
+    setup_logging()
+    quiet_libraries()
+    name, task = load_task(arguments.task)
+    prompt = load_prompt(arguments.prompt or name)
+    seeds = arguments.seeds if arguments.shots else [0]
+    wanted = {
+        "task": task.model_dump(mode="json"), "prompt": prompt.model_dump(mode="json"),
+        "model": str(arguments.model.resolve()), "data": str(arguments.data.resolve()), "score": arguments.score,
+        "calibrate": arguments.calibrate, "max_length": arguments.max_length,
+    }  # fmt: skip
+    run_seeds(arguments, task, prompt, seeds, wanted)
+    from ctxlm_ds.apps.downstream.grid import read_results, summarize
+
+    results = read_results(arguments.output, wanted)
+    found = summarize(results, task.judged_by[0], ("shots",))
+    method = f"{counted(found['chosen']['shots'], 'shot')}{', calibrated' if arguments.calibrate else ''}"
+    summary = {"task": name, "model": str(arguments.model), "method": method, "published": task.published, **found}
+    write_text(arguments.output / "metrics.json", json.dumps(summary, indent=1) + "\n")
+    print("\n".join(aligned(result_rows(summary))))
+
+
+def run_seeds(
+    arguments: argparse.Namespace,
+    task: TaskDescription,
+    prompt: PromptDescription,
+    seeds: Sequence[int],
+    wanted: dict[str, Any],
+) -> None:
+    """Answer the prompts of each seed that has no result yet."""
+    from ctxlm_ds.apps.downstream.fit import write_predictions
+    from ctxlm_ds.apps.downstream.grid import is_done
+    from ctxlm_ds.apps.downstream.prepare import kind_class, load_tokenizer, longest_input, read_parts
+    from ctxlm_ds.apps.downstream.prompting import Prompting
+    from ctxlm_ds.apps.downstream.scoring import load_scorer
+
+    folders = {seed: arguments.output / "points" / f"shots{arguments.shots}-seed{seed}" for seed in seeds}
+    missing = {seed: folder for seed, folder in folders.items() if not is_done(folder, wanted)}
+    if not missing:
+        return
+    parts = read_parts(task, arguments.data)
+    tokenizer = load_tokenizer(arguments.model, False)
+    scorer = load_scorer(arguments.model, tokenizer, scores_unknown=task.kind == "multiple_choice")
+    raise_problems(f"prompt of {arguments.task}", list(prompt.problems(task, parts.labels, scorer.causal)))
+    unlimited = task.model_copy(update={"max_length": arguments.max_length or 2**20})
+    kind = kind_class(task)(task, tokenizer, parts.labels, longest_input(unlimited, arguments.model, tokenizer))
+    for examples in (parts.train, parts.dev):
+        kind.check(examples)
+    prompting = Prompting(kind, prompt, scorer, arguments.score == "mean", arguments.calibrate)
+    for seed, folder in missing.items():
+        predictions = prompting.predict(parts.dev, draw_examples(parts.train, arguments.shots, seed))
+        scores = kind.score(predictions, parts.dev)
+        logger.info("seed %d: %s", seed, ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+        result = {"task": task.title, "model": str(arguments.model),
+                  "point": {"shots": arguments.shots, "seed": seed}, "dev": scores}  # fmt: skip
+        with output_folder(folder) as partial:
+            write_predictions(partial / "dev_predictions.jsonl", kind, predictions, parts.dev)
+            write_text(partial / "settings.json", json.dumps(wanted, indent=1) + "\n")
+            write_text(partial / "metrics.json", json.dumps(result, indent=1) + "\n")
+
+
+def result_rows(summary: dict[str, Any]) -> list[list[str]]:
+    """Return median and spread over seeds of each metric, by number of examples in the prompt."""
+    rows = [["shots", "seeds", *summary["chosen"]["dev"]]]
+    for row in summary["grid"]:
+        cells = [f"{one['median']:.4f} ({one['lowest']:.4f} to {one['highest']:.4f})" for one in row["dev"].values()]
+        rows.append([str(row["shots"]), str(len(row["seeds"])), *cells])
+    return rows

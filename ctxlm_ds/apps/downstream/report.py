@@ -1,0 +1,134 @@
+"""Report of a fine-tuning: learning curves and confusion matrix as PNG, and one self-contained report.html."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ctxlm_ds.apps.downstream.grid import Point
+from ctxlm_ds.apps.downstream.task import TaskDescription
+from ctxlm_ds.atomic import write_bytes, write_text
+from ctxlm_ds.report import page, table
+
+MAX_LABELS = 40
+"""Labels of the largest confusion matrix with numbers in its cells."""
+MAX_SHOWN = 20
+"""Wrong predictions in the report."""
+
+
+def write_report(
+    output: Path, task: TaskDescription, summary: Mapping[str, Any], results: Sequence[Mapping[str, Any]]
+) -> None:
+    """Write curves.png, confusion.png (if there are labels) and report.html.
+
+    Args:
+        output: the folder that holds points/.
+        task: the description.
+        summary: see `grid.summarize`, with task, model and published scores.
+        results: metrics.json of each point.
+    """
+    head, *rows = result_rows(summary)
+    sections = {"Results": [table(head, rows)], "Published": [_published(summary)]}
+    curves = _draw_curves(results, summary["metric"])
+    write_bytes(output / "curves.png", curves)
+    sections["Learning curves"] = [_image(curves, "score on the development file after each epoch")]
+    predicted = _read_predictions(output, summary["chosen"])
+    if task.kind == "classification":
+        matrix = _draw_confusion([one["label"] for one in predicted], [one["prediction"] for one in predicted])
+        write_bytes(output / "confusion.png", matrix)
+        sections["Confusion"] = [_image(matrix, "right labels down, predictions across")]
+    sections["Wrong predictions of the chosen run"] = [_wrong(predicted)]
+    write_text(output / "report.html", page(f"{task.title or summary['task']}: {summary['model']}", sections))
+
+
+def result_rows(summary: Mapping[str, Any]) -> list[list[str]]:
+    """Return the grid as a table with its head: median and spread of each metric, the chosen point marked."""
+    parts = [part for part in ("dev", "test") if part in summary["chosen"]]
+    names = [name if part == "dev" else f"{part} {name}" for part in parts for name in summary["chosen"][part]]
+    rows = [["", "batch", "rate", "epochs", "seeds", *names]]
+    for row in summary["grid"]:
+        figures = [one for part in parts for one in row[part].values()]
+        cells = [f"{one['median']:.4f} ({one['lowest']:.4f} to {one['highest']:.4f})" for one in figures]
+        mark = "chosen" if row == summary["chosen"] else ""
+        numbers = [str(row["batch_size"]), f"{row['learning_rate']:g}", f"{row['epochs']:g}", str(len(row["seeds"]))]
+        rows.append([mark, *numbers, *cells])
+    return rows
+
+
+def _published(summary: Mapping[str, Any]) -> str:
+    if not summary["published"]:
+        return "<p>The description names no published score.</p>"
+    rows = [[name, f"{score:.3f}"] for name, score in summary["published"].items()]
+    ours = summary["chosen"]["dev"][summary["metric"]]["median"]
+    return table(["model", summary["metric"]], [*rows, [str(summary["model"]), f"{ours:.3f}"]])
+
+
+def _read_predictions(output: Path, chosen: Mapping[str, Any]) -> list[dict[str, Any]]:
+    point = Point(chosen["batch_size"], chosen["learning_rate"], chosen["epochs"], chosen["seeds"][0])
+    text = (output / "points" / point.name / "dev_predictions.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def _wrong(predicted: Sequence[Mapping[str, Any]]) -> str:
+    wrong = [one for one in predicted if not one["right"]][:MAX_SHOWN]
+    rows = [(one["example"][:300], one["label"][:200], _shown(one["prediction"])[:200]) for one in wrong]
+    return table(["example", "right", "predicted"], rows)
+
+
+def _shown(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _draw_curves(results: Sequence[Mapping[str, Any]], metric: str) -> bytes:
+    figure, axes = _figure()
+    for result in results:
+        lines = [line for line in result["log"] if f"eval_{metric}" in line]
+        point = result["point"]
+        name = f"batch {point['batch_size']}, {point['learning_rate']:g}, seed {point['seed']}"
+        axes.plot([line["epoch"] for line in lines], [line[f"eval_{metric}"] for line in lines], marker="o", label=name)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel(metric)
+    if len(results) <= 12:
+        axes.legend(fontsize=8)
+    return _png(figure)
+
+
+def _draw_confusion(right: Sequence[str], predicted: Sequence[str]) -> bytes:
+    from sklearn.metrics import ConfusionMatrixDisplay
+
+    figure, axes = _figure()
+    many = len(set(right)) > MAX_LABELS
+    ConfusionMatrixDisplay.from_predictions(
+        right,
+        predicted,
+        ax=axes,
+        colorbar=False,
+        include_values=not many,
+        xticks_rotation="vertical" if many else "horizontal",
+    )
+    return _png(figure)
+
+
+def _figure() -> tuple[Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.subplots()
+
+
+def _png(figure: Any) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    return buffer.getvalue()
+
+
+def _image(content: bytes, title: str) -> str:
+    encoded = base64.b64encode(content).decode("ascii")
+    return f'<img style="max-width:100%" alt="{escape(title)}" src="data:image/png;base64,{encoded}">'

@@ -1,0 +1,73 @@
+"""Task models over frozen vectors: padding changes nothing, mixes enter where asked to, the loss is defined."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from ctxlm_ds.apps.downstream.features.heads import FrozenClassifier, FrozenTagger, HeadSettings, InputShape
+
+SHAPE = InputShape(num_vectors=3, width=5, static_width=2)
+SETTINGS = HeadSettings(hidden_size=4)
+
+
+def batch(rows: int = 2) -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    lengths = torch.tensor([4, 2, 3, 1][:rows])
+    return {"vectors": torch.randn(rows, 4, 3, 5), "static": torch.randn(rows, 4, 2), "lengths": lengths}
+
+
+@pytest.mark.parametrize("mix_at", ["input", "output", "both"])
+@pytest.mark.parametrize("encoder", ["bilstm", "none"])
+def test_what_is_behind_a_text_changes_nothing(mix_at: str, encoder: str) -> None:
+    model = FrozenTagger(SHAPE, replace(SETTINGS, mix_at=mix_at, encoder=encoder), num_labels=3).eval()
+    inputs = batch()
+    logits = model(**inputs)["logits"]
+    assert logits.shape == (2, 4, 3) and [place for place, _ in model.mixes()] == (
+        ["input", "output"] if mix_at == "both" else [mix_at]
+    )
+    inputs["vectors"][1, 2:] = 9.0
+    inputs["static"][1, 2:] = 9.0
+    torch.testing.assert_close(model(**inputs)["logits"][1, :2], logits[1, :2])
+    alone = model(inputs["vectors"][1:, :2], inputs["lengths"][1:], inputs["static"][1:, :2])["logits"]
+    torch.testing.assert_close(alone[0], logits[1, :2])
+
+
+def test_a_text_is_the_mean_of_its_words() -> None:
+    settings = HeadSettings(encoder="none", dropout=0.0)
+    model = FrozenClassifier(SHAPE, settings, num_labels=2, pairs=False).eval()
+    inputs = batch()
+    words = torch.cat([inputs["static"], inputs["vectors"].mean(dim=2)], dim=-1)
+    expected = model.classifier(torch.stack([words[0].mean(dim=0), words[1, :2].mean(dim=0)]))
+    torch.testing.assert_close(model(**inputs)["logits"], expected)
+
+
+def test_a_pair_is_compared() -> None:
+    model = FrozenClassifier(SHAPE, replace(SETTINGS, encoder="none"), num_labels=1, pairs=True, regression=True).eval()
+    inputs = batch(4)
+    paired = {name: value.unflatten(0, (2, 2)).transpose(0, 1) for name, value in inputs.items()}
+    words = torch.cat([inputs["static"], inputs["vectors"].mean(dim=2)], dim=-1)
+    u = torch.stack([words[0].mean(dim=0), words[1, :2].mean(dim=0)])
+    v = torch.stack([words[2, :3].mean(dim=0), words[3, 0]])
+    expected = model.classifier(torch.cat([u, v, (u - v).abs(), u * v], dim=1))
+    labels = torch.tensor([0.5, 2.0])
+    outputs = model(**paired, labels=labels)
+    torch.testing.assert_close(outputs["logits"], expected)
+    torch.testing.assert_close(outputs["loss"], F.mse_loss(expected[:, 0], labels))
+
+
+def test_the_penalty_is_part_of_the_loss_of_training() -> None:
+    settings = replace(SETTINGS, mix_at="both", mix_l2=0.5, dropout=0.0)
+    model = FrozenTagger(SHAPE, settings, num_labels=3)
+    labels = torch.tensor([[0, 1, 2, 0], [1, 2, -100, -100]])
+    for _, mix in model.mixes():
+        mix.scalars.data.copy_(torch.tensor([1.0, 0.0, -2.0]))
+    losses = [model.train(training)(**batch(), labels=labels)["loss"] for training in (True, False)]
+    torch.testing.assert_close(losses[0] - losses[1], torch.tensor(0.5 * 2 * 5.0))
+    logits = model(**batch())["logits"]
+    torch.testing.assert_close(
+        losses[1], F.cross_entropy(logits.flatten(0, 1)[[0, 1, 2, 3, 4, 5]], labels.flatten()[:6])
+    )

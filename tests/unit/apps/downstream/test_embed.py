@@ -1,0 +1,91 @@
+"""tools/embed.py: what it writes is transformers' hidden states, or ELMo's layers; mistakes are one message."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ctxlm_ds.apps.downstream.embed import main
+from ctxlm_ds.errors import ConfigError
+from tests.downstream_models import write_bert
+
+LINES = ["the film was good .", "Ann met unknown films in Paris"]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("embed")
+    write_bert(folder / "bert")
+    (folder / "text.txt").write_text("\n".join(LINES) + "\n")
+    return folder
+
+
+def run(monkeypatch: pytest.MonkeyPatch, files: Path, *options: object) -> None:
+    base = ["--features", files / "bert", "--input", files / "text.txt", "--lines"]
+    monkeypatch.setattr(sys, "argv", ["embed.py", *map(str, [*base, *options])])
+    main()
+
+
+def plain(files: Path, line: str) -> tuple[np.ndarray, list[int | None]]:
+    from transformers import AutoModel, AutoTokenizer
+
+    encoded = AutoTokenizer.from_pretrained(files / "bert")(line, return_tensors="pt")
+    with torch.no_grad():
+        states = AutoModel.from_pretrained(files / "bert").eval()(**encoded, output_hidden_states=True).hidden_states
+    return torch.stack(states)[:, 0].numpy(), encoded.word_ids(0)
+
+
+def test_words_are_hidden_states(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from safetensors.numpy import load_file
+
+    run(monkeypatch, files, "--layers", "concat:2", "--output", tmp_path / "v.safetensors")
+    found = load_file(tmp_path / "v.safetensors")
+    assert found["offsets"].tolist() == [0, 5, 11] and found["vectors"].shape == (11, 1, 64)
+    for number, line in enumerate(LINES):
+        states, word_ids = plain(files, line)
+        firsts = [word_ids.index(word) for word in range(len(line.split()))]
+        expected = np.concatenate([states[-2, firsts], states[-1, firsts]], axis=1)
+        rows = slice(*found["offsets"][number : number + 2])
+        np.testing.assert_allclose(found["vectors"][rows, 0], expected, atol=1e-6)
+
+
+def test_sentences_are_the_mean_of_their_words(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow as pa
+
+    for unit in ("words", "sentences"):
+        run(monkeypatch, files, "--layers", "all", "--unit", unit, "--output", tmp_path / f"{unit}.arrow")
+    words, sentences = (pa.ipc.open_file(str(tmp_path / f"{unit}.arrow")).read_all() for unit in ("words", "sentences"))
+    assert sentences["word"].to_pylist() == LINES and words["word"].to_pylist() == " ".join(LINES).split()
+    assert sentences.column_names == ["sentence", "word", *(f"layer_{at}" for at in range(4))]
+    of_words = np.array(words["layer_2"].to_pylist())
+    expected = [of_words[:5].mean(axis=0), of_words[5:].mean(axis=0)]
+    np.testing.assert_allclose(np.array(sentences["layer_2"].to_pylist()), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--layers", "4"), r"has 4 layers, 0 \(embeddings\) to 3"),
+        (("--layers", "mix:2"), "a mix is trained with a task"),
+        (("--output", "v.npz"), r"the name ends in \.safetensors or \.arrow"),
+        (("--separate-directions",), "is no ELMo"),
+    ],
+)
+def test_mistakes_are_refused(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(monkeypatch, files, "--output", tmp_path / "v.arrow", *options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_words_without_a_static_vector_are_counted(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "glove.txt").write_text("the 1 2\nfilm 2 3\nann 1 1\n")
+    run(monkeypatch, files, "--features", tmp_path / "glove.txt", "--output", tmp_path / "v.safetensors")
+    assert f"72.7 % of 11 words have no vector in {tmp_path / 'glove.txt'}; theirs is zero" in capsys.readouterr().err

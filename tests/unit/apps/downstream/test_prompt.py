@@ -1,0 +1,44 @@
+"""The command: results of each seed, a second start, the table of models, and a mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.apps.downstream.compare_scores import read_run
+from ctxlm_ds.apps.downstream.prompt import main
+from ctxlm_ds.errors import ConfigError
+from tests.downstream_models import sentiment, write_bert, write_rows
+
+
+def test_results_are_those_of_a_fine_tuning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_bert(tmp_path / "model")
+    task, examples = sentiment(12)
+    write_rows(tmp_path / "data" / "train.tsv", examples)
+    write_rows(tmp_path / "data" / "dev.tsv", examples[:8])
+    description = task.model_dump(exclude_defaults=True)
+    lines = [f"{name}: {json.dumps(value)}" for name, value in description.items()]
+    (tmp_path / "mine.yaml").write_text("\n".join(lines))
+    (tmp_path / "prompt.yaml").write_text("pattern: '{text} a {mask} film'\nwords: {bad: bad, good: good}\n")
+    command = ["--task", str(tmp_path / "mine.yaml"), "--prompt", str(tmp_path / "prompt.yaml"),
+               "--model", str(tmp_path / "model"), "--data", str(tmp_path / "data"),
+               "--output", str(tmp_path / "out"), "--shots", "1", "--seeds", "1", "2"]  # fmt: skip
+    capsys.readouterr()  # what making the model has said
+    main(command)
+    shown = capsys.readouterr().out
+    main(command)
+    assert capsys.readouterr().out == shown and "accuracy" in shown
+    run = read_run(str(tmp_path / "out"))
+    assert (run.model, run.task, run.num_seeds) == ("model, 1 shot", "mine", 2)
+    lines = (tmp_path / "out" / "points" / "shots1-seed2" / "dev_predictions.jsonl").read_text().splitlines()
+    right = [json.loads(line)["right"] for line in lines]
+    point = json.loads((tmp_path / "out" / "points" / "shots1-seed2" / "metrics.json").read_text())
+    assert point["dev"]["accuracy"] == sum(right) / 8
+    main([*command[:-5], "--shots", "0"])
+    summary = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert [row["shots"] for row in summary["grid"]] == [0, 1]
+    assert summary["method"] == ["0 shots", "1 shot"][summary["chosen"]["shots"]]
+    with pytest.raises(ConfigError, match="made differently"):
+        main([*command, "--calibrate"])
