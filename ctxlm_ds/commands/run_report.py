@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from ctxlm_ds.cluster.run_files import METRICS_NAME, find_runs
+from ctxlm_ds.apps.cluster.run_files import METRICS_NAME, find_runs
 
 
 def build_parser() -> argparse.ArgumentParser:

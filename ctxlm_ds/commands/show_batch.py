@@ -25,7 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def check_run(run_dir: Path) -> None:
     """Refuse a folder that is no run. Raises DataError."""
-    from ctxlm_ds.cluster.run_files import CONFIG_NAME, is_run
+    from ctxlm_ds.apps.cluster.run_files import CONFIG_NAME, is_run
     from ctxlm_ds.errors import DataError
 
     if not run_dir.is_dir():

@@ -28,7 +28,7 @@ ATTEMPT_VARIABLE = "CTXLM_ATTEMPT"
 """Name of this start's folder below RUN/attempts, the same on every rank; the Slurm job sets it."""
 DEFAULT_ATTEMPT = "by-hand"
 JOB_ATTEMPT = "job-"
-"""The names of a Slurm job's starts begin so; it starts its ranks itself (cluster/job.py)."""
+"""The names of a Slurm job's starts begin so; it starts its ranks itself (apps/cluster/job.py)."""
 
 START = "start"  # rank 0 begins or resumes: step, world_size, job_id
 END = "end"  # rank 0 ended in order: step, reason, completed, failed

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.cluster.slurm_commands import excluded_nodes
+from ctxlm_ds.apps.cluster.slurm_commands import excluded_nodes
 from ctxlm_ds.process.run_history import REQUEUE, START
 from tests.slurm.cluster import Cluster
 from tests.slurm.runs import Job, Runs

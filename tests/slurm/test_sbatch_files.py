@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.commands.submit import PROFILE_LINE
+from ctxlm_ds.apps.cluster.submit import PROFILE_LINE
 from tests.slurm.cluster import ROOT, Cluster
 
 pytestmark = pytest.mark.slurm

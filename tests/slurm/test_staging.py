@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.cluster.staging import SPARE_BYTES
+from ctxlm_ds.apps.cluster.staging import SPARE_BYTES
 from ctxlm_ds.process.run_history import START
 from tests.slurm.cluster import Cluster
 from tests.slurm.runs import Job, Runs

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from ctxlm_ds.cluster.job_context import pretrain_words
+from ctxlm_ds.apps.cluster.job_context import pretrain_words
 from ctxlm_ds.commands.main import COMMANDS, load
 
 ROOT = Path(__file__).resolve().parents[2]

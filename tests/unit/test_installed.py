@@ -38,7 +38,7 @@ def test_missing_packages_of_an_extra_are_named() -> None:
 
 def test_a_bare_interpreter_can_say_so() -> None:
     done = subprocess.run(
-        [sys.executable, "-S", "-m", "ctxlm_ds.cluster.job_context", "2", "--config", "x"],
+        [sys.executable, "-S", "-m", "ctxlm_ds.apps.cluster.job_context", "2", "--config", "x"],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 2 and done.stderr.startswith("error: ") and "has no torch, deepspeed" in done.stderr

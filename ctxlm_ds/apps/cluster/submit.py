@@ -1,0 +1,271 @@
+"""Check a pretraining job, then queue it: `sbatch slurm/pretrain.sbatch`, named after the run, with its log in the run.
+
+Checked are the recipe for the nodes and ranks, its tokenizer and datasets, what the run has done already, and sbatch's
+own opinion (--test-only).
+Further options are sbatch's: --partition=gpu --account=me --time=24:00:00. `ctxlm check` takes the same words, and
+submits nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from ctxlm_ds.apps.cluster.inputs import input_problems
+from ctxlm_ds.apps.cluster.job import refuse_run_of_another
+from ctxlm_ds.apps.cluster.run_files import SUBMITTED_NAME
+from ctxlm_ds.apps.cluster.slurm_commands import show_job
+from ctxlm_ds.apps.cluster.sweep import OPTION, RUN_DIR, SWEEP_NAME, SweepTask, read_sweep, tasks_of_array
+from ctxlm_ds.atomic import write_text
+from ctxlm_ds.checkpoint.progress import read_progress
+from ctxlm_ds.console import at_least, counted, run_command
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.installed import checkout
+from ctxlm_ds.pretrain import check_only, make_run_dir, run_directory
+from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.schema import RunConfig
+
+WAITS = ("--dependency", "-d")
+PATIENCE_S = 5.0  # with Slurm's controller, for a question that the job asks again
+TRIAL_NUMBER = re.compile(r"Job \d+ to start")
+PROFILE_LINE = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command; what it does not know is sbatch's."""
+    parser = argparse.ArgumentParser(
+        prog=f"{sys.argv[0]}" if sys.argv[0].startswith("ctxlm ") else "ctxlm submit",
+        usage="%(prog)s RECIPE [OPTIONS] [--OPTION=VALUE of sbatch ...]",
+        description=__doc__,
+        allow_abbrev=False,
+        parents=[_sizes_parser()],
+    )
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", help="a path, or the name of a shipped recipe")
+    add("--profile", metavar="NAME", help="settings of a cluster: slurm/profiles/NAME.sh, or a path (slurm/env.sh)")
+    add("--sweep", type=Path, metavar="FILE", help="a line of settings for each task of an array; its runs are RUN/N")
+    add("--deepspeed_config", metavar="JSON", help="DeepSpeed JSON: a path or a name in ds_configs/")
+    add("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="override settings")
+    return parser
+
+
+def _sizes_parser() -> argparse.ArgumentParser:
+    """Return the parser of sbatch's options that the check needs; a profile may have them too."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add = parser.add_argument
+    add("--nodes", type=at_least(1), default=1, metavar="N")
+    add("--ranks", "--ntasks-per-node", type=at_least(1), metavar="N", help="of each node (default: its GPUs, or one)")
+    add("--gpus-per-node", metavar="[TYPE:]N")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None, submits: bool = True) -> None:
+    """Run `ctxlm submit`."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    parser = build_parser()
+    args, _ = parser.parse_known_args(words)
+    scripts = scripts_folder()
+    profile = find_profile(args.profile, scripts)
+    lines = "\n".join(PROFILE_LINE.findall(profile.read_text(encoding="utf-8")))
+    sizes, options = _sizes_parser().parse_known_args(shlex.split(lines, comments=True))
+    args, own_options = parser.parse_known_args(words, sizes)  # the command line wins, and comes last
+    gpus = [] if args.gpus_per_node is None else [f"--gpus-per-node={args.gpus_per_node}"]
+    args.ranks = args.ranks or _count(args.gpus_per_node)
+    args.tasks = _tasks([*options, *own_options])
+    config, is_complete = check(args, waits=any(word.startswith(WAITS) for word in (*options, *own_options)))
+    if submits and is_complete:
+        print("not queued, there is nothing to train; a larger training.max_steps continues a run")
+        return
+    size_options = [f"--nodes={args.nodes}", f"--ntasks-per-node={args.ranks}", *gpus]
+    Submission(args, config, profile, [*size_options, *options, *own_options], scripts / "pretrain.sbatch").run(submits)
+
+
+def check_main(argv: Sequence[str] | None = None) -> None:
+    """Run `ctxlm check`."""
+    main(argv, submits=False)
+
+
+def check(args: argparse.Namespace, waits: bool = False) -> tuple[RunConfig, bool]:
+    """Check the recipe of every task, what it reads and what it has done, and describe the first.
+
+    Args:
+        args: of the command line.
+        waits: True if the job waits for others, which may have its run until then.
+
+    Returns:
+        The recipe without a sweep, and whether all its runs are complete.
+
+    Raises:
+        ConfigError: a setting is wrong, an input is missing or does not fit, or another job has the run.
+        CheckpointError: a run cannot be continued with these settings.
+    """
+    world_size = args.nodes * args.ranks
+    whole = load_config(args.recipe, args.set, world_size)
+    common, tasks = _sweep_tasks(args, run_directory(whole))
+    configs = [
+        load_config(args.recipe, [*common, *task.settings], world_size, dict.fromkeys(task.settings, task.place))
+        for task in tasks
+    ]
+    first = argparse.Namespace(**vars(args), config=args.recipe, world_size=world_size, print=False)
+    first.set = [*common, *tasks[0].settings]
+    check_only(first)
+    for config in configs:
+        try:
+            refuse_run_of_another(run_directory(config), None, partial(show_job, patience_s=PATIENCE_S))
+        except ConfigError as error:
+            if not waits:
+                raise
+            print(f"  warning: {error}")
+    progress = [read_progress(run_directory(config), config) for config in configs]
+    begun = [each for each in progress if each is not None]
+    num_complete = sum(each.complete for each in begun)
+    if len(tasks) > 1 and begun:
+        print(f"  {len(tasks)} tasks: {num_complete} complete already, {len(begun) - num_complete} to resume")
+    try:
+        problems = dict.fromkeys(line for config in configs for line in input_problems(config))
+    except ImportError as error:
+        print(f"  tokenizer and data: not opened, {error.name} is not installed here")
+    else:
+        if problems:
+            raise ConfigError("\n  ".join([f"{args.recipe}: the job would end at its beginning", *problems]))
+        print("  tokenizer and data: found")
+    return whole, num_complete == len(tasks)
+
+
+def _sweep_tasks(args: argparse.Namespace, run_dir: Path) -> tuple[list[str], list[SweepTask]]:
+    """Return the settings of all tasks, and the tasks of --array with their run directories; one without a sweep."""
+    if args.sweep is None:
+        return args.set, [SweepTask("", [])]
+    tasks = [
+        SweepTask(task.place, [*task.settings, f"{RUN_DIR}{run_dir / str(number)}"])
+        for number, task in enumerate(read_sweep(args.sweep))
+        if args.tasks is None or number in args.tasks
+    ]
+    if not tasks:
+        raise ConfigError(f"--array: {args.sweep} has none of these tasks")
+    return [setting for setting in args.set if not setting.startswith(RUN_DIR)], tasks
+
+
+def _tasks(options: Sequence[str]) -> set[int] | None:
+    """Return the numbers of sbatch's last --array; None without one."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--array", "-a")
+    array = parser.parse_known_args(options)[0].array
+    return None if array is None else tasks_of_array(array)
+
+
+def scripts_folder() -> Path:
+    """Return the folder of the batch scripts: of CTXLM_HOME, of this folder, or of the checkout."""
+    homes = [os.environ.get("CTXLM_HOME"), Path.cwd(), checkout()]
+    folders = [Path(home).resolve() / "slurm" for home in homes if home]
+    found = next((folder for folder in folders if (folder / "pretrain.sbatch").is_file()), None)
+    if found is None:
+        raise ConfigError("no slurm/pretrain.sbatch here; `ctxlm init --slurm slurm` copies the scripts")
+    return found
+
+
+def find_profile(name: str | None, scripts: Path) -> Path:
+    """Return the file with a cluster's settings. Raises ConfigError if it does not exist."""
+    default = os.environ.get("CTXLM_ENV") or scripts / "env.sh"
+    places = [Path(default)] if name is None else [scripts / "profiles" / f"{name}.sh", Path(name)]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        known = ", ".join(sorted(path.stem for path in scripts.glob("profiles/*.sh"))) or "none yet"
+        raise ConfigError(f"--profile {name}: no {places[0]} (copy {scripts / 'env.sh'} there); there are: {known}")
+    return found.resolve()
+
+
+class Submission:
+    """A checked job on its way to sbatch."""
+
+    def __init__(
+        self, args: argparse.Namespace, config: RunConfig, profile: Path, options: Sequence[str], script: Path
+    ) -> None:
+        self._args, self._config, self._script = args, config, script
+        self._run_dir = run_directory(config)
+        log = f"{self._run_dir}/slurm-%j.log"
+        tasks: list[str] = []
+        if args.sweep is not None:
+            self._num_tasks = len(read_sweep(args.sweep))
+            tasks, log = [f"--array=0-{self._num_tasks - 1}"], f"{self._run_dir}/%a/slurm-%A.log"
+        self._options = [f"--job-name={self._run_dir.name}", f"--output={log}", *tasks, *options]
+        self._environ = {**os.environ, "CTXLM_ENV": str(profile), "CTXLM_HOME": str(script.parent.parent)}
+
+    def run(self, submits: bool) -> None:
+        """Ask sbatch whether the job can run; queue it if `submits`. Raises ConfigError if sbatch refuses it."""
+        if shutil.which("sbatch") is None:
+            if submits:
+                raise ConfigError("sbatch: not found; submit on a login node of the cluster")
+            print("  sbatch: not asked, it is not installed here")
+            return
+        # The number of its trial is not that of the job.
+        print(f"  {TRIAL_NUMBER.sub('to start', self._sbatch('--test-only').strip())}")
+        if not submits:
+            return
+        self._make_folders()
+        job = self._sbatch("--parsable").strip().split(";")[0]
+        size = f"{counted(self._args.nodes, 'node')} x {counted(self._args.ranks, 'rank')}"
+        logs = str(self._run_dir) if self._args.sweep is None else f"{self._run_dir}/*"
+        tasks = "" if self._args.sweep is None else f"{counted(self._num_tasks, 'task')} of "
+        print(f"job {job}: {self._run_dir.name}, {tasks}{size}; log: {logs}/slurm-{job}.log")
+        print(f"next: ctxlm status {self._run_dir} --watch 60")
+        print(f"next: scancel --signal=INT {job}          (save and stop)", flush=True)
+        self._record(job)
+
+    def _make_folders(self) -> None:
+        """Make the run directories, which Slurm needs for the log, and keep the sweep."""
+        run_dir, sweep = make_run_dir(self._config), self._args.sweep
+        if sweep is None:
+            return
+        kept, text = run_dir / SWEEP_NAME, sweep.read_text(encoding="utf-8")
+        if kept.exists() and kept.read_text(encoding="utf-8") != text:
+            raise ConfigError(f"{kept} has other settings than {sweep}; set run_dir to another folder")
+        kept.write_text(text, encoding="utf-8")
+        for task in range(self._num_tasks):
+            (run_dir / str(task)).mkdir(exist_ok=True)
+
+    def _record(self, job: str) -> None:
+        """Name the job in its run, so that a second one is refused before this one begins."""
+        runs = {self._run_dir: job}
+        if self._args.sweep is not None:
+            numbers = set(range(self._num_tasks)) & (self._args.tasks or set(range(self._num_tasks)))
+            runs = {self._run_dir / str(task): f"{job}_{task}" for task in sorted(numbers)}
+        try:
+            for run_dir, job_id in runs.items():
+                write_text(run_dir / SUBMITTED_NAME, json.dumps({"job_id": job_id}) + "\n")
+        except OSError as error:
+            print(f"warning: {self._run_dir}: {error.strerror}; a second job on this run would not be noticed")
+
+    def _sbatch(self, mode: str) -> str:
+        args = self._args
+        words = [args.recipe, *_deepspeed(args)]
+        words += [] if args.sweep is None else [OPTION, str(self._run_dir / SWEEP_NAME)]
+        words += ["--set", *args.set] if args.set else []
+        command = ["sbatch", mode, *self._options, str(self._script), *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=self._environ)
+        if done.returncode != 0:
+            raise ConfigError(f"{shlex.join(command)}: {done.stderr.strip() or 'refused without a message'}")
+        return done.stdout or done.stderr
+
+
+def _deepspeed(args: argparse.Namespace) -> list[str]:
+    return [] if args.deepspeed_config is None else ["--deepspeed_config", args.deepspeed_config]
+
+
+def _count(gpus: str | None) -> int:
+    """Return the number of `h100:8` or `8`; one without it."""
+    number = (gpus or "1").rpartition(":")[2]
+    return max(1, int(number)) if number.isdigit() else 1
+
+
+if __name__ == "__main__":
+    run_command(main)

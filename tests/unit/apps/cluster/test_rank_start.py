@@ -1,0 +1,127 @@
+"""How a start ended, by what its ranks left; what the job says when it passes a notice on to them."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ctxlm_ds.apps.cluster.job_context import JobContext, JobSignals
+from ctxlm_ds.apps.cluster.rank_failures import RankFailure
+from ctxlm_ds.apps.cluster.rank_start import RankStarter, read_outcome
+from ctxlm_ds.apps.cluster.restart_policy import Ended, Outcome
+from ctxlm_ds.apps.cluster.slurm_commands import Job
+from ctxlm_ds.errors import ClusterError
+from ctxlm_ds.process.run_history import END, START, append_event, read_history
+
+
+def failure(exit_status: int | None, error: str = "ValueError", signal: int | None = None) -> RankFailure:
+    return RankFailure(1, "n2", exit_status, error, "text", signal=signal)
+
+
+def judge(run_dir: Path, status: int, *failures: RankFailure, before: int = 0, told: bool = False) -> Ended:
+    job = SimpleNamespace(run_dir=run_dir, job_id="7", chain="7", max_steps=100)
+    return read_outcome(cast("JobContext", job), before, status, failures, told)
+
+
+def end(run_dir: Path, reason: str, completed: bool = False, failed: bool = False) -> None:
+    append_event(run_dir, END, step=5, reason=reason, completed=completed, failed=failed)
+
+
+@pytest.mark.parametrize(
+    ("reason", "completed", "expected"),
+    [
+        ("training.max_steps (100) reached", True, Outcome.COMPLETED),
+        ("stopped by signal SIGUSR1", False, Outcome.STOPPED),
+        ("training.max_hours (2) reached", False, Outcome.STOPPED),
+        ("stopped by signal SIGINT", False, Outcome.STOPPED_FOR_GOOD),
+    ],
+)
+def test_the_last_end_tells_and_not_the_status(tmp_path: Path, reason: str, completed: bool, expected: Outcome) -> None:
+    """A rank may still be killed while the interpreter shuts down."""
+    append_event(tmp_path, START, step=0)
+    end(tmp_path, reason, completed)
+    assert judge(tmp_path, 137, failure(None, signal=9)).outcome is expected
+
+
+def test_an_earlier_start_s_end_is_none(tmp_path: Path) -> None:
+    end(tmp_path, "training.max_steps (100) reached", completed=True)
+    before = len(read_history(tmp_path))
+    assert judge(tmp_path, 1, failure(1), before=before).outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [(1, Outcome.FAILED), (2, Outcome.USER_ERROR), (3, Outcome.TRAINING_ERROR), (4, Outcome.FAILED)],
+)
+def test_the_first_rank_s_status_tells(tmp_path: Path, status: int, expected: Outcome) -> None:
+    end(tmp_path, "an error", failed=True)
+    ended = judge(tmp_path, 143, failure(status), failure(1))
+    assert ended.outcome is expected and ended.exit_status == status and "rank 1 on n2" in ended.why
+
+
+def test_a_status_alone_tells_where_no_rank_left_anything(tmp_path: Path) -> None:
+    assert judge(tmp_path, 2).outcome is Outcome.USER_ERROR
+    assert judge(tmp_path, 1).outcome is Outcome.FAILED
+    assert judge(tmp_path, -9).why == "srun ended by signal 9"
+
+
+def test_a_lost_end_event_is_told_by_the_checkpoints(tmp_path: Path) -> None:
+    assert judge(tmp_path, 0).outcome is Outcome.STOPPED
+    (tmp_path / "checkpoints" / "step-00000100").mkdir(parents=True)
+    assert judge(tmp_path, 0).outcome is Outcome.COMPLETED
+
+
+def test_the_notice_may_kill_ranks_that_are_still_importing(tmp_path: Path) -> None:
+    assert judge(tmp_path, 138, failure(None, signal=10), told=True).outcome is Outcome.STOPPED
+    assert judge(tmp_path, 138, failure(None, signal=10)).outcome is Outcome.FAILED
+    assert judge(tmp_path, 1, failure(1), told=True).outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize(("holder", "expected"), [("7", Outcome.FAILED), ("8", Outcome.USER_ERROR)])
+def test_a_lock_that_this_job_left_is_no_user_s_error(tmp_path: Path, holder: str, expected: Outcome) -> None:
+    (tmp_path / "lock.json").write_text(json.dumps({"job_id": holder}))
+    assert judge(tmp_path, 2, failure(2, "RunLockedError")).outcome is expected
+
+
+class Step:
+    """A stand-in for a running srun that ends when it is asked to."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+
+    def wait(self, timeout_s: float) -> int | None:
+        return self.status
+
+    def stop_in_order(self) -> None:
+        self.status = 0
+
+
+@pytest.mark.parametrize(
+    ("end_s", "told"),
+    [
+        (300, r"SIGUSR1, [45]:\d\d before the time limit: the ranks save and stop"),
+        (None, "SIGUSR1: the ranks save and stop"),
+    ],
+)
+def test_the_notice_says_how_near_the_limit_is(
+    end_s: int | None, told: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def show(job_id: str, patience_s: float) -> Job:
+        if end_s is None:
+            raise ClusterError("scontrol show job 7: no answer within 20 s")
+        times = {"StartTime": time.time() - 7200, "EndTime": time.time() + end_s}
+        texts = {name: time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(then)) for name, then in times.items()}
+        return Job(job_id, texts)
+
+    monkeypatch.setattr("ctxlm_ds.apps.cluster.rank_start.show_job", show)
+    signals = JobSignals()
+    signals.name, signals.count = "SIGUSR1", 1
+    starter: Any = RankStarter(cast("JobContext", SimpleNamespace(job_id="7")), signals, lambda: None)
+    assert starter._watch(Step()) == 0
+    assert re.fullmatch(rf"\d\d:\d\d:\d\d job: {told}\n", capfd.readouterr().out)
