@@ -32,7 +32,7 @@ def iterate_batches(config: RunConfig, start_row: int = 0) -> Iterator[Batch]:
     from ctxlm_ds.data.stream.loader import TrainLoader
     from ctxlm_ds.data.stream.run_datasets import build_run_rows
     from ctxlm_ds.objectives.build import build_objective
-    from ctxlm_ds.run_builder import resolve
+    from ctxlm_ds.run import resolve
 
     config, tokenizer = resolve(config)
     objective = build_objective(config.objective, tokenizer)
@@ -58,7 +58,7 @@ def build_model(config: RunConfig, device: str = "cpu") -> LayerSequence:
     from ctxlm_ds.models.build import ModelBuild
     from ctxlm_ds.models.build import build_model as build
     from ctxlm_ds.registry import OBJECTIVES
-    from ctxlm_ds.run_builder import resolve
+    from ctxlm_ds.run import resolve
 
     if config.model.vocab_size is None:
         config, _ = resolve(config)
@@ -115,7 +115,7 @@ class Run:
         topology = join_ranks(self.config, self._deepspeed, self._ranks)
         # Keep the process group for the next run: DeepSpeed keeps groups derived from it.
         atexit.register(_leave_ranks)
-        from ctxlm_ds.run_builder import build_run
+        from ctxlm_ds.run import build_run
 
         self._lock = RunLock(self.run_dir, on_loss=lambda: os._exit(EXIT_UNEXPECTED))
         try:

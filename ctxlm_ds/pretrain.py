@@ -177,7 +177,7 @@ def pretrain(
         from torch import distributed
 
         from ctxlm_ds.process.run_lock import RunLock
-        from ctxlm_ds.run_builder import build_run
+        from ctxlm_ds.run import build_run
         from ctxlm_ds.training.engine.runtime import (
             explain_out_of_memory,
             leave_waiting_to_watchdog,

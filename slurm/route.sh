@@ -111,7 +111,7 @@ submit() { # STEP IDS WORDS...: sbatch after the jobs IDS (separated by blanks),
     fi
 }
 step() { submit "$1" "$2" "--cpus-per-task=$WORKERS" $CPU_OPTIONS "$CTXLM_HOME/slurm/step.sbatch" "${@:3}"; }
-tool() { step "$1" "$2" python -m ctxlm_ds.commands.main "${@:3}"; } # STEP IDS COMMAND WORDS..., as of ctxlm
+tool() { step "$1" "$2" python -m ctxlm_ds.cli "${@:3}"; } # STEP IDS COMMAND WORDS..., as of ctxlm
 
 # ---- the route ----
 tokenizer='' datasets='' before='' start=()

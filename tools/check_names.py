@@ -17,7 +17,7 @@ from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN_FILES = ("ctxlm_ds/families/", "ctxlm_ds/objectives/", "ctxlm_ds/data/formats/", "ctxlm_ds/registry.py")
-OTHER_MEANINGS = {"ctxlm_ds/commands/train_tokenizer.py": {"albert", "gpt1", "gpt2"}}
+OTHER_MEANINGS = {"ctxlm_ds/apps/text/train_tokenizer.py": {"albert", "gpt1", "gpt2"}}
 """Names that mean something else in a file: a type of tokenizer."""
 ATTRIBUTES = {"is_decoder"}
 """Attributes that ask for a family without its name."""

@@ -1,6 +1,6 @@
-"""Run `ctxlm convert` (ctxlm_ds/commands/convert_checkpoint.py)."""
+"""Run `ctxlm convert` (ctxlm_ds/apps/convert/convert_checkpoint.py)."""
 
-from ctxlm_ds.commands.convert_checkpoint import main
+from ctxlm_ds.apps.convert.convert_checkpoint import main
 from ctxlm_ds.console import run_command
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Run `ctxlm demo-downstream` (ctxlm_ds/commands/downstream_default.py)."""
+"""Run `ctxlm demo-downstream` (ctxlm_ds/apps/demo/downstream_default.py)."""
 
-from ctxlm_ds.commands.downstream_default import main
+from ctxlm_ds.apps.demo.downstream_default import main
 from ctxlm_ds.console import run_command
 
 if __name__ == "__main__":

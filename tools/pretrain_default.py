@@ -1,6 +1,6 @@
-"""Run `ctxlm demo` (ctxlm_ds/commands/pretrain_default.py)."""
+"""Run `ctxlm demo` (ctxlm_ds/apps/demo/pretrain_default.py)."""
 
-from ctxlm_ds.commands.pretrain_default import main
+from ctxlm_ds.apps.demo.pretrain_default import main
 from ctxlm_ds.console import run_command
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ class EngineSteps:
         settings = build_deepspeed_config(config, load_deepspeed_json(self.deepspeed), 1)
         topology = join_ranks(config, settings, discover_ranks())
         from ctxlm_ds.objectives.build import build_objective
-        from ctxlm_ds.run_builder import build_engine, initialize_weights
+        from ctxlm_ds.run import build_engine, initialize_weights
         from ctxlm_ds.training.engine.runtime import explain_out_of_memory
 
         with explain_out_of_memory(config):

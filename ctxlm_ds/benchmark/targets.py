@@ -26,7 +26,7 @@ from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.objectives.encoder_decoder import DECODER_FIELDS, LABELS, EncoderDecoder
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import OBJECTIVES
-from ctxlm_ds.run_builder import resolve
+from ctxlm_ds.run import resolve
 
 Shares = NDArray[np.float64]
 COUNTED_ROWS = 8192

@@ -89,7 +89,7 @@ def main() -> None:
 def write_outputs(config: RunConfig, folder: Path, steps: int, topology: Topology) -> None:
     """Write what a folder lacks of the outputs for `steps` steps and the held-out rows; all ranks call it."""
     from ctxlm_ds.objectives.build import build_objective
-    from ctxlm_ds.run_builder import agreed_teacher, build_rows_by_node, resolve
+    from ctxlm_ds.run import agreed_teacher, build_rows_by_node, resolve
 
     config, tokenizer = topology.run_on_rank_0_first(partial(resolve, config))
     config = agreed_teacher(config, tokenizer, topology)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
-from ctxlm_ds import run_builder
+from ctxlm_ds import run as run_builder
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.loop.state import Anomaly, StepResult, TrainState
 from tests.dist.runner import run_ranks

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds import run_builder
+from ctxlm_ds import run as run_builder
 from ctxlm_ds.data.stream.run_datasets import build_run_rows
 from ctxlm_ds.errors import ConfigError, CtxlmError, DataError
 from ctxlm_ds.export import stored_outputs

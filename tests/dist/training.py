@@ -11,7 +11,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
 import torch
 
-from ctxlm_ds import run_builder
+from ctxlm_ds import run as run_builder
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step

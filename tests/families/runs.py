@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from ctxlm_ds import run_builder
+from ctxlm_ds import run as run_builder
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints
 from ctxlm_ds.data.preprocess.config import PreprocessConfig, dataset_prefix

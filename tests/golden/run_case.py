@@ -34,7 +34,7 @@ from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.pretrain import main as pretrain
 from ctxlm_ds.recipe.deepspeed_values import deepspeed_keys
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.run_builder import resolve
+from ctxlm_ds.run import resolve
 from tests.dist.runner import run_ranks
 from tests.golden.cases import DATASETS, DIGESTED_STEPS, TOKENIZERS, Case
 from tests.golden.corpus import write_corpus

@@ -72,7 +72,7 @@ def misbehave(how: str, rank: int, step: int) -> None:
 if __name__ == "__main__":
     # DeepSpeed's launcher puts its own word first.
     how, rank, step, *words = [word for word in sys.argv[1:] if not word.startswith("--local_rank")]
-    import ctxlm_ds.run_builder  # noqa: F401  (before the rank is known to it, so that nothing is imported twice)
+    import ctxlm_ds.run  # noqa: F401  (before the rank is known to it, so that nothing is imported twice)
 
     misbehave(how, int(rank), int(step))
     main(words)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctxlm_ds.commands.extract_docstrings import extract_docstrings
+from ctxlm_ds.apps.text.extract_docstrings import extract_docstrings
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.formats.base import SequenceTemplate

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import pipeline
 
-from ctxlm_ds.commands.convert_checkpoint import main
+from ctxlm_ds.apps.convert.convert_checkpoint import main
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, make_tokenizer, random_weights, write_run
 from tests.integration.route import Finished, call_here

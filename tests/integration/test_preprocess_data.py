@@ -233,7 +233,7 @@ sys.path.insert(0, sys.argv.pop(1))
 from ctxlm_ds.data.preprocess import job
 job.SAVE_INTERVAL_BYTES = 1 << 20
 from ctxlm_ds.console import run_command
-from ctxlm_ds.commands.preprocess_data import main
+from ctxlm_ds.apps.text.preprocess_data import main
 run_command(main)
 """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.commands.pretrain_default import (
+from ctxlm_ds.apps.demo.pretrain_default import (
     SUFFIX,
     default_folder,
     demonstrated_model,
@@ -21,7 +21,7 @@ from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.load import load_config, shipped_recipes
 from tests.integration.route import ROOT, call
 from tests.text import write_corpus
-from tests.unit.test_report import Pages
+from tests.unit.apps.report.test_charts import Pages
 
 TINY = ("model.hidden_size=32", "model.num_layers=1", "model.num_attention_heads=2", "model.intermediate_size=64",
         "model.vocab_size=null", "training.max_steps=6", "evaluation.interval_steps=3", "evaluation.max_rows=32",

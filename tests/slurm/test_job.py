@@ -86,7 +86,7 @@ def test_the_first_failing_rank_s_traceback_is_the_last_word(runs: Runs, tmp_pat
         "import os, sys\n"
         "class Broken:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'ctxlm_ds.run_builder':\n"
+        "        if name == 'ctxlm_ds.run':\n"
         "            raise ImportError('libbroken.so: cannot open shared object file')\n"
         "if os.environ.get('SLURM_PROCID') == '1' and 'CTXLM_ATTEMPT' in os.environ:\n"
         "    sys.meta_path.insert(0, Broken())\n"

@@ -12,7 +12,7 @@ from ctxlm_ds.process.run_history import START
 from tests.slurm.runs import Job, Runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
-CTXLM = (sys.executable, "-m", "ctxlm_ds.commands.main")
+CTXLM = (sys.executable, "-m", "ctxlm_ds.cli")
 
 
 def submit(runs: Runs, *words: object) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from ctxlm_ds.apps.cluster.job_context import pretrain_words
-from ctxlm_ds.commands.main import COMMANDS, load
+from ctxlm_ds.cli import COMMANDS, load
 
 ROOT = Path(__file__).resolve().parents[2]
 SPAN = re.compile(r"`([^`\n]+)`")

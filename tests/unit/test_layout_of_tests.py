@@ -2,7 +2,7 @@
 
 The tests of ctxlm_ds/ROOM/x.py are tests/unit/ROOM/test_x.py and test_x_ASPECT.py, those of tools/x.py are
 tests/unit/tools/test_x.py. What takes several ranks or a user's command is in tests/dist or tests/integration under the
-same name, without the room. A door of tools/ to a module of ctxlm_ds/commands/ has no code of its own, hence no tests.
+same name, without the room. A door of tools/ to a command of ctxlm_ds/apps/ has no code of its own, hence no tests.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "tests" / "unit"
 FLAT = (ROOT / "tests" / "dist", ROOT / "tests" / "integration")
-DOORS = [path for path in sorted((ROOT / "tools").glob("*.py")) if (ROOT / "ctxlm_ds/commands" / path.name).is_file()]
+COMMANDS = {
+    path.stem: ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for pattern in ("ctxlm_ds/apps/*/*.py", "ctxlm_ds/commands/*.py")
+    for path in ROOT.glob(pattern)
+}
+"""Modules that may hold a command, by file name."""
+DOORS = [path for path in sorted((ROOT / "tools").glob("*.py")) if path.stem in COMMANDS]
 CHECKOUT_FIRST = """import sys
 from pathlib import Path
 
@@ -21,7 +27,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 """
-DOOR = """from ctxlm_ds.commands.{name} import main
+DOOR = """from {module} import main
 from ctxlm_ds.console import run_command
 
 if __name__ == "__main__":
@@ -45,18 +51,18 @@ WITHOUT_A_FILE = {
     "ctxlm_ds/benchmark/our_sides.py": "sides of commands/benchmark.py, whose test runs them",
     "ctxlm_ds/benchmark/plain_loop.py": "a part of the sides of commands/benchmark.py, whose test runs it",
     "ctxlm_ds/benchmark/transformers_sides.py": "sides of commands/benchmark.py, whose test runs them",
-    "ctxlm_ds/commands/build_operators.py": "make runs it before the tests, which use what it builds",
+    "ctxlm_ds/apps/machine/build_operators.py": "make runs it before the tests, which use what it builds",
 }
 CONTRACT = ("config", "layers", "export")
 """Files of a family that tests/families/test_contract.py tests, and what they share."""
 
 OF_SEVERAL_MODULES = {
-    "apps/cluster/test_common_sh.py": "slurm/common.sh",
-    "apps/cluster/test_container.py": "slurm/container",
-    "apps/cluster/test_route_sh.py": "slurm/route.sh",
+    "cluster/test_common_sh.py": "slurm/common.sh",
+    "cluster/test_container.py": "slurm/container",
+    "cluster/test_route_sh.py": "slurm/route.sh",
     "export/test_hostile_folders.py": "run folders and Hugging Face folders",
     "objectives/test_statistics.py": "corruptions and pairs beside the published rules",
-    "apps/plan/test_published.py": "the planner beside published runs",
+    "planning/test_published.py": "the planner beside published runs",
     "recipe/test_fuzz_recipes.py": "mutated recipes and DeepSpeed files",
     "recipe/test_hostile_values.py": "values that are no settings",
     "recipe/test_published_values.py": "ctxlm_ds/recipes against the papers",
@@ -96,7 +102,7 @@ def test_a_door_only_opens() -> None:
     assert len(DOORS) > 20
     for path in DOORS:
         code = path.read_text(encoding="utf-8").partition("\n\n")[2]
-        assert code.removeprefix(CHECKOUT_FIRST) == DOOR.format(name=path.stem), path
+        assert code.removeprefix(CHECKOUT_FIRST) == DOOR.format(module=COMMANDS[path.stem]), path
 
 
 def test_nothing_is_excused_that_has_a_file_or_is_gone() -> None:

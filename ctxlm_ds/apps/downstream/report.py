@@ -12,8 +12,8 @@ from typing import Any
 
 from ctxlm_ds.apps.downstream.grid import Point
 from ctxlm_ds.apps.downstream.task import TaskDescription
+from ctxlm_ds.apps.report.charts import page, table
 from ctxlm_ds.atomic import write_bytes, write_text
-from ctxlm_ds.report import page, table
 
 MAX_LABELS = 40
 """Labels of the largest confusion matrix with numbers in its cells."""

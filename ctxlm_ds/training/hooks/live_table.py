@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ctxlm_ds.apps.report.charts import Chart, GrowingCurve, sampled_metrics, terminal_picture
 from ctxlm_ds.process.output_log import FILE_ONLY
-from ctxlm_ds.report import Chart, GrowingCurve, sampled_metrics, terminal_picture
 
 logger = logging.getLogger("ctxlm_ds")
 

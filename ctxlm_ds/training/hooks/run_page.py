@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.apps.plan.check_lines import run_lines
+from ctxlm_ds.apps.report.charts import Chart, overlaid, page, read_metrics, run_charts, svg, table
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import aligned
 from ctxlm_ds.errors import DataError
@@ -19,7 +20,6 @@ from ctxlm_ds.recipe.load import dump_config, load_saved_config
 from ctxlm_ds.recipe.problems import shortened
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import OBJECTIVES
-from ctxlm_ds.report import Chart, overlaid, page, read_metrics, run_charts, svg, table
 from ctxlm_ds.training.hooks.hooks import Hook, RunEnd
 from ctxlm_ds.training.hooks.metrics import METRICS_NAME, TEXTS, flat_settings
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.commands.extract_docstrings import extract_docstrings
+from ctxlm_ds.apps.text.extract_docstrings import extract_docstrings
 from ctxlm_ds.data.index.build import excerpt
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.objectives.build import build_objective

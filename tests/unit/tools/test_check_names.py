@@ -34,7 +34,7 @@ def test_names_are_those_of_entries_and_terms() -> None:
     assert {"bert", "gpt2", "masked_lm_nsp", "next_sentence", "blocks", "segment_pair"} <= registered_names()
 
 
-COMMAND = "ctxlm_ds/commands/train_tokenizer.py"
+COMMAND = "ctxlm_ds/apps/text/train_tokenizer.py"
 """Its --type has names of its own that are those of families too."""
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from ctxlm_ds.commands.extract_docstrings import extract_docstrings
+from ctxlm_ds.apps.text.extract_docstrings import extract_docstrings
 from ctxlm_ds.data.index.index import SampleIndex
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.data.preprocess.sentences import split_sentences

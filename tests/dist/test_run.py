@@ -12,7 +12,7 @@ from ctxlm_ds.errors import DataError
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.topology import build_topology
 from ctxlm_ds.process.run_lock import RunLock
-from ctxlm_ds.run_builder import agreed_data, build_rows_by_node
+from ctxlm_ds.run import agreed_data, build_rows_by_node
 from tests.dist.runner import RanksFailed, run_ranks
 from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
 

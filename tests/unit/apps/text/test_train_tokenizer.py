@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.commands.train_tokenizer import build_parser, main
+from ctxlm_ds.apps.text.train_tokenizer import build_parser, main
 from ctxlm_ds.errors import CtxlmError
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES
 from tests.unit.tokenizers.test_report import TEXTS
 
-TOOLS = Path(__file__).parents[3] / "tools"
+TOOLS = Path(__file__).parents[4] / "tools"
 
 
 @pytest.mark.parametrize("name", TOKENIZER_TYPES)

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from ctxlm_ds.report import (
+from ctxlm_ds.apps.report.charts import (
     MOST_POINTS,
     Chart,
     GrowingCurve,

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds import atomic
+from ctxlm_ds.apps.report.charts import page, read_metrics, run_charts, svg, table, terminal_picture
 from ctxlm_ds.benchmark.unigram import unigram, unigram_figures
 from ctxlm_ds.console import format_duration, setup_logging
 from ctxlm_ds.data.preprocess.sentences import split_sentences
@@ -32,7 +33,6 @@ from ctxlm_ds.process.launch import free_port
 from ctxlm_ds.recipe.load import dump_config, load_config, shipped_recipes
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, load_object
-from ctxlm_ds.report import page, read_metrics, run_charts, svg, table, terminal_picture
 from ctxlm_ds.training.hooks.metrics import METRICS_NAME
 
 if TYPE_CHECKING:

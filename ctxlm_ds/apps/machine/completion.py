@@ -13,10 +13,10 @@ import argparse
 import shlex
 from pathlib import Path
 
-from ctxlm_ds.commands.main import COMMANDS
+from ctxlm_ds.cli import COMMANDS
 from ctxlm_ds.installed import shipped_folder
 
-RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 BASH = r"""_ctxlm() {
     local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} command=${COMP_WORDS[1]} words=
     if [ "$COMP_CWORD" -eq 1 ]; then

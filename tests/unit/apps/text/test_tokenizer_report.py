@@ -14,7 +14,7 @@ from ctxlm_ds.tokenizers.report import report_lines, tokenizer_report
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.unit.tokenizers.test_report import TEXTS
 
-TOOLS = Path(__file__).parents[3] / "tools"
+TOOLS = Path(__file__).parents[4] / "tools"
 
 
 def run_tool(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:

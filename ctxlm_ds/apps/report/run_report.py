@@ -26,8 +26,8 @@ def main() -> None:
 
     if args.png:
         check_extra("downstream", ["matplotlib"])
+    from ctxlm_ds.apps.report.charts import COLUMNS, terminal_picture, write_png
     from ctxlm_ds.atomic import write_text
-    from ctxlm_ds.report import COLUMNS, terminal_picture, write_png
     from ctxlm_ds.training.hooks.run_page import PAGE_NAME, by_label, charts_of, comparison, read_run, run_page
 
     runs = by_label([read_run(run_dir) for run_dir in begun_runs(find_runs(args.run_dirs))])

@@ -10,7 +10,7 @@ import pytest
 
 from ctxlm_ds.process.run_history import END, SKIP, append_event
 
-TOOL = Path(__file__).resolve().parents[3] / "tools" / "show_batch.py"
+TOOL = Path(__file__).resolve().parents[4] / "tools" / "show_batch.py"
 
 
 def call(*words: object) -> tuple[int, str, str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.commands.preprocess_data import MEGATRON, WITHOUT_EFFECT, build_parser, main, without_megatron
+from ctxlm_ds.apps.text.preprocess_data import MEGATRON, WITHOUT_EFFECT, build_parser, main, without_megatron
 from ctxlm_ds.errors import ConfigError, TokenizerError
 
 COMMAND = ["--input", "a.jsonl", "--output-prefix", "out", "--workers", "2", "--append-eod", "--json-keys", "text"]

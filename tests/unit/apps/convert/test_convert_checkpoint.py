@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.commands.convert_checkpoint import loading_call
+from ctxlm_ds.apps.convert.convert_checkpoint import loading_call
 from ctxlm_ds.export.huggingface import Conversion
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.commands import extract_docstrings as docstrings
-from ctxlm_ds.commands.extract_docstrings import extract_docstrings, is_held_out, module_prose, prose_paragraphs
+from ctxlm_ds.apps.text import extract_docstrings as docstrings
+from ctxlm_ds.apps.text.extract_docstrings import extract_docstrings, is_held_out, module_prose, prose_paragraphs
 from ctxlm_ds.errors import DataError
 from tests.integration.test_preprocess_data import run_tool
 

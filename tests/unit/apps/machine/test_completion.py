@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.commands.completion import SCRIPTS, bash
-from ctxlm_ds.commands.main import COMMANDS
+from ctxlm_ds.apps.machine.completion import SCRIPTS, bash
+from ctxlm_ds.cli import COMMANDS
 
 
 def completed(folder: Path, *words: str) -> list[str]:
     """What bash offers for the last of the words."""
-    (folder / "ctxlm").write_text(f'#!/bin/sh\nexec {sys.executable} -m ctxlm_ds.commands.main "$@"\n')
+    (folder / "ctxlm").write_text(f'#!/bin/sh\nexec {sys.executable} -m ctxlm_ds.cli "$@"\n')
     (folder / "ctxlm").chmod(0o755)
     line = " ".join(f"'{word}'" for word in ("ctxlm", *words))
     script = f'{bash()}\nCOMP_WORDS=({line}); COMP_CWORD={len(words)}; _ctxlm; printf "%s\\n" "${{COMPREPLY[@]}}"'
     done = subprocess.run(
-        ["bash", "-c", f'PATH={folder}:$PATH\n{script}'], cwd=Path(__file__).resolve().parents[3],
+        ["bash", "-c", f'PATH={folder}:$PATH\n{script}'], cwd=Path(__file__).resolve().parents[4],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stderr == ""

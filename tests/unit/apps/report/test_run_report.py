@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.commands.run_report import main
+from ctxlm_ds.apps.report.run_report import main
 from ctxlm_ds.errors import ConfigError, DataError
 
 
