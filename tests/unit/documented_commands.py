@@ -101,7 +101,7 @@ def refusal(shown: Shown, targets: frozenset[str]) -> str | None:
 def _file(path: str, arguments: Sequence[str], is_open: bool) -> str | None:
     name = Path(path).stem
     if path.startswith("tools/"):
-        door = next((c.name for c in COMMANDS.values() if c.place == f"commands.{name}"), None)
+        door = next((c.name for c in COMMANDS.values() if c.place.rpartition(".")[2] == name), None)
         return _subcommand(door, arguments, is_open) if door else None
     if path == "slurm/pretrain.sbatch" and arguments:
         return _subcommand("pretrain", pretrain_words(arguments), is_open)
