@@ -22,7 +22,6 @@ class Command(NamedTuple):
 
 GROUPS: dict[str, tuple[Command, ...]] = {
     "from text to a dataset": (
-        Command("corpus", "commands.prepare_corpus", "clean, filter and deduplicate text"),
         Command("tokenizer", "apps.text.train_tokenizer", "train a tokenizer"),
         Command("tokenizer-report", "apps.text.tokenizer_report", "compare tokenizers on a text"),
         Command("preprocess", "apps.text.preprocess_data", "tokenize text into an indexed dataset"),

@@ -41,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="TYPE",
         required=True,
         help="wordpiece (BERT), bpe (byte-level, RoBERTa), gpt2 (byte-level), gpt1 (lower-cased characters), "
-        "gpt1-words (for texts of the cleaning rule gpt_words), unigram or sentencepiece-bpe (mBART, XLM-R), t5, "
+        "gpt1-words (for texts cleaned with gpt_words), unigram or sentencepiece-bpe (mBART, XLM-R), t5, "
         "albert and xlnet (unigram), elmo (words and their characters)",
     )
     add("--vocab-size", type=int, metavar="N", help="every id; default: the published model's of the type")

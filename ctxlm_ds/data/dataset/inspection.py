@@ -99,7 +99,7 @@ def unknown_advice(unknown: int, tokens: int) -> str:
         return ""
     return (
         f"{unknown / tokens:.1%} of the tokens are unknown, their text is lost; decomposed accents (NFD) are one "
-        "cause: clean the text with ctxlm corpus --clean nfc, or train a tokenizer on such text"
+        'cause: compose them with unicodedata.normalize("NFC", text), or train a tokenizer on such text'
     )
 
 
@@ -115,10 +115,6 @@ def _origin(metadata: dict[str, Any]) -> Iterator[str]:
     more = f" and {len(inputs) - _MAX_SHOWN_NAMES} more" if len(inputs) > _MAX_SHOWN_NAMES else ""
     read_mb = (metadata.get("input_bytes") or 0) / 1e6
     yield f"made from     {', '.join(inputs[:_MAX_SHOWN_NAMES])}{more} ({read_mb:,.1f} MB)"
-    for stage in metadata.get("cleaning") or []:
-        dropped, reached = stage.get("dropped_documents"), stage.get("documents_in")
-        counts = f": {dropped:,} of {reached:,} documents left out" if isinstance(dropped, int) and reached else ""
-        yield f"cleaned       {stage.get('stage')}{counts}"
     parts = metadata.get("parts") or []
     if parts:
         yield f"joined from   {len(parts)} parts, {parts[0].get('name')} to {parts[-1].get('name')}"

@@ -39,8 +39,7 @@ logger = logging.getLogger("ctxlm_ds")
 _MAX_ERROR_LINES = 1000
 _SUMMED = ("empty_documents", "bad_records", "input_bytes", "characters", "unknown_tokens")
 _OF_A_PART = (
-    "documents", "sequences", "tokens", "empty_documents", "bad_records", "source_signature", "shard", "cleaning",
-    "sha256",
+    "documents", "sequences", "tokens", "empty_documents", "bad_records", "source_signature", "shard", "sha256"
 )  # fmt: skip
 _REPLACED = ("format", "version", "documents", "sequences", "tokens", "dtype", "sha256", "build_key", "parts")
 _NOT_THESE = ", and not as these parts joined"
@@ -166,7 +165,7 @@ def _merged_metadata(parts: Sequence[MergeInput]) -> dict[str, Any] | None:
             continue  # a part from before they were counted
         if key in _SUMMED:
             shared[key] = sum(value or 0 for value in values)
-        elif key in ("inputs", "sources", "cleaning"):
+        elif key in ("inputs", "sources"):
             entries = {json.dumps(entry, sort_keys=True): entry for value in values for entry in value or []}
             shared[key] = list(entries.values())
         elif all(map(_is_counts, values)):
@@ -176,7 +175,7 @@ def _merged_metadata(parts: Sequence[MergeInput]) -> dict[str, Any] | None:
             shared[key] = dict(total)
         elif all(value == values[0] for value in values):
             shared[key] = values[0]
-    records = [record for part in parts for record in _records(part, shared.get("cleaning"))]
+    records = [record for part in parts for record in _records(part)]
     return {**shared, "build_key": _build_key(parts), "parts": records}
 
 
@@ -185,16 +184,11 @@ def _is_counts(value: object) -> bool:
     return isinstance(value, dict) and all(type(count) is int for count in value.values())
 
 
-def _records(part: MergeInput, cleaning_of_all: Any) -> Iterator[dict[str, Any]]:
-    """Yield the record of a part in the joined JSON; the records of its parts if it was joined itself.
-
-    Its cleaning is left out if it is that of all parts: thousands of shards share one.
-    """
+def _records(part: MergeInput) -> Iterator[dict[str, Any]]:
+    """Yield the record of a part in the joined JSON; the records of its parts if it was joined itself."""
     if part.metadata.get("parts"):
         yield from part.metadata["parts"]
         return
     kept = {key: part.metadata[key] for key in _OF_A_PART if key in part.metadata}
-    if kept.get("cleaning") == cleaning_of_all:
-        kept.pop("cleaning", None)
     reasons = {key: value for key, value in part.metadata.items() if _is_counts(value)}
     yield {"name": Path(part.prefix).name, **kept, **reasons}

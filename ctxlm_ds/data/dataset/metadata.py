@@ -28,7 +28,7 @@ _FIELDS: dict[Any, tuple[str, ...]] = {
     ),
     bool: ("split_sentences", "keep_newlines", "append_eod", "split_special_tokens"),
     list[str]: ("inputs", "sources", "json_keys"),
-    list[dict[str, Any]]: ("parts", "cleaning"),
+    list[dict[str, Any]]: ("parts",),
     list[NonNegativeInt]: ("shard",),
     dict[str, str]: ("sha256",),
 }  # fmt: skip

@@ -233,8 +233,6 @@ class _Job:
         logger.warning("shard %d holds no text (%s): an empty dataset", self.config.shard.index, found)
 
     def _metadata(self) -> dict[str, Any]:
-        from ctxlm_ds.data.hygiene.report import cleaning_record  # brings pydantic
-
         config, tokenizer = self.config, self.tokenizer
         return {
             "tokenizer_fingerprint": tokenizer.fingerprint,
@@ -253,7 +251,6 @@ class _Job:
             "empty_documents": self.counts["empty_documents"],
             "bad_records": self.bad_records.count,
             "bad_record_reasons": dict(sorted(self.bad_records.reasons.items())),
-            "cleaning": cleaning_record(self.sources),
             "inputs": self.inputs,
             "sources": [source.name.encode("utf-8", "replace").decode("utf-8") for source in self.sources],
             "source_signature": self.signature,

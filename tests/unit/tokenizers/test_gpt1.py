@@ -6,9 +6,6 @@ import json
 import re
 from pathlib import Path
 
-import pytest
-
-from ctxlm_ds.data.hygiene.cleaning import RULES, clean
 from ctxlm_ds.tokenizers.gpt1 import read_words
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
@@ -71,9 +68,6 @@ def test_gpt1_tokenizer_of_transformers_loads_and_saves(tmp_path: Path) -> None:
     assert (tokenizer.sep_id, tokenizer.unk_id, again.eos_token_id) == (1, 0, 1)
 
 
-PUBLISHED_RULES = ("fix_text", "gpt_standard", "gpt_words")
-
-
 def released_ids(folder: Path, words: list[str]) -> list[int]:
     """Encode words as the released code does: the pair of the lowest rank is merged until none is left."""
     vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
@@ -112,15 +106,3 @@ def test_texts_of_words_have_the_ids_of_the_released_code(tmp_path: Path) -> Non
         assert AutoTokenizer.from_pretrained(tmp_path / "saved")(texts)["input_ids"] == ids
         assert loaded.fingerprint == vocabulary.fingerprint
     assert plain.encode_batch(texts[:1]) != ids[:1]
-
-
-def test_published_words_come_from_ftfy_and_spacy(tmp_path: Path) -> None:
-    spacy = pytest.importorskip("spacy")
-    ftfy = pytest.importorskip("ftfy")
-    texts = ["She canâ€™t—won’t!\n\nMr. Smith's U.K. “dogs”…\tCAN’T (he said): 3.5km/h;  Σίσυφος", *TEXTS, *MIXED]
-    cleaned = [clean(text, PUBLISHED_RULES)[0] for text in texts]
-    assert cleaned[0].startswith("she ca n't - wo n't ! \n mr. smith 's u.k.")
-    tokenizer = train_tokenizer("gpt1-words", cleaned, 600, tmp_path / "words")
-    words = [[word.text for word in spacy.blank("en")(RULES["gpt_standard"](ftfy.fix_text(text)))] for text in texts]
-    expected = [released_ids(tmp_path / "words", [word.strip(" ").lower() for word in found]) for found in words]
-    assert tokenizer.encode_batch(cleaned) == expected

@@ -85,7 +85,7 @@ def test_unknown_tokens_are_read_or_counted(tmp_path: Path, monkeypatch: pytest.
     assert count_unknown(IndexedDataset(tmp_path / "without"), tokenizer) == (1, 3)
     assert count_unknown(IndexedDataset(tmp_path / "without"), None) is None
     assert unknown_advice(1, 100) == unknown_advice(0, 0) == ""
-    assert unknown_advice(2, 100).startswith("2.0% of the tokens are unknown") and "--clean nfc" in unknown_advice(2, 9)
+    assert unknown_advice(2, 100).startswith("2.0% of the tokens are unknown") and "NFC" in unknown_advice(2, 9)
 
 
 def test_long_sequences_are_cut_for_the_eye(tmp_path: Path) -> None:
@@ -144,12 +144,10 @@ def test_figures_of_long_datasets_come_from_blocks(tmp_path: Path, monkeypatch: 
         assert medians[1] == pytest.approx(medians[0], rel=0.3)
 
 
-def test_what_was_cleaned_and_joined_is_shown(tmp_path: Path) -> None:
-    stages = [{"stage": "length", "documents_in": 1200, "dropped_documents": 34}, {"stage": "cleaning"}]
+def test_what_was_joined_is_shown(tmp_path: Path) -> None:
     with DatasetWriter(tmp_path / "data", "int32") as writer:
         parts = [{"name": name} for name in "abc"]
-        writer.finalize({"cleaning": stages, "parts": parts, "inputs": ["x"] * 20})
+        writer.finalize({"parts": parts, "inputs": ["x"] * 20})
     text = "\n".join(describe(IndexedDataset(tmp_path / "data")))
-    assert "cleaned       length: 34 of 1,200 documents left out\ncleaned       cleaning\n" in text
     assert "joined from   3 parts, a to c" in text
     assert "and 12 more" in text

@@ -75,12 +75,11 @@ def test_order_is_the_one_given(parts: list[str], tmp_path: Path) -> None:
 
 def test_counts_are_added_and_every_part_is_named(tmp_path: Path) -> None:
     pieces = [random_documents(5, seed=number) for number in range(3)]
-    cleaned = [{"stage": "length", "dropped_documents": 3}, {"stage": "language", "dropped_documents": 5}]
     for number in range(2):
         counts = {"bad_records": 1 + number, "empty_documents": 2, "input_bytes": 10, "characters": 7}
         write_dataset(tmp_path / f"p{number}", pieces[number], metadata=counts | {
             "bad_record_reasons": {"not JSON": 1 + number} | ({"too long": 5} if number else {}),
-            "inputs": ["a.jsonl", f"b{number}.jsonl"], "cleaning": cleaned[: 2 - number], "json_key": "text",
+            "inputs": ["a.jsonl", f"b{number}.jsonl"], "json_key": "text",
             "only_once": number, "unknown_tokens": 3,
         })  # fmt: skip
         (tmp_path / f"p{number}.errors.jsonl").write_text(f'{{"line": {number}}}\n' * 700)
@@ -91,10 +90,9 @@ def test_counts_are_added_and_every_part_is_named(tmp_path: Path) -> None:
     assert metadata["unknown_tokens"] == 6
     assert metadata["bad_record_reasons"] == {"not JSON": 3, "too long": 5}
     assert metadata["inputs"] == ["a.jsonl", "b0.jsonl", "b1.jsonl"]
-    assert metadata["cleaning"] == cleaned and metadata["json_key"] == "text" and "only_once" not in metadata
+    assert metadata["json_key"] == "text" and "only_once" not in metadata
     assert [part["name"] for part in metadata["parts"]] == ["p0", "p1"]
     assert metadata["parts"][1]["bad_record_reasons"] == {"not JSON": 2, "too long": 5}
-    assert "cleaning" not in metadata["parts"][0] and metadata["parts"][1]["cleaning"] == cleaned[:1]
     lines = (tmp_path / "joined.errors.jsonl").read_text().splitlines()
     assert lines == ['{"line": 0}'] * 700 + ['{"line": 1}'] * 300
     write_dataset(tmp_path / "p2", pieces[2])

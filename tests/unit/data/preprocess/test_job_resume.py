@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -186,13 +185,6 @@ def test_shards_add_up_to_the_whole(corpus: list[Path], tokenizer: Path, tmp_pat
     assert sum(result.metadata["bad_records"] for result in results) == 2
 
 
-def test_an_input_may_be_named_corpus_json(tmp_path: Path, tokenizer: Path) -> None:
-    path = tmp_path / "corpus.json"  # the name of the report of tools/prepare_corpus.py
-    path.write_text('{"text": "Fine text."}\n' * 3)
-    metadata = run([path], tokenizer, tmp_path / "data").metadata
-    assert (metadata["documents"], metadata["cleaning"]) == (3, [])
-
-
 def test_a_full_disk_keeps_what_was_finished(corpus: list[Path], tokenizer: Path, tmp_path: Path) -> None:
     whole = run(corpus, tokenizer, tmp_path / "whole" / "data")
     add = writer_module.IndexedDatasetWriter.add_documents
@@ -208,13 +200,3 @@ def test_a_full_disk_keeps_what_was_finished(corpus: list[Path], tokenizer: Path
             run(corpus, tokenizer, tmp_path / "data")
     assert [path.name for path in tmp_path.glob("data*")] == ["data_text_sentence.partial"]
     assert contents_of(run(corpus, tokenizer, tmp_path / "data").prefix) == contents_of(whole.prefix)
-
-
-def test_what_prepare_corpus_did_stands_in_the_json(corpus: list[Path], tokenizer: Path, tmp_path: Path) -> None:
-    assert run(corpus, tokenizer, tmp_path / "data").metadata["cleaning"] == []
-    cleaned = tmp_path / "cleaned"
-    root = Path(__file__).parents[4]
-    command = [sys.executable, str(root / "tools" / "prepare_corpus.py"), "--input", str(corpus[0])]
-    subprocess.run([*command, "--output-dir", str(cleaned), "--min-words", "5"], check=True, capture_output=True)
-    result = run(sorted(cleaned.glob("*.jsonl.zst")), tokenizer, tmp_path / "again")
-    assert [stage["stage"] for stage in result.metadata["cleaning"]].count("length") == 1
