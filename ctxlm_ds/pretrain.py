@@ -255,8 +255,8 @@ def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) 
     Raises:
         TrainingError: training failed; the message names the last good checkpoint and what to do.
     """
+    from ctxlm_ds.apps.report.run_report import ReportHook
     from ctxlm_ds.training.hooks.history import HistoryHook, WatchdogHook, environment
-    from ctxlm_ds.training.hooks.run_page import ReportHook
 
     trainer.hooks.append(WatchdogHook(watchdog))
     watchdog.writing_age_s = trainer.saves.saver.pending_age_s

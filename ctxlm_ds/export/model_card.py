@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from contextlib import suppress
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,13 +11,11 @@ from ctxlm_ds.atomic import read_object
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.export.base import CardText
 from ctxlm_ds.export.weights import CheckpointSource
+from ctxlm_ds.process.line_file import HELD_OUT, METRICS_NAME, read_lines
 from ctxlm_ds.process.run_history import START, read_history
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import DataSection
-from ctxlm_ds.training.hooks.metrics import METRICS_NAME
-from ctxlm_ds.untrusted_json import open_regular
 
-MAX_LINE_BYTES = 1 << 20
 MAX_CHANGE_CHARACTERS = 300
 CARD_MARK = "\n- ctxlm_ds\n"
 """The tag by which a card of this project is known."""
@@ -150,7 +145,7 @@ def _figures(source: CheckpointSource) -> dict[str, float]:
     """Return the last held-out figures up to the checkpoint by `SOURCE/METRIC`."""
     step = int(source.train_state.get("step", 0))
     figures = read_evaluation(source.folder.parent.parent / METRICS_NAME, step) if source.train_state else {}
-    return {key.removeprefix("eval/"): value for key, value in figures.items()}
+    return {key.removeprefix(HELD_OUT): value for key, value in figures.items()}
 
 
 def _figure_text(source: CheckpointSource, figures: Mapping[str, float]) -> str:
@@ -161,16 +156,10 @@ def _figure_text(source: CheckpointSource, figures: Mapping[str, float]) -> str:
 
 
 def read_evaluation(metrics_file: Path, step: int) -> dict[str, float]:
-    """Return the latest held-out figures of each name at or before `step`; damaged lines are skipped."""
-    figures: dict[str, float] = {}
-    with suppress(OSError), open_regular(metrics_file) as file:
-        for line in iter(partial(file.readline, MAX_LINE_BYTES), b""):
-            with suppress(ValueError, KeyError, TypeError, RecursionError):
-                entry = json.loads(line) if b'"eval/' in line else {"step": None}
-                if type(entry["step"]) is int and entry["step"] <= step:
-                    numbers = {key: value for key, value in entry.items() if isinstance(value, (int, float))}
-                    figures |= {key: value for key, value in numbers.items() if key.startswith("eval/")}
-    return figures
+    """Return the latest held-out figures of each name at or before `step`."""
+    found = [record for record in read_lines(metrics_file, 0) if record["step"] <= step]
+    numbers = ((name, value) for record in found for name, value in record.items() if isinstance(value, int | float))
+    return {name: value for name, value in numbers if name.startswith(HELD_OUT)}
 
 
 def _resumes(source: CheckpointSource) -> str:

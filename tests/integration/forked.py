@@ -27,7 +27,7 @@ from tests.dist.runner import prepare_to_fork
 
 ROUTE = (
     "ctxlm_ds.run", "ctxlm_ds.training.engine.runtime", "ctxlm_ds.pretrain", "ctxlm_ds.process.run_lock",
-    "ctxlm_ds.apps.downstream.during_run", "ctxlm_ds.training.hooks.history", "ctxlm_ds.training.hooks.run_page",
+    "ctxlm_ds.apps.downstream.during_run", "ctxlm_ds.training.hooks.history", "ctxlm_ds.apps.report.run_report",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
 GRACE_S = 30.0

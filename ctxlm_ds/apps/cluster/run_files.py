@@ -20,12 +20,12 @@ from ctxlm_ds.apps.cluster.sweep import SWEEP_NAME
 from ctxlm_ds.atomic import read_object
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR
 from ctxlm_ds.process import run_history as history
+from ctxlm_ds.process.line_file import METRICS_NAME
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, FailureRecord, read_failures, shortened
 from ctxlm_ds.process.run_lock import LOCK_NAME
 from ctxlm_ds.process.stacks import ALL_STACKS_NAME
 from ctxlm_ds.untrusted_json import open_regular
 
-METRICS_NAME = "metrics.jsonl"
 CONFIG_NAME = "config.yaml"
 SUBMITTED_NAME = "submitted.json"  # names the job that `ctxlm submit` queued last
 TAIL_BYTES = 1 << 19

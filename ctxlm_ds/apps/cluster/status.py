@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ctxlm_ds.apps.cluster import run_files as files
-from ctxlm_ds.apps.cluster.run_files import CONFIG_NAME, METRICS_NAME, NO_WORD, Start, seconds
+from ctxlm_ds.apps.cluster.run_files import CONFIG_NAME, NO_WORD, Start, seconds
 from ctxlm_ds.apps.cluster.slurm_commands import call
 from ctxlm_ds.apps.cluster.start_records import END_FILE, START_FILE
 from ctxlm_ds.apps.cluster.successor import RECORD_NAME
@@ -20,6 +20,7 @@ from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, list_checkpoints
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, verify
 from ctxlm_ds.errors import CheckpointError, ClusterError
 from ctxlm_ds.process import run_history as history
+from ctxlm_ds.process.line_file import METRICS_NAME
 from ctxlm_ds.process.lock_record import LockRecord, look_at_lock, this_process
 from ctxlm_ds.process.run_history import END, FAILURE, GIVE_UP, REQUEUE, START, read_failures, read_history, shortened
 from ctxlm_ds.process.run_lock import LOCK_NAME, STALE_AFTER_S

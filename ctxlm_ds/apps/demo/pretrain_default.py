@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds import atomic
-from ctxlm_ds.apps.report.charts import page, read_metrics, run_charts, svg, table, terminal_picture
+from ctxlm_ds.apps.report.charts import page, run_charts, svg, table
 from ctxlm_ds.benchmark.unigram import unigram, unigram_figures
 from ctxlm_ds.console import format_duration, setup_logging
 from ctxlm_ds.data.preprocess.sentences import split_sentences
@@ -30,10 +30,11 @@ from ctxlm_ds.errors import CtxlmError, DataError
 from ctxlm_ds.installed import checkout
 from ctxlm_ds.objectives.encoder_decoder import EncoderDecoder
 from ctxlm_ds.process.launch import free_port
+from ctxlm_ds.process.line_file import METRICS_NAME, read_lines
 from ctxlm_ds.recipe.load import dump_config, load_config, shipped_recipes
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, load_object
-from ctxlm_ds.training.hooks.metrics import METRICS_NAME
+from ctxlm_ds.training.hooks.curves import terminal_picture
 
 if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer
@@ -184,7 +185,7 @@ def report(job: Job) -> None:
 
     The same is written to report.html.
     """
-    records = read_metrics(job.run_dir / METRICS_NAME)
+    records = list(read_lines(job.run_dir / METRICS_NAME))
     term = OBJECTIVES.get(job.config.objective.name).terms[0].name
     title = term.replace("_lm", "-LM").replace("_", " ")
     last = next(record for record in reversed(records) if f"eval/{HELDOUT}/{term}_loss" in record)

@@ -14,10 +14,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.apps.report.charts import Chart, Points, page, svg, table
+from ctxlm_ds.apps.report.charts import page, svg, table
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import setup_logging
 from ctxlm_ds.errors import ConfigError, DataError
+from ctxlm_ds.training.hooks.curves import Chart, Points
 from ctxlm_ds.untrusted_json import read_json_object
 
 MISSING = "–"

@@ -3,58 +3,166 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from ctxlm_ds.apps.cluster.run_files import METRICS_NAME, find_runs
+from ctxlm_ds.apps.report.charts import overlaid, page, run_charts, svg, table
+from ctxlm_ds.atomic import write_text
+from ctxlm_ds.console import aligned
+from ctxlm_ds.errors import DataError
+from ctxlm_ds.process.line_file import METRICS_NAME, TEXTS, read_lines
+from ctxlm_ds.process.run_history import read_history
+from ctxlm_ds.recipe.load import dump_config, load_saved_config
+from ctxlm_ds.recipe.problems import shortened
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.registry import OBJECTIVES
+from ctxlm_ds.training.hooks.curves import COLUMNS, Chart, terminal_picture
+from ctxlm_ds.training.hooks.hooks import Hook, RunEnd
+from ctxlm_ds.training.hooks.metrics import flat_settings
+
+logger = logging.getLogger("ctxlm_ds")
+
+PAGE_NAME = "report.html"
+MOST_POINTS, SHOWN_TEXTS, SHOWN_CHARACTERS = 2000, 4, 400
+"""Points of a curve, evaluations with texts, and characters of a cell that are shown, about."""
+NOT_SHOWN = {"event", "time_unix_s", "step", "environment", "attempt", "pid", "log"}
+"""Facts of an event that another column or section has, or that are of no use in a page."""
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run directory, its recipe, and the lines of its metrics.jsonl."""
+
+    run_dir: Path
+    config: RunConfig
+    records: Sequence[Mapping[str, Any]]
+
+
+def read_run(run_dir: Path) -> RunRecord:
+    """Read a run directory.
+
+    Raises:
+        DataError: the folder is no run, or no step of it is finished.
+        ConfigError: its recipe is damaged, or of another version.
+    """
+    records = list(read_lines(run_dir / METRICS_NAME, MOST_POINTS))
+    if not records:
+        advice = "give the directory of a run that has finished a step, such as runs/NAME, or a folder of runs"
+        raise DataError(f"{run_dir / METRICS_NAME} is missing or has no complete line; {advice}")
+    return RunRecord(run_dir, load_saved_config(run_dir / "config.yaml"), records)
+
+
+def by_label(runs: Sequence[RunRecord]) -> dict[str, RunRecord]:
+    """Return runs by the name of their recipe, or by their folder if several have the name."""
+    names = [run.config.name for run in runs]
+    return {name if names.count(name) == 1 else str(run.run_dir): run for name, run in zip(names, runs, strict=True)}
+
+
+def charts_of(runs: Mapping[str, RunRecord]) -> list[Chart]:
+    """Return the charts of a run, or of several over each other, that have a curve."""
+    found = {
+        label: run_charts(run.records, OBJECTIVES.get(run.config.objective.name).terms[0].name, {})
+        for label, run in runs.items()
+    }
+    charts = overlaid(found) if len(found) > 1 else next(iter(found.values()))
+    return [chart for chart in charts if any(chart.curves.values())]
+
+
+def run_page(runs: Mapping[str, RunRecord], charts: Sequence[Chart]) -> str:
+    """Return the page of runs by their labels."""
+    sections = {"Curves": [f"<h3>{escape(chart.title)}</h3>\n{svg(chart)}" for chart in charts]}
+    if len(runs) > 1:
+        head, *rows = comparison(runs)
+        sections["Comparison"] = [table(head, rows)]
+    for label, run in runs.items():
+        title = "" if len(runs) == 1 else f"{label}: "
+        events = read_history(run.run_dir)
+        start = next((event["environment"] for event in reversed(events) if "environment" in event), dict[str, Any]())
+        tables: dict[str, tuple[list[str], Sequence[Sequence[str]]]] = {
+            "texts": (["step", "given", "written"], _texts(run)),
+            "layout and environment": (["", ""], [(name, str(value)) for name, value in start.items()]),
+            "starts and events": (["time", "event", "step", ""], list(map(_event, events))),
+        }
+        sections |= {f"{title}{heading}": [table(*content)] for heading, content in tables.items() if content[1]}
+        sections[f"{title}recipe"] = [f"<pre>{escape(dump_config(run.config))}</pre>"]
+    return page(", ".join(runs), sections)
+
+
+def comparison(runs: Mapping[str, RunRecord]) -> list[list[str]]:
+    """Return a table with its head: the last step and loss of each run, and the settings in which they differ."""
+    settings = [flat_settings(run.config) for run in runs.values()]
+    names = [name for name in dict.fromkeys(chain(*settings)) if name not in ("name", "run_dir")]
+    different = [name for name in names if len({str(each.get(name, "-")) for each in settings}) > 1]
+    rows = [["run", "step", "loss", "different settings"]]
+    for (label, run), own in zip(runs.items(), settings, strict=True):
+        last: Mapping[str, Any] = next((one for one in reversed(run.records) if one.get("loss") is not None), {})
+        loss = f"{last['loss']:.4f}" if last else "-"
+        values = " ".join(f"{name}={own.get(name, '-')}" for name in different)
+        rows.append([label, str(last.get("step", "-")), loss, shortened(values, SHOWN_CHARACTERS)])
+    return rows
+
+
+def _texts(run: RunRecord) -> list[tuple[str, str, str]]:
+    """Return step, given and written text of some evaluations, by given text, the newest first."""
+    found = [record for record in run.records if TEXTS in record]
+    shown = found[:: -max(1, len(found) // SHOWN_TEXTS)]
+    rows = [(str(record["step"]), given, written) for record in shown for given, written in record[TEXTS]]
+    return sorted(rows, key=lambda row: row[1])
+
+
+def _event(event: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Return time, name, step and the other facts of an event."""
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event["time_unix_s"]))
+    facts = [f"{name} {value}" for name, value in event.items() if name not in NOT_SHOWN and value]
+    return when, str(event["event"]), str(event.get("step", "")), shortened(", ".join(facts), SHOWN_CHARACTERS)
+
+
+class ReportHook(Hook):
+    """Writes RUN/report.html when a run ends; a failure of it is only a warning."""
+
+    may_fail = True
+    failures = (Exception,)
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+
+    def on_run_end(self, end: RunEnd) -> None:
+        if (self._run_dir / METRICS_NAME).stat().st_size == 0:
+            return  # nothing was measured
+        runs = by_label([read_run(self._run_dir)])
+        write_text(self._run_dir / PAGE_NAME, run_page(runs, charts_of(runs)))
+        logger.info("  curves: %s", self._run_dir / PAGE_NAME)
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
-    runs_help = "run directory, or a folder of runs; several runs are overlaid"
-    parser.add_argument("run_dirs", nargs="+", metavar="RUN", help=runs_help)
-    where = "RUN/report.html, or ./report.html for several"
-    parser.add_argument("--output", type=Path, metavar="FILE", help=f"page to write (default: {where})")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the curves as a PNG")
+    add = parser.add_argument
+    add("run_dirs", nargs="+", metavar="RUN", help="run directory or folder of runs; several runs are overlaid")
+    add("--output", type=Path, metavar="FILE", help="page (default: RUN/report.html, or ./report.html for several)")
     return parser
 
 
 def main() -> None:
+    from ctxlm_ds.apps.cluster.run_files import find_runs
+
     args = build_parser().parse_args()
-    from ctxlm_ds.installed import check_extra
-
-    if args.png:
-        check_extra("downstream", ["matplotlib"])
-    from ctxlm_ds.apps.report.charts import COLUMNS, terminal_picture, write_png
-    from ctxlm_ds.atomic import write_text
-    from ctxlm_ds.training.hooks.run_page import PAGE_NAME, by_label, charts_of, comparison, read_run, run_page
-
-    runs = by_label([read_run(run_dir) for run_dir in begun_runs(find_runs(args.run_dirs))])
+    folders = find_runs(args.run_dirs)
+    begun = [path for path in folders if not path.is_dir() or any(read_lines(path / METRICS_NAME))] or folders
+    for folder in [path for path in folders if path not in begun]:
+        print(f"{folder}: no step is finished yet; left out")
+    runs = by_label(list(map(read_run, begun)))
     charts = charts_of(runs)
-    for chart in charts[:1]:
-        columns = max(COLUMNS, min(160, shutil.get_terminal_size().columns - 12))
-        print("\n".join(terminal_picture(chart, columns)))
+    columns = max(COLUMNS, min(160, shutil.get_terminal_size().columns - 12))
+    print("\n".join(terminal_picture(charts[0], columns) if charts else []))
     if len(runs) > 1:
-        print("\n".join(comparison(runs)))
-    folder = next(iter(runs.values())).run_dir if len(runs) == 1 else Path()
-    output = args.output or folder / PAGE_NAME
+        print("\n".join(aligned(comparison(runs), left=(0, 3))))
+    output = args.output or (begun[0] if len(begun) == 1 else Path()) / PAGE_NAME
     write_text(output, run_page(runs, charts))
     print(f"all curves: {output}")
-    if args.png:
-        write_png(charts, args.png)
-        print(f"as a picture: {args.png}")
-
-
-def begun_runs(run_dirs: Sequence[Path]) -> list[Path]:
-    """Leave out, and name, folders in which no step is finished, unless all are such."""
-    waiting = [folder for folder in run_dirs if folder.is_dir() and not _has_lines(folder / METRICS_NAME)]
-    if len(waiting) == len(run_dirs):
-        return list(run_dirs)
-    for folder in waiting:
-        print(f"{folder}: no step is finished yet; left out")
-    return [folder for folder in run_dirs if folder not in waiting]
-
-
-def _has_lines(path: Path) -> bool:
-    return path.is_file() and path.stat().st_size > 0

@@ -221,8 +221,9 @@ def build_hooks(
 ) -> list[Hook]:
     """Build metrics, trackers, the user's hooks and status on rank 0, and the profiler on every rank if enabled."""
     # These modules import this one.
+    from ctxlm_ds.process.line_file import METRICS_NAME
     from ctxlm_ds.training.hooks.hook_setup import build_trackers, build_user_hooks
-    from ctxlm_ds.training.hooks.metrics import METRICS_NAME, MetricsWriter
+    from ctxlm_ds.training.hooks.metrics import MetricsWriter
     from ctxlm_ds.training.hooks.profiler import PROFILE_DIR, ProfilerHook
     from ctxlm_ds.training.hooks.status import StatusHook
     from ctxlm_ds.training.hooks.utilization import peak_row_seconds

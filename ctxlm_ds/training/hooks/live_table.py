@@ -7,66 +7,19 @@ import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.apps.report.charts import Chart, GrowingCurve, sampled_metrics, terminal_picture
 from ctxlm_ds.process.output_log import FILE_ONLY
+from ctxlm_ds.training.hooks.curves import LossCurves
 
 logger = logging.getLogger("ctxlm_ds")
 
 REFRESH_S = 0.25
-PADDING = 3
-"""Columns of the terminal between two cells: a blank on both sides and the divider."""
 CURVE_LINES, LEAST_CURVE_LINES = 8, 3
 """Most and fewest lines of the curve itself."""
-CURVE_SHARE = 1 / 3
-"""Share of the terminal's rows that the curve takes at most, with what is around it."""
-TABLE_HEIGHT = 3
-"""Rows of a row of figures: names, a line, values."""
-AROUND_CURVE = 3
-"""Lines below it: axis, steps, names."""
-LEFT_OF_CURVE = 11
-"""Columns before it: a value and the axis, and one that stays free."""
+AROUND_CURVE, LEFT_OF_CURVE = 3, 11
+"""Lines below the curve (axis, steps, names), and columns before it (value, axis, a free one)."""
 LEAST_CURVE_COLUMNS = 30
-
-
-class LossCurves:
-    """The loss in training and on each held-out source, for the picture below the table."""
-
-    def __init__(self, step: int, metrics: Path) -> None:
-        """Start after a step, with what metrics.jsonl has of the steps before."""
-        self._training = GrowingCurve()
-        self._held_out: dict[str, GrowingCurve] = {}
-        for record in sampled_metrics(metrics):
-            if record["step"] <= step:
-                if (loss := record.get("loss")) is not None:
-                    self.add(record["step"], loss)
-                self.add_held_out(record["step"], record)
-
-    def add(self, step: int, loss: float) -> None:
-        """Add the training loss of a step."""
-        self._training.add(step, loss)
-
-    def add_held_out(self, step: int, figures: Mapping[str, Any]) -> None:
-        """Add the figures `eval/SOURCE/loss` of an evaluation."""
-        for name, loss in figures.items():
-            if name.startswith("eval/") and name.endswith("/loss") and loss is not None:
-                source = name.removeprefix("eval/").removesuffix("/loss")
-                self._held_out.setdefault(source, GrowingCurve()).add(step, loss)
-
-    def go_back(self, step: int) -> None:
-        """Forget the steps after this one."""
-        for curve in (self._training, *self._held_out.values()):
-            curve.go_back(step)
-
-    def picture(self, columns: int, lines: int) -> list[str]:
-        """Return the lines of a picture with its axis and names; empty before the second point."""
-        training = self._training.points
-        if len(training) < 2:
-            return []
-        curves = {"training loss": training} | {name: curve.points for name, curve in self._held_out.items()}
-        return terminal_picture(Chart("loss", curves, {}), columns, lines)[1:]
 
 
 class LiveTable:
@@ -98,11 +51,11 @@ class LiveTable:
     def show(self, cells: Mapping[str, str], share: float, done: str, facts: Sequence[str], curves: LossCurves) -> None:
         """Draw the status (status_view), and the curves if the terminal has room for them."""
         self._shown_s = time.monotonic()
-        width, height = self._live.console.size
-        used = status_height(cells, facts, width)
-        lines, columns = curve_lines(height, used), width - LEFT_OF_CURVE
+        console = self._live.console
+        used = len(console.render_lines(status_view(self._title, cells, share, (done, *facts))))
+        lines, columns = curve_lines(console.height, used), console.width - LEFT_OF_CURVE
         picture = curves.picture(columns, lines) if lines and columns >= LEAST_CURVE_COLUMNS else []
-        view = status_view(self._title, cells, share, (done, *facts, *picture), width)
+        view = status_view(self._title, cells, share, (done, *facts, *picture))
         self.is_drawing = True
         self._live.update(view, refresh=True)
         self.is_drawing = False
@@ -121,27 +74,18 @@ def _is_for_terminals(record: logging.LogRecord) -> bool:
     return not any(getattr(record, name, False) for name in FILE_ONLY)
 
 
-def status_height(cells: Mapping[str, str], facts: Sequence[str], width: int) -> int:
-    """Return the rows of the terminal that title, bar, figures and facts take."""
-    return 2 + TABLE_HEIGHT * len(fitting(cells, width)) + len(facts)
-
-
 def curve_lines(height: int, used: int) -> int:
-    """Return the lines of the curve on a terminal of `height` rows, of which others use some; 0 if it has no room."""
-    lines = min(CURVE_LINES, int(height * CURVE_SHARE) - AROUND_CURVE, height - used - AROUND_CURVE - 1)
+    """Return the lines of the curve, at most a third of `height` rows with its axis; 0 if the others leave no room."""
+    lines = min(CURVE_LINES, height // 3 - AROUND_CURVE, height - used - AROUND_CURVE - 1)
     return lines if lines >= LEAST_CURVE_LINES else 0
 
 
-def status_view(title: str, cells: Mapping[str, str], share: float, texts: Sequence[str], width: int) -> Any:
-    """Return what rich draws.
+def status_view(title: str, cells: Mapping[str, str], share: float, texts: Sequence[str]) -> Any:
+    """Return what rich draws: the title, a bar with the first text, the figures by heading, a line for each other text.
 
-    Args:
-        title: first line.
-        cells: figures by heading, in as many rows as the width needs.
-        share: of the run that is done, 0 to 1.
-        texts: when the rest will be done, next to the bar, and lines below the figures (facts, the curve).
-        width: columns of the terminal.
+    `share` is the share of the run that is done, 0 to 1. The figures take as many rows as the width needs.
     """
+    from rich.columns import Columns
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -152,31 +96,6 @@ def status_view(title: str, cells: Mapping[str, str], share: float, texts: Seque
     bar.add_column(ratio=1)
     bar.add_column(no_wrap=True)
     bar.add_row(ProgressBar(total=1.0, completed=share), f"{share:.0%}  {done}")
+    figures = [Text(f"{name}\n{value}", justify="right") for name, value in cells.items()]
     first, *lines = (Text(text, no_wrap=True, overflow="ellipsis") for text in (title, *facts))
-    return Group(first, bar, *(_table(row) for row in fitting(cells, width)), *lines)
-
-
-def fitting(cells: Mapping[str, str], width: int) -> list[dict[str, str]]:
-    """Return the cells in rows of at most `width` columns of the terminal, each row as full as it can be."""
-    rows: list[dict[str, str]] = [{}]
-    used = 0
-    for name, value in cells.items():
-        needed = max(len(name), len(value)) + PADDING
-        if rows[-1] and used + needed > width:
-            rows.append({})
-            used = 0
-        rows[-1][name] = value
-        used += needed
-    return rows
-
-
-def _table(cells: Mapping[str, str]) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, expand=True, padding=(0, 1), show_edge=False)
-    for name in cells:
-        style = "bold" if name in ("step", "loss") else None
-        table.add_column(name, justify="right", style=style, no_wrap=True)
-    table.add_row(*cells.values())
-    return table
+    return Group(first, bar, Columns(figures, padding=(0, 1)), *lines)

@@ -16,16 +16,13 @@ from textwrap import indent
 from typing import Any
 
 from ctxlm_ds.atomic import write_text
-from ctxlm_ds.process.line_file import LineFile
+from ctxlm_ds.process.line_file import HELD_OUT, TEXTS, LineFile, parse_line
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.hooks.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, StepSpeed, memory_bytes
 
 logger = logging.getLogger("ctxlm_ds")
 
-METRICS_NAME = "metrics.jsonl"
-TEXTS = "texts"
-"""Figure of the lines with continued texts: pairs of what was given and what the model wrote."""
 TENSORBOARD_DIR = "tensorboard"
 BY_TOKEN = "by_token"
 _MARKDOWN = re.compile(r"[\\`*_{}\[\]()#+\-.!]")
@@ -119,7 +116,7 @@ def rewind(path: Path, step: int) -> set[str]:
     kept: list[bytes] = []
     dropped = torn = 0
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
-        record = _parse(line)
+        record = parse_line(line)
         if record is None:
             torn += 1
         elif record["step"] > step:
@@ -127,21 +124,11 @@ def rewind(path: Path, step: int) -> set[str]:
         else:
             kept.append(line)
             if record["step"] == step:
-                evaluated.update(name for name in record if name.startswith("eval/"))
+                evaluated.update(name for name in record if name.startswith(HELD_OUT))
     if dropped or torn:
         write_text(path, b"".join(kept).decode())
         logger.info("%s: went back to step %d (%d later and %d torn lines dropped)", path, step, dropped, torn)
     return evaluated
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """Return the content of a line, None if it is torn."""
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    is_complete = line.endswith(b"\n") and isinstance(record, dict) and isinstance(record.get("step"), int)
-    return record if is_complete else None
 
 
 def flat_settings(config: RunConfig) -> dict[str, Any]:

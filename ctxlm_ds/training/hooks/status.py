@@ -15,12 +15,14 @@ from statistics import fmean
 
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.process.launch import StopSignal
+from ctxlm_ds.process.line_file import METRICS_NAME
 from ctxlm_ds.process.output_log import FILE_ONLY
 from ctxlm_ds.process.run_history import in_job
 from ctxlm_ds.registry import FAMILIES, OBJECTIVES
+from ctxlm_ds.training.hooks.curves import LossCurves
 from ctxlm_ds.training.hooks.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, memory_bytes
-from ctxlm_ds.training.hooks.live_table import LiveTable, LossCurves
-from ctxlm_ds.training.hooks.metrics import METRICS_NAME, TENSORBOARD_DIR
+from ctxlm_ds.training.hooks.live_table import LiveTable
+from ctxlm_ds.training.hooks.metrics import TENSORBOARD_DIR
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -202,7 +204,7 @@ class StatusHook(IntervalHook):
     def on_step_end(self, metrics: StepMetrics) -> None:
         self._loss = metrics.loss
         if self._table is not None:
-            self._curves.add(metrics.step, metrics.loss)
+            self._curves.add(metrics.step, {"loss": metrics.loss})
         self._left_s = self._time_left.update(metrics)
         self._log(self._forecast.after_step(metrics.step, metrics.step_seconds, self._left_s))
         super().on_step_end(metrics)
@@ -257,7 +259,7 @@ class StatusHook(IntervalHook):
         self._figures.update(figures)
         self._evaluated_step = step
         if self._table is not None:
-            self._curves.add_held_out(step, figures)
+            self._curves.add(step, figures)
         logger.info("step %d held out: %s", step, figures_line(figures))
 
     def on_continuations(self, step: int, texts: Sequence[tuple[str, str]]) -> None:

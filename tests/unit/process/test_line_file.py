@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.process.line_file import LineFile
+from ctxlm_ds.process.line_file import LineFile, read_lines
 from tests.real_disks import memory_disk
 
 
@@ -51,3 +52,14 @@ def test_closing_writes_what_waits_or_says_what_is_lost(tmp_path: Path, caplog: 
     caplog.clear()
     file.close()
     assert path.read_text().splitlines() == ["line 1", "line 2"] and not caplog.text
+
+
+def test_some_lines_of_long_metrics(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert list(read_lines(path)) == []
+    lines = [json.dumps({"step": 1000 + step, "loss": 1.5}) for step in range(500)]
+    lines[251:251] = [json.dumps({"step": 1250, "eval/dev/loss": 1.0}), "[1]", '{"loss": 1.0}', "[" * 2_000]
+    path.write_text("\n".join([*lines, '{"step": 15']))
+    found = list(read_lines(path, most=50))
+    assert 40 <= len(found) <= 65 and {"step": 1250, "eval/dev/loss": 1.0} in found
+    assert len(list(read_lines(path))) == 501 and list(read_lines(path, 0)) == [{"step": 1250, "eval/dev/loss": 1.0}]

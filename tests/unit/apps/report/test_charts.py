@@ -1,32 +1,17 @@
-"""The report's charts, as SVG and as characters, and its page."""
+"""The report's charts as SVG, and its page."""
 
 from __future__ import annotations
 
 import json
-import math
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from ctxlm_ds.apps.report.charts import (
-    MOST_POINTS,
-    Chart,
-    GrowingCurve,
-    overlaid,
-    page,
-    points_of,
-    read_metrics,
-    run_charts,
-    sampled_metrics,
-    svg,
-    table,
-    terminal_picture,
-    thinned,
-    ticks,
-    write_png,
-)
+from ctxlm_ds.apps.report.charts import overlaid, page, points_of, run_charts, svg, table, ticks
+from ctxlm_ds.process.line_file import read_lines
+from ctxlm_ds.training.hooks.curves import Chart, terminal_picture
 
 RECORDS = [
     {"step": 1, "loss": 6.0, "masked_lm": 6.0, "masked_lm_accuracy": 0.0, "learning_rate": 0.0},
@@ -66,12 +51,12 @@ class Pages(HTMLParser):
 
 def test_charts_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
-    records = read_metrics(tmp_path / "metrics.jsonl")
+    records = list(read_lines(tmp_path / "metrics.jsonl"))
     loss, accuracy, rate, norm, speed = run_charts(records, "masked_lm", {"unigram": (5.5, 0.05)})
     assert loss == Chart("loss (nats)", {"training": [(1, 6.0), (10, 4.0)], "dev": [(10, 4.5)]}, {"unigram": 5.5})
     assert accuracy.curves["dev"] == [(10, 0.2)] and accuracy.levels == {"unigram": 0.05}
-    assert rate.curves == {"learning rate": [(1, 0.0), (5, 2e-3), (10, 1e-3)]}
-    assert norm.curves == {"gradient norm": [(10, 2.5)]} and speed.curves == {"tokens per second": [(10, 800.0)]}
+    assert rate.curves == {"learning_rate": [(1, 0.0), (5, 2e-3), (10, 1e-3)]}
+    assert norm.curves == {"grad_norm": [(10, 2.5)]} and speed.curves == {"tokens_per_second": [(10, 800.0)]}
     assert points_of(records, "missing") == []
 
 
@@ -96,51 +81,6 @@ def test_runs_are_overlaid_by_title() -> None:
     ]
 
 
-def test_long_curves_are_thinned() -> None:
-    points = [(float(step), 1.0) for step in range(3 * MOST_POINTS + 2)]
-    few = thinned(points)
-    assert len(few) <= MOST_POINTS + 1 and few[0] == points[0] and few[-1] == points[-1]
-    assert thinned(points[:5]) == points[:5] and thinned([]) == []
-
-
-def test_a_curve_of_a_million_steps_stays_small() -> None:
-    curve = GrowingCurve(most=100)
-    for step in range(1, 1_000_001):
-        curve.add(step, 1_000_000 / step if step % 7 else math.nan)
-    points = curve.points
-    assert 50 <= len(points) <= 100 and points[-1][0] == 1_000_000
-    assert points == sorted(points) and points[-1][1] == pytest.approx(1.0, abs=0.02)
-    curve.go_back(500_000)
-    assert 25 <= len(curve.points) <= 51 and curve.points[-1][0] <= 500_000
-
-
-def test_few_points_are_kept_as_they_are() -> None:
-    curve = GrowingCurve()
-    for step, value in ((10, 3.0), (20, math.inf), (5000, 1.0)):
-        curve.add(step, value)
-    assert curve.points == [(10.0, 3.0), (5000.0, 1.0)]
-    few = GrowingCurve(most=2)
-    for step in (1, 2, 1_000_000):
-        few.add(step, float(step))
-    assert few.points == [(2.0, 1.5), (1_000_000.0, 1_000_000.0)]
-
-
-def test_some_lines_of_long_metrics(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    assert list(sampled_metrics(path)) == []
-    lines = [json.dumps({"step": 1000 + step, "loss": 1.5}) for step in range(500)]
-    lines.insert(251, json.dumps({"step": 1250, "eval/dev/loss": 1.0}))
-    path.write_text("\n".join([*lines, '{"step": 15']))
-    found = list(sampled_metrics(path, most=50))
-    assert 45 <= len(found) <= 65 and {"step": 1250, "eval/dev/loss": 1.0} in found
-    assert len(list(sampled_metrics(path, most=1000))) == 501
-
-
-def test_png(tmp_path: Path) -> None:
-    write_png([CHART, Chart("empty", {"a": []}, {})], tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_svg_places_curves_between_its_axes() -> None:
     root = ElementTree.fromstring(svg(CHART))
     lines = [line for line in root.iter() if line.get("class") == "curve"]
@@ -150,21 +90,6 @@ def test_svg_places_curves_between_its_axes() -> None:
     assert level.get("y1") == level.get("y2") == "132.0"
     texts = [text.text for text in root.iter() if text.tag == "text"]
     assert {"training 4", "dev 4.5", "unigram 5"} <= set(texts)
-
-
-def test_picture_in_characters() -> None:
-    lines = terminal_picture(CHART, columns=21, lines=5)
-    assert [line.rstrip() for line in lines] == [
-        "          loss",
-        "       6 |.",
-        "         |",
-        "         |----------.----------",
-        "         |                    o",
-        "       4 |                    .",
-        "         +---------------------",
-        "          step 1             11",
-        "          . training   o dev   - unigram (5)",
-    ]
 
 
 @pytest.mark.parametrize(

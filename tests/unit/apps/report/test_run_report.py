@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.report.run_report import main
-from ctxlm_ds.errors import ConfigError, DataError
+from ctxlm_ds.apps.report.run_report import ReportHook, by_label, charts_of, main, read_run, run_page
+from ctxlm_ds.errors import DataError
+from ctxlm_ds.process.run_history import append_event
+from ctxlm_ds.training.hooks.hooks import Hooks
+from tests.unit.training.hooks.test_metrics import end
 
 
 def report(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
@@ -39,12 +42,11 @@ def test_two_runs_over_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         run.mkdir()
         make_run(run, line)
     (runs[1] / "config.yaml").write_text("name: b\ntraining:\n  max_steps: 30\n")
-    picture = tmp_path / "curves.png"
-    report(monkeypatch, *runs, "--output", tmp_path / "both.html", "--png", picture)
+    report(monkeypatch, *runs, "--output", tmp_path / "both.html")
     page = (tmp_path / "both.html").read_text()
     assert "a&lt;b training 7" in page and "b training 7" in page
-    assert "<td>training.max_steps</td><td>20</td><td>30</td>" in page and "<td>model.family</td>" not in page
-    assert picture.read_bytes().startswith(b"\x89PNG") and not (runs[0] / "report.html").exists()
+    assert "<td>training.max_steps=20</td>" in page and "<td>training.max_steps=30</td>" in page
+    assert not (runs[0] / "report.html").exists()
 
 
 def test_a_sweep_is_compared(
@@ -69,25 +71,66 @@ def test_a_sweep_is_compared(
     assert f"{tmp_path}/2: no step is finished yet; left out" in shown
     report(monkeypatch, *sorted(tmp_path.glob("*")), "--output", tmp_path / "folder.html")
     assert capsys.readouterr().out == shown, "the shell's pattern matches sweep.txt and folder.html, too"
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match="is missing"):
         report(monkeypatch, tmp_path / "0", tmp_path / "none")
 
 
-def test_a_picture_needs_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ctxlm_ds.installed.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"matplotlib: not installed; pip install 'ctxlm_ds\[downstream\]'"):
-        report(monkeypatch, make_run(tmp_path, '{"step": 1}\n'), "--png", tmp_path / "curves.png")
-
-
-@pytest.mark.parametrize(
-    ("metrics", "message"),
-    [("", "no step of the run is finished"), ('{"step": 1}\n{"st', "is damaged"), ("[1]\n", "a line is no object")],
-)
-def test_what_is_no_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metrics: str, message: str) -> None:
-    with pytest.raises(DataError, match=message):
+@pytest.mark.parametrize("metrics", ["", '{"st', "[1]\n"])
+def test_what_is_no_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metrics: str) -> None:
+    with pytest.raises(DataError, match="has no complete line"):
         report(monkeypatch, make_run(tmp_path, metrics))
 
 
 def test_what_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DataError, match="no such file; give the directory of a run"):
+    with pytest.raises(DataError, match="is missing or has no complete line; give the directory of a run"):
         report(monkeypatch, tmp_path)
+
+
+ENVIRONMENT = {
+    "world_size": 2, "tensor_parallel_size": 2, "zero_stage": 1, "precision": "bf16", "torch": "2.13.0", "device": "cpu"
+}  # fmt: skip
+
+
+def ended_run(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text("name: tiny\nparallel:\n  tensor_parallel_size: 2\n")
+    records: list[dict[str, object]] = [{"step": step, "masked_lm": 7.0 - step / 10} for step in range(1, 11)]
+    records += [{"step": step, "texts": [["a <b>", f"written at {step}"]]} for step in range(1, 11)]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    append_event(folder, "start", step=0, last_step=10, world_size=2, environment=ENVIRONMENT)
+    append_event(folder, "end", step=10, reason="stopped by <SIGTERM>", completed=False, failed=False)
+    return folder
+
+
+def test_a_page_has_texts_layout_and_events(tmp_path: Path) -> None:
+    runs = by_label([read_run(ended_run(tmp_path))])
+    page = run_page(runs, charts_of(runs))
+    assert [f"written at {step}<" in page for step in (10, 8, 6, 4, 2)] == [True] * 5 and "written at 5<" not in page
+    assert "a &lt;b&gt;" in page and "<td>tensor_parallel_size</td><td>2</td>" in page and "2.13.0" in page
+    assert "stopped by &lt;SIGTERM&gt;" in page
+    assert "<td>start</td><td>0</td><td>last_step 10, world_size 2</td>" in page
+
+
+def test_runs_of_one_name_have_their_folders_as_labels(tmp_path: Path) -> None:
+    runs = by_label([read_run(ended_run(tmp_path / name)) for name in ("one", "other")])
+    assert list(runs) == [str(tmp_path / "one"), str(tmp_path / "other")]
+    assert [chart.title for chart in charts_of(runs)] == ["loss (nats)"]
+
+
+def test_a_run_that_ends_writes_its_page(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "ctxlm_ds")
+    Hooks([ReportHook(ended_run(tmp_path))]).call("on_run_end", end(10))
+    assert "<svg" in (tmp_path / "report.html").read_text() and "report.html" in caplog.text
+
+
+def test_a_page_that_cannot_be_made_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ended_run(tmp_path)
+    (tmp_path / "config.yaml").write_text("nonsense: 1\n")
+    Hooks([ReportHook(tmp_path)]).call("on_run_end", end(10))
+    assert "ReportHook stops writing" in caplog.text and not (tmp_path / "report.html").exists()
+
+
+def test_a_run_without_a_step_has_no_page(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (ended_run(tmp_path) / "metrics.jsonl").write_text("")
+    Hooks([ReportHook(tmp_path)]).call("on_run_end", end(0))
+    assert not (tmp_path / "report.html").exists() and not caplog.text
