@@ -46,7 +46,7 @@ def run_charts(
 ) -> list[Chart]:
     """Return loss and accuracy, training and held out, and SINGLE_FIGURES over the steps, from lines of metrics.jsonl.
 
-    If the loss has several terms, the first one, `term`, has a chart of its own. `levels` are loss (nats) and accuracy
+    If the loss has several terms, the first one, `term`, has a separate chart. `levels` are loss (nats) and accuracy
     of other predictors of the term, by name.
     """
     sources = dict.fromkeys(name.split("/")[1] for record in records for name in record if name.startswith(HELD_OUT))

@@ -62,7 +62,7 @@ def terminal_picture(chart: Chart, columns: int = COLUMNS, lines: int = LINES) -
 
 
 class LossCurves:
-    """The loss in training and on each held-out source while a run goes on, in bounded memory."""
+    """The loss in training and on each held-out source during a run, in bounded memory."""
 
     def __init__(self, step: int, metrics: Path) -> None:
         """Start after a step, with what metrics.jsonl has of the steps before."""
