@@ -10,13 +10,17 @@ import argparse
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from glob import glob
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.console import at_least, counted, run_command
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.installed import shipped_folder
+
+if TYPE_CHECKING:
+    from ctxlm_ds.apps.init.start import Answers
 
 MAX_HOURS = 8760
 FEW_STEPS = 50
@@ -37,8 +41,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--output", type=Path, metavar="FILE", help="recipe to write (default: FAMILY.yaml)")
     source = parser.add_mutually_exclusive_group()
     add = source.add_argument
-    add("--from-megatron", metavar="ARGS|FILE", help="command or script of pretrain_bert.py or pretrain_gpt.py")
-    add("--from-run-mlm", metavar="ARGS|FILE", help="the same of run_mlm.py, run_clm.py, or their _no_trainer forms")
+    file: dict[str, Any] = {"nargs": "?", "type": Path, "const": Path(), "metavar": "FILE"}
+    add("--from-megatron", **file, help="arguments of pretrain_bert.py or pretrain_gpt.py: FILE, or what follows --")
+    add("--from-run-mlm", **file, help="the same of run_mlm.py, run_clm.py, or their _no_trainer forms")
     add("--slurm", type=Path, metavar="DIR", help="copy the Slurm scripts to a folder named slurm; write no recipe")
     return parser
 
@@ -47,13 +52,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command."""
     parser = build_parser()
     arguments = sys.argv[1:] if argv is None else list(argv)
-    args = parser.parse_args(arguments)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    args = parser.parse_args(arguments[:end])
     if args.slurm is not None:
         _copy_slurm(args.slurm)
     elif args.from_megatron is not None:
-        _migrate("megatron", args.from_megatron, args)
+        _migrate("megatron", args.from_megatron, arguments[end + 1 :], args)
     elif args.from_run_mlm is not None:
-        _migrate("run_mlm", args.from_run_mlm, args)
+        _migrate("run_mlm", args.from_run_mlm, arguments[end + 1 :], args)
     else:
         if not arguments:
             if not sys.stdin.isatty():
@@ -83,41 +89,29 @@ def _ask(args: argparse.Namespace) -> None:
     from ctxlm_ds.apps.init.start import SIZES, families, shipped_recipe
 
     print(f"Families: {', '.join(families())}")
-    args.family = _answer("Family", "bert")
-    args.size = _answer(f"Size ({', '.join(SIZES)})", "laptop")
+    args.family = _answer("Family", str, "bert")
+    args.size = _answer(f"Size ({', '.join(SIZES)})", str, "laptop")
     shipped_recipe(args.family, args.size)
-    given = _answer("Dataset prefix, or text file", "")
-    if Path(f"{given}.idx").is_file():
-        args.data = given
-    else:
-        args.text = given or None
-    while (folder := _answer("Tokenizer folder (empty: train one)", "")) and not Path(folder).exists():
-        print(f"{folder}: no such file or folder")
-    args.tokenizer = folder or None
-    args.ranks = _number("GPUs or CPU processes (empty: all GPUs, or one process)", int)
-    args.hours = _number("Hours (empty: steps of the shipped recipe)", float)
-    args.output = Path(_answer("Write to", f"{args.family}.yaml"))
+    given = _answer("Dataset prefix, or text file", str)
+    args.data, args.text = (given, None) if Path(f"{given}.idx").is_file() else (None, given)
+    args.tokenizer = _answer("Tokenizer folder (empty: train one)", str)
+    args.ranks = _answer("GPUs or CPU processes (empty: all GPUs, or one process)", at_least(1))
+    args.hours = _answer("Hours (empty: steps of the shipped recipe)", float)
+    args.output = _answer("Write to", Path, f"{args.family}.yaml")
 
 
-def _answer(question: str, default: str) -> str:
-    return input(f"{question}{f' [{default}]' if default else ''}: ").strip() or default
-
-
-def _number(question: str, kind: type) -> int | float | None:
+def _answer(question: str, kind: Callable[[str], Any], default: str = "") -> Any:
     while True:
-        text = _answer(question, "")
+        text = input(f"{question}{f' [{default}]' if default else ''}: ").strip() or default
         try:
-            value = kind(text) if text else None
-        except ValueError:
-            value = -1
-        if value is None or value > 0:
-            return value
-        print(f"{text}: expected a number above 0, or nothing")
+            return kind(text) if text else None
+        except (ValueError, argparse.ArgumentTypeError) as error:
+            print(f"{text}: {error}")
 
 
 def _start(args: argparse.Namespace) -> None:
-    from ctxlm_ds.apps.init.start import Answers, new_settings, shipped_recipe
-    from ctxlm_ds.apps.init.text import recipe_text, write_recipe
+    from ctxlm_ds.apps.init.settings import check_output, recipe_text, write_recipe
+    from ctxlm_ds.apps.init.start import Answers, find_machine, new_settings, shipped_recipe
 
     if args.data is not None and args.text is not None:
         raise ConfigError("--data is a finished dataset, --text is made into one; give one of them")
@@ -128,11 +122,8 @@ def _start(args: argparse.Namespace) -> None:
     answers = Answers(
         args.family or "bert", args.size or "laptop", args.data, args.text, args.tokenizer, args.hours
     )
-    base = shipped_recipe(answers.family, answers.size)
-    output = args.output or Path(f"{answers.family}.yaml")
-    _check_output(output)
-    from ctxlm_ds.apps.init.machine import find_machine
-
+    base, output = shipped_recipe(answers.family, answers.size), args.output or Path(f"{answers.family}.yaml")
+    check_output(output)
     machine = find_machine(args.ranks)
     settings = new_settings(answers, machine, output.stem)
     head = [f"{base}, for {machine}. Written by `ctxlm init`."]
@@ -146,13 +137,12 @@ def _start(args: argparse.Namespace) -> None:
         print(f"next: {line}")
 
 
-def _preparation(answers: object, base: str) -> list[str]:
+def _preparation(answers: Answers, base: str) -> list[str]:
     """Return the commands that make tokenizer and dataset, if they are not given."""
-    from ctxlm_ds.apps.init.start import Answers, dataset_prefix, fitting_vocab_size, preprocess_options
+    from ctxlm_ds.apps.init.start import dataset_prefix, fitting_vocab_size, preprocess_options
     from ctxlm_ds.recipe.load import load_config
     from ctxlm_ds.registry import FAMILIES
 
-    assert isinstance(answers, Answers)
     config = load_config(base)
     text, lines = shlex.quote(answers.text or "TEXT"), []
     tokenizer = answers.tokenizer or "tokenizer"
@@ -176,22 +166,18 @@ def _launch(output: Path, ranks: int) -> str:
     return f"ctxlm pretrain --config {shlex.quote(str(output))}{f' --ranks {ranks}' if ranks > 1 else ''}"
 
 
-def _check_output(output: Path) -> None:
-    if output.exists():
-        raise ConfigError(f"{output} exists; give another --output, or remove it")
-
-
-def _migrate(original: str, text: str, args: argparse.Namespace) -> None:
-    from ctxlm_ds.apps.init.arguments import read_command
-    from ctxlm_ds.apps.init.text import recipe_text, write_recipe
+def _migrate(original: str, file: Path, words: list[str], args: argparse.Namespace) -> None:
+    if (file == Path()) == (not words):
+        raise ConfigError("give the arguments, with the script's name before them, in a FILE or after --")
+    from ctxlm_ds.apps.init.settings import check_output, read_command, read_words, recipe_text, write_recipe
     from ctxlm_ds.apps.init.translate import load_table, translate
 
-    command = read_command(text, list(load_table(original)["scripts"]))
+    command = read_command(words or read_words(file), list(load_table(original)["scripts"]))
     result = translate(original, command, args.ranks, args.data, args.tokenizer)
     if args.tokenizer is not None:
         result.set("tokenizer.path", args.tokenizer, "--tokenizer")
     output = args.output or Path(f"{Path(command.script).stem}.yaml")
-    _check_output(output)
+    check_output(output)
     head = [f"Written by `ctxlm init` from the arguments of {command.script}; each comment is the argument."]
     write_recipe(output, recipe_text(head, result.settings), result.settings)
     print(f"{output}: {len(result.settings)} settings from {len(command.given)} arguments of {command.script}")

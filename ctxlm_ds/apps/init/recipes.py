@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main() -> None:
     args = build_parser().parse_args()
     from ctxlm_ds.recipe.load import RECIPE_DIR, dump_config, load_config
+    from ctxlm_ds.training.hooks.metrics import flat_settings
 
     if args.command in (None, "list"):
         shipped = sorted((path.stem, summary(path)) for path in RECIPE_DIR.glob("*.yaml"))
@@ -46,7 +46,7 @@ def main() -> None:
         comment = head(named if named.is_file() else RECIPE_DIR / f"{named.name.removesuffix('.yaml')}.yaml")
         print("\n".join(["".join(f"# {line}".rstrip() + "\n" for line in comment), settings.rstrip()]))
     else:
-        one, other = (load_config(recipe).model_dump(mode="json") for recipe in args.recipes)
+        one, other = (flat_settings(load_config(recipe)) for recipe in args.recipes)
         rows = differences(one, other)
         print("\n".join(aligned([("", *args.recipes), *rows], (0, 1, 2), "")) if rows else "the same settings")
 
@@ -70,15 +70,9 @@ def summary(path: Path) -> str:
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Return (dotted setting, value of one, value of the other) of each setting that differs."""
-    first, second = (dict(_flat(settings)) for settings in (one, other))
-    names = [*first, *(name for name in second if name not in first)]
-    rows = ((name, first.get(name, ABSENT), second.get(name, ABSENT)) for name in names)
+    rows = ((name, _shown(one.get(name, ABSENT)), _shown(other.get(name, ABSENT))) for name in {**one, **other})
     return [row for row in rows if row[1] != row[2]]
 
 
-def _flat(settings: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    for name, value in settings.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

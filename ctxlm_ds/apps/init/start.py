@@ -1,19 +1,21 @@
-"""Settings of a new recipe that starts from a shipped one: data, layout, batch and steps for a machine."""
+"""Settings of a new recipe that starts from a shipped one: data, layout, batch and steps for this machine."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass
+import os
+import time
+from dataclasses import dataclass, replace
 from functools import cache
 from glob import glob
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.apps.init.dataset_size import num_rows
-from ctxlm_ds.apps.init.machine import Machine
-from ctxlm_ds.apps.init.translate import Setting
+from ctxlm_ds.apps.init.settings import Setting
+from ctxlm_ds.console import counted
 from ctxlm_ds.errors import ConfigError, TokenizerError
+from ctxlm_ds.recipe.hardware import GIB, GPUS, Gpu
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.problems import did_you_mean
 from ctxlm_ds.recipe.schema import RunConfig, TokenizerConfig
@@ -27,6 +29,68 @@ MOST_EPOCHS = 40.0
 _WARMUP = 0.06
 """Share of the steps if the shipped recipe counts its warmup in steps of a much longer run."""
 _SPLIT = "97,3,0"
+_MATRIX_SIZE = 512
+_MEASURED_S = 1.0
+_CPU_SHARE = 0.5
+"""Share of a large product's speed that a training step reaches on CPU cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Devices of a run, one rank each."""
+
+    ranks: int
+    gpu: Gpu | None = None
+    """None: CPU cores."""
+    cpu_flops_per_s: float = 0.0
+    """fp32 operations per second that training reaches on all cores; only without a GPU, as the host's memory."""
+    memory_bytes: float = 0.0
+
+    @property
+    def precision(self) -> str:
+        """bf16 if the GPU has it, else fp16; fp32 on CPUs."""
+        if self.gpu is None:
+            return "fp32"
+        return "bf16" if self.gpu.has_bf16 else "fp16"
+
+    def __str__(self) -> str:
+        if self.gpu is None:
+            return f"{counted(self.ranks, 'CPU rank')}, {os.cpu_count()} cores"
+        return f"{self.ranks} x {self.gpu.name} ({self.gpu.memory_gib:.0f} GiB)"
+
+
+def find_machine(ranks: int | None = None) -> Machine:
+    """Return this machine with a number of ranks; by default one per GPU, or one if there is no GPU."""
+    import torch
+
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(0)
+        gpu = describe_gpu(properties.name, properties.total_memory / GIB, properties.major >= 8)
+        return Machine(ranks or torch.cuda.device_count(), gpu)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return Machine(ranks or 1, None, _measure_cpu() * _CPU_SHARE, float(memory))
+
+
+def describe_gpu(name: str, memory_gib: float, has_bf16: bool) -> Gpu:
+    """Return the planner's entry for a GPU; if its name is unknown, the entry nearest in memory under that name."""
+    able = [gpu for gpu in GPUS if gpu.has_bf16 == has_bf16]
+    same = [gpu for gpu in able if gpu.name.partition("-")[0].lower() in name.lower()]
+    nearest = min(same or able, key=lambda gpu: abs(gpu.memory_gib - memory_gib))
+    return replace(nearest, name=nearest.name if same else name, memory_gib=memory_gib)
+
+
+def _measure_cpu() -> float:
+    """Return the fp32 operations per second of the fastest of several matrix products on all threads."""
+    import torch
+
+    left, right = torch.rand(2, _MATRIX_SIZE, _MATRIX_SIZE)
+    left @ right
+    end, fastest_s = time.monotonic() + _MEASURED_S, math.inf
+    while time.monotonic() < end:
+        start = time.monotonic()
+        left @ right
+        fastest_s = min(fastest_s, time.monotonic() - start)
+    return 2.0 * _MATRIX_SIZE**3 / fastest_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +149,29 @@ def new_settings(answers: Answers, machine: Machine, name: str) -> dict[str, Set
     settings["data.train"] = Setting([prefix], "" if answers.data else "made below")
     settings["data.split"] = Setting(_SPLIT, "3 % of the documents are held out for evaluation")
     settings["training.precision"] = Setting(machine.precision, f"of {machine}")
-    changed = shipped.model_copy(
-        update={"training": shipped.training.model_copy(update={"precision": machine.precision})}
-    )
-    batch = _batch(changed, machine)
-    settings |= {key: Setting(*item) for key, item in batch.items()}
-    changed = _with_vocabulary(_with_batch(changed, batch), answers)
+    changed = _changed(shipped, "training", precision=machine.precision)
+    shipped_rows = shipped.training.global_batch_size
+    batch = math.ceil(shipped_rows / machine.ranks) * machine.ranks
+    why = "" if batch == shipped_rows else f", {shipped_rows}, for {machine.ranks} ranks"
+    settings["training.global_batch_size"] = Setting(batch, f"of the shipped recipe{why}")
+    changed = _with_vocabulary(_changed(changed, "training", global_batch_size=batch), answers)
     step_seconds, layout = plan(changed, machine)
     settings |= layout
     rows = num_rows(answers.data, shipped.data.seq_length) if answers.data else None
-    settings |= _length(shipped, answers.hours, step_seconds, rows, int(batch["training.global_batch_size"][0]))
+    settings |= _length(shipped, answers.hours, step_seconds, rows, batch)
     return settings
+
+
+def num_rows(prefix: str, seq_length: int) -> int:
+    """Return about how many rows of `seq_length` tokens a dataset (a prefix) fills.
+
+    Raises ConfigError if there is no such dataset.
+    """
+    if not Path(f"{prefix}.idx").is_file():
+        raise ConfigError(f"{prefix}: no such dataset (no {prefix}.idx); preprocess makes one")
+    from ctxlm_ds.data.dataset.index_file import read_index
+
+    return max(1, int(read_index(Path(f"{prefix}.idx")).lengths.sum(dtype="int64")) // seq_length)
 
 
 def dataset_prefix(config: RunConfig) -> str:
@@ -140,20 +216,12 @@ def _with_vocabulary(config: RunConfig, answers: Answers) -> RunConfig:
     size = fitting_vocab_size(FAMILIES.get(config.model.family).tokenizer, answers.text)
     if size is None or config.model.vocab_size is not None:
         return config
-    return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})})
+    return _changed(config, "model", vocab_size=size)
 
 
-def _batch(config: RunConfig, machine: Machine) -> dict[str, tuple[Any, str]]:
-    """Return the global batch: the shipped one, rounded up to a multiple of the ranks."""
-    rows = config.training.global_batch_size
-    rounded = math.ceil(rows / machine.ranks) * machine.ranks
-    why = "of the shipped recipe" if rounded == rows else f"of the shipped recipe, {rows}, for {machine.ranks} ranks"
-    return {"training.global_batch_size": (rounded, why)}
-
-
-def _with_batch(config: RunConfig, batch: dict[str, tuple[Any, str]]) -> RunConfig:
-    rows = batch["training.global_batch_size"][0]
-    return config.model_copy(update={"training": config.training.model_copy(update={"global_batch_size": rows})})
+def _changed(config: RunConfig, section: str, **values: Any) -> RunConfig:
+    """Return the recipe with other values in a section."""
+    return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
 
 
 def plan(config: RunConfig, machine: Machine) -> tuple[float, dict[str, Setting]]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from ctxlm_ds.apps.init.arguments import AT_RUN_TIME, Command, canonical
-from ctxlm_ds.apps.init.shell import expansions_left
+from ctxlm_ds.apps.init.rules import RULES
+from ctxlm_ds.apps.init.settings import Command, Translation, canonical, plain_value
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.choices import CHOICES
 from ctxlm_ds.recipe.problems import nearest_name
@@ -22,96 +20,12 @@ ORIGINALS = ("megatron", "run_mlm")
 _FALSE = {"false", "f", "no", "n", "0"}
 
 
-class Setting(NamedTuple):
-    """A value of the recipe and where it comes from."""
-
-    value: Any
-    source: str
-    is_default: bool = False
-    """True if the original's default decides, not an argument."""
-
-
-@dataclass(slots=True)
-class Translation:
-    """Settings of the recipe by dotted path, and notes for the user."""
-
-    table: dict[str, Any]
-    command: Command
-    ranks: int
-    data: str | None = None
-    """Dataset prefix that the user names."""
-    tokenizer: str | None = None
-    """Tokenizer folder that the user names."""
-    settings: dict[str, Setting] = field(default_factory=dict)
-    without: dict[str, list[str]] = field(default_factory=dict)
-    """Arguments that have no setting, by reason."""
-    unknown: dict[str, str | None] = field(default_factory=dict)
-    """Arguments that the original does not have either, and the nearest that it has."""
-    notes: list[str] = field(default_factory=list)
-
-    not_known: set[str] = field(default_factory=set)
-    """Arguments whose value is known only when the script runs."""
-
-    def typed(self, name: str) -> str:
-        """Return an argument's name as the user wrote it."""
-        return self.command.typed.get(canonical(name), name)
-
-    def has(self, name: str) -> bool:
-        """Return whether an argument is given."""
-        return canonical(name) in self.command.given
-
-    def texts(self, name: str) -> list[str]:
-        """Return the values of an argument; empty if it is not given or a flag."""
-        return self.command.given.get(canonical(name), [])
-
-    def text(self, name: str) -> str | None:
-        """Return the value of an argument; None if it is not given."""
-        if not self.has(name):
-            return None
-        values = self.texts(name)
-        if not values:
-            raise ConfigError(f"{name}: its value is missing")
-        return values[0]
-
-    def number(self, name: str, default: float | None = None) -> Any:
-        """Return the value of an argument as a number.
-
-        Raises ConfigError if it is not a number.
-        """
-        text = self.text(name)
-        if text is None:
-            return default
-        value = plain_value(text)
-        if isinstance(value, str):
-            raise ConfigError(f"{name} {text}: expected a number")
-        return value
-
-    def set(self, key: str, value: Any, source: str, is_default: bool = False) -> None:
-        """Set a value of the recipe."""
-        self.settings[key] = Setting(value, source, is_default)
-
-    def value(self, key: str) -> Any:
-        """Return a value that is set; None if it is not."""
-        setting = self.settings.get(key)
-        return None if setting is None else setting.value
-
-
 @cache
 def load_table(original: str) -> dict[str, Any]:
     """Return the table of an original."""
     path = Path(__file__).resolve().parent / f"{original}.yaml"
     table: dict[str, Any] = read_yaml(path.read_text(encoding="utf-8"), str(path)).data
     return table
-
-
-def plain_value(text: str) -> int | float | str:
-    """Return a number for the text of one, else the text."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def translate(
@@ -127,28 +41,25 @@ def translate(
         tokenizer: folder of the tokenizer, in place of the command's.
 
     Raises:
-        ConfigError: the command names no script that the table has, or describes a model that no family has.
+        ConfigError: the command describes a model that no family has, or a value cannot be computed with.
     """
     table = load_table(original)
-    scripts = table["scripts"]
-    if command.script not in scripts:
-        raise ConfigError(f"the command names none of {', '.join(scripts)}; write that name before the arguments")
     result = Translation(table, command, ranks or command.ranks or 1, data, tokenizer, notes=[*command.remarks])
-    script = scripts[command.script]
+    script = table["scripts"][command.script]
     _rename(command, script.get("renamed", {}))
     _drop_flags_that_are_off(result)
-    _drop_unknown_values(result)
     settings = dict(script["settings"])
     for name, changes in script.get("variants", {}).items():
         settings |= changes if result.has(name) else {}
     for key, value in settings.items():
         result.set(key, value, command.script)
     rules = _apply_rows(result, script.get("defaults", {}))
-    from ctxlm_ds.apps.init.rules import RULES  # imports this module
-
-    for name, rule in RULES.items():
-        if name in rules:
-            _apply(rule, result, rules[name])
+    for name in (name for name in RULES if name in rules):
+        try:
+            RULES[name](result, rules[name])
+        except (TypeError, ValueError, ArithmeticError) as error:
+            given = result.given(*rules[name]) or ", ".join(rules[name])
+            raise ConfigError(f"{given}: cannot be computed from these values ({error})") from error
     _count_shares(result)
     _sort_others(result)
     _drop_foreign(result)
@@ -161,15 +72,6 @@ def _rename(command: Command, names: dict[str, str]) -> None:
         if canonical(own) in command.given:
             command.given[canonical(name)] = command.given.pop(canonical(own))
             command.typed[canonical(name)] = command.typed[canonical(own)]
-
-
-def _apply(rule: Callable[[Translation, list[str]], None], result: Translation, names: list[str]) -> None:
-    """Apply a rule. Raises ConfigError if it cannot compute with the values."""
-    try:
-        rule(result, names)
-    except (TypeError, ValueError, ArithmeticError) as error:
-        given = " ".join(" ".join([result.typed(name), *result.texts(name)]) for name in names if result.has(name))
-        raise ConfigError(f"{given or ', '.join(names)}: cannot be computed from these values ({error})") from error
 
 
 def _drop_flags_that_are_off(result: Translation) -> None:
@@ -194,30 +96,6 @@ def _count_shares(result: Translation) -> None:
             del result.settings[row["key"]]
 
 
-def _drop_unknown_values(result: Translation) -> None:
-    """Take out the values that are known only when the script runs, each with a note."""
-    rows = {canonical(name): row for name, row in result.table["arguments"].items()}
-    saved = result.command.given.get("--save")
-    for name, values in [*result.command.given.items()]:
-        if not any(map(expansions_left, values)):
-            continue
-        row, typed = rows.get(name, {}), result.typed(name)
-        num_values = 0 if row.get("flag", "given" in row) else len(values) if row.get("many") else 1
-        own, loose = values[:num_values], [word for word in values[num_values:] if expansions_left(word)]
-        result.command.given[name] = [word for word in values if word not in loose]
-        result.notes += [f"{word} after {typed}: {AT_RUN_TIME}; write the arguments that it holds" for word in loose]
-        left = [expansion for word in own for expansion in expansions_left(word)]
-        if not left or "given" in row:
-            continue
-        named = {"data.train": result.data, "tokenizer.path": result.tokenizer}.get(row.get("key", ""))
-        if named is None and (row.get("rule") != "load" or values != saved):
-            key = f"; set {row['key']}" if row else ""
-            result.notes.append(f"{' '.join([typed, *own])}: {', '.join(dict.fromkeys(left))} is {AT_RUN_TIME}{key}")
-        if row:
-            del result.command.given[name]
-            result.not_known.add(name)
-
-
 def _apply_rows(result: Translation, defaults: dict[str, Any]) -> dict[str, list[str]]:
     """Set what needs no rule; return the rules to apply, with the arguments of each.
 
@@ -232,8 +110,8 @@ def _apply_rows(result: Translation, defaults: dict[str, Any]) -> dict[str, list
         elif result.has(name):
             value = row["given"] if "given" in row else _mapped(result, name, row)
             if value is not None:
-                result.set(row["key"], value, " ".join([result.typed(name), *result.texts(name)]))
-        elif row["key"] not in result.settings and canonical(name) not in result.not_known:
+                result.set(row["key"], value, result.given(name))
+        elif row["key"] not in result.settings:
             value = defaults.get(name, row.get("default"))
             if value is None:
                 continue
@@ -244,9 +122,11 @@ def _apply_rows(result: Translation, defaults: dict[str, Any]) -> dict[str, list
 
 def _mapped(result: Translation, name: str, row: dict[str, Any]) -> Any:
     """Return the setting's value for an argument's; None (and a note) if it has no counterpart."""
+    if row.get("many"):
+        return [plain_value(word) for word in result.texts(name)]
     text = result.text(name) or ""
     if "values" not in row:
-        return plain_value(text)
+        return result.number(name) / row["divided_by"] if "divided_by" in row else plain_value(text)
     values = {str(key): value for key, value in row["values"].items()}
     if text not in values:
         result.notes.append(f"{name} {text}: no counterpart; {row['key']} has {', '.join(map(str, values.values()))}")
@@ -277,9 +157,9 @@ def _sort_others(result: Translation) -> None:
         why = next((why for pattern, why in patterns.items() if fnmatchcase(name, pattern)), None)
         if why is None:
             known = [*mapped, *(one for one in patterns if "*" not in one)]
-            result.unknown[result.typed(name)] = nearest_name(name, known)
+            result.unknown[result.command.typed[name]] = nearest_name(name, known)
         else:
-            result.without.setdefault(why, []).append(result.typed(name))
+            result.without.setdefault(why, []).append(result.command.typed[name])
 
 
 def _drop_foreign(result: Translation) -> None:

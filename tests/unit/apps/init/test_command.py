@@ -41,7 +41,7 @@ def test_few_steps_and_a_small_vocabulary_are_told(tmp_path, monkeypatch, capsys
 
 def test_megatrons_arguments_write_a_recipe(tmp_path, capsys):
     output = tmp_path / "x.yaml"
-    main(["--from-megatron", GPT + REST, "--tokenizer", "tok", "--output", str(output)])
+    main(["--from-megatron", "--tokenizer", "tok", "--output", str(output), "--", *(GPT + REST).split()])
     assert "unknown: --bf17; did you mean --bf16?" in capsys.readouterr().out
     config = load_config(output)
     assert (config.model.family, config.tokenizer.path, config.training.precision) == ("gpt2", "tok", "fp32")
@@ -50,13 +50,18 @@ def test_megatrons_arguments_write_a_recipe(tmp_path, capsys):
 def test_a_recipe_that_is_not_valid_is_not_written_and_names_the_argument(tmp_path):
     output = tmp_path / "x.yaml"
     with pytest.raises(ConfigError) as caught:
-        main(["--from-megatron", f"{GPT}{REST} --hidden_dropout 1.5 --hidden-size 63", "--output", str(output)])
+        words = f"{GPT}{REST} --hidden_dropout 1.5 --hidden-size 63"
+        main(["--from-megatron", "--output", str(output), "--", *words.split()])
     text = str(caught.value)
     assert f"{output} is not written" in text and "x.yaml:" not in text.partition("\n")[2] and not output.exists()
     assert "[--hidden_dropout 1.5]" in text
     output = tmp_path / "y.yaml"
     with pytest.raises(ConfigError, match=r"\[--hidden-size 63\]|\[--num-attention-heads 4\]"):
-        main(["--from-megatron", f"{GPT}{REST} --hidden-size 63", "--output", str(output)])
+        file = tmp_path / "arguments.txt"
+        file.write_text(f"{GPT}{REST} --hidden-size 63")
+        main(["--from-megatron", str(file), "--output", str(output)])
+    with pytest.raises(ConfigError, match="in a FILE or after --"):
+        main(["--from-megatron"])
 
 
 def test_slurm_scripts_are_copied(tmp_path, capsys):

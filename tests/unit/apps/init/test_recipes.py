@@ -40,7 +40,7 @@ def test_what_differs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert lines[0] == ["bert-mini", "bert-tiny"] and ["model.num_layers", "4", "2"] in lines
     assert not any(line[0] == "model.vocab_size" for line in lines)
     assert printed(monkeypatch, capsys, "diff", "bert-mini", "bert-mini") == ["the same settings"]
-    assert differences({"a": {"b": 1, "c": []}}, {"a": {"b": 1, "d": {}}}) == [("a.c", "[]", "-"), ("a.d", "-", "{}")]
+    assert differences({"a.b": 1, "a.c": []}, {"a.b": 1, "a.d": {}}) == [("a.c", "[]", "-"), ("a.d", "-", "{}")]
 
 
 def test_a_misspelt_recipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

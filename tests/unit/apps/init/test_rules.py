@@ -1,18 +1,20 @@
 import json
+import shlex
 
 import pytest
 
-from ctxlm_ds.apps.init.arguments import read_command
-from ctxlm_ds.apps.init.text import recipe_text, write_recipe
+from ctxlm_ds.apps.init.rules import steps_of_samples
+from ctxlm_ds.apps.init.settings import read_command, recipe_text, write_recipe
 from ctxlm_ds.apps.init.translate import translate
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.schema import TrainingConfig
 
 SCRIPTS = ["run_mlm.py", "run_clm.py", "run_mlm_no_trainer.py"]
 TINY = "num_hidden_layers=2,hidden_size=64,num_attention_heads=4,intermediate_size=128,hidden_dropout_prob=0.0"
 
 
 def _recipe(text, tmp_path, **options):
-    result = translate("run_mlm", read_command(text, SCRIPTS), **options)
+    result = translate("run_mlm", read_command(shlex.split(text), SCRIPTS), **options)
     return write_recipe(tmp_path / "x.yaml", recipe_text([], result.settings)), result
 
 
@@ -42,7 +44,7 @@ def test_run_mlm_without_trainer_has_its_own_names_and_defaults(tmp_path):
     assert (training.precision, config.schedule.warmup_steps, config.checkpoint.interval_steps) == ("bf16", 7, 35)
     assert (config.optimizer.gradient_clipping, config.optimizer.learning_rate) == (0.0, 5e-5)
     assert result.settings["training.max_steps"].source == "--max_train_steps 70" and not result.unknown
-    translated = translate("run_mlm", read_command(text.replace("steps 35", "steps epoch"), SCRIPTS))
+    translated = translate("run_mlm", read_command(shlex.split(text.replace("steps 35", "steps epoch")), SCRIPTS))
     assert "--checkpointing_steps epoch: no counterpart; set checkpoint.interval_steps" in translated.notes
     assert "checkpoint.interval_steps" not in translated.settings
 
@@ -64,10 +66,10 @@ def test_flags_have_values_and_the_launcher_a_precision(words, expected, tmp_pat
 
 def test_what_the_launcher_does_not_say_is_a_note(tmp_path):
     text = "accelerate launch --config_file acc.yaml --mixed_precision fp8 run_mlm.py --model_type bert "
-    text += f"--config_overrides {TINY} --tokenizer_name t --per_device_train_batch_size $B"
+    text += f"--config_overrides {TINY} --tokenizer_name t"
     _, result = _recipe(text, tmp_path)
     notes = "\n".join(result.notes)
-    for words in ("--config_file acc.yaml: not read", "--mixed_precision fp8", "$B is known only when the script runs"):
+    for words in ("--config_file acc.yaml: not read", "--mixed_precision fp8"):
         assert words in notes, notes
 
 
@@ -78,7 +80,7 @@ def test_what_the_launcher_does_not_say_is_a_note(tmp_path):
 def test_a_value_that_cannot_be_computed_with_is_named(arguments):
     text = f"run_mlm.py --model_type bert --config_overrides {TINY} --train_file a.txt {arguments}"
     with pytest.raises(ConfigError, match=arguments.split()[0]):
-        translate("run_mlm", read_command(text, SCRIPTS))
+        translate("run_mlm", read_command(shlex.split(text), SCRIPTS))
 
 
 def test_run_clm_takes_a_folder(tmp_path):
@@ -104,4 +106,24 @@ def test_run_clm_takes_a_folder(tmp_path):
 )
 def test_a_model_that_is_not_known_is_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
-        translate("run_mlm", read_command(f"run_mlm.py {arguments}", SCRIPTS))
+        translate("run_mlm", read_command(shlex.split(f"run_mlm.py {arguments}"), SCRIPTS))
+
+
+RAMP = (8, 8, 20000)
+
+
+def test_samples_are_divided_by_the_batch_without_a_ramp():
+    assert steps_of_samples(1000, 64, None) == 15
+
+
+@pytest.mark.parametrize("samples", [3000, 20000, 20100, 100000])
+def test_steps_along_a_ramp_read_the_samples_but_for_an_incomplete_step(samples):
+    training = TrainingConfig(global_batch_size=64, batch_ramp=RAMP)
+    steps = steps_of_samples(samples, 64, RAMP)
+    assert abs(training.rows_after(steps) - samples) < 64
+    assert steps > samples // 64
+
+
+@pytest.mark.parametrize("ramp", [(8, 8), ("a", 8, 100), (8, 0, 100), (64, 8, 100), (1, 1, 10**12)])
+def test_a_ramp_that_cannot_be_followed_gives_no_steps(ramp):
+    assert steps_of_samples(10**12, 64, ramp) is None

@@ -1,8 +1,20 @@
+import struct
+
+import numpy as np
 import pytest
 
-from ctxlm_ds.apps.init.machine import Machine, describe_gpu
-from ctxlm_ds.apps.init.start import Answers, families, fitting_vocab_size, new_settings, shipped_recipe
-from ctxlm_ds.apps.init.text import recipe_text, write_recipe
+from ctxlm_ds.apps.init.settings import recipe_text, write_recipe
+from ctxlm_ds.apps.init.start import (
+    Answers,
+    Machine,
+    describe_gpu,
+    families,
+    find_machine,
+    fitting_vocab_size,
+    new_settings,
+    num_rows,
+    shipped_recipe,
+)
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.load import load_config, shipped_recipes
 
@@ -57,3 +69,32 @@ def test_the_vocabulary_grows_with_the_text(tmp_path, kind, num_bytes, size):
         file.truncate(num_bytes)
     assert fitting_vocab_size(kind, str(tmp_path / "*.txt")) == size
     assert fitting_vocab_size(kind, "hf://name") is fitting_vocab_size(kind, None) is None
+
+
+def test_a_device_is_the_planners_gpu_of_its_name_or_the_nearest_in_memory():
+    assert describe_gpu("NVIDIA H100 80GB HBM3", 79.1, True).name == "H100"
+    assert describe_gpu("NVIDIA A100-SXM4-40GB", 39.4, True).name == "A100-40"
+    other = describe_gpu("NVIDIA L40S", 44.4, True)
+    assert (other.name, other.memory_gib, other.tflops_16bit) == ("NVIDIA L40S", 44.4, 312.0)
+    assert Machine(1, describe_gpu("Tesla T4", 14.6, False)).precision == "fp16"
+
+
+def test_this_machine_has_ranks_and_a_precision():
+    machine = find_machine(3)
+    assert machine.ranks == 3
+    assert machine.gpu is not None or machine.cpu_flops_per_s > 0
+    assert machine.precision in ("bf16", "fp16", "fp32")
+
+
+def test_rows_of_a_dataset(tmp_path):
+    lengths = np.array([90, 70], np.int32)
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 2, 2)  # version, uint16, sequences, documents + 1
+    arrays = (lengths, np.array([0, 180], np.int64), np.array([0, 2], np.int64))
+    (tmp_path / "x.idx").write_bytes(head + b"".join(array.tobytes() for array in arrays))
+    assert num_rows(str(tmp_path / "x"), 32) == 5
+    assert num_rows(str(tmp_path / "x"), 512) == 1
+
+
+def test_a_missing_dataset_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no such dataset"):
+        num_rows(str(tmp_path / "x"), 32)

@@ -1,0 +1,253 @@
+"""Arguments of another program, the settings that they become, and the recipe that is written with their sources."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ctxlm_ds.atomic import write_text
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.problems import Problem, ProblemsError, raise_problems
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.untrusted_json import read_text
+
+_RANKS = {"--nproc-per-node", "--nnodes", "--num-gpus", "--num-nodes", "--num-processes"}
+_COMMENT_COLUMN = 40
+_PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
+_RESERVED = {"true", "false", "null", "~", ".inf", ".nan"}
+
+
+class Setting(NamedTuple):
+    """A value of the recipe and where it comes from."""
+
+    value: Any
+    source: str
+    is_default: bool = False
+    """True if the original's default decides, not an argument."""
+
+
+@dataclass(slots=True)
+class Command:
+    """Arguments of a script, as they were written."""
+
+    script: str
+    """File name of the script."""
+    given: dict[str, list[str]] = field(default_factory=dict)
+    """Values of each argument by canonical name, empty for a flag; the last one wins."""
+    typed: dict[str, str] = field(default_factory=dict)
+    """Each argument's name as it was written, by canonical name."""
+    ranks: int | None = None
+    """Ranks that the launcher starts, if it says so."""
+    remarks: list[str] = field(default_factory=list)
+    """What was not read."""
+
+    def add(self, words: Sequence[str]) -> None:
+        """Sort words into arguments and their values."""
+        name = ""
+        for word in words:
+            if word.startswith("--"):
+                typed, equals, value = word.partition("=")
+                name = canonical(typed)
+                self.typed[name], self.given[name] = typed, [value] if equals else []
+            elif name:
+                self.given[name].append(word)
+
+
+def canonical(name: str) -> str:
+    """Return an argument's name with `-` in place of `_`."""
+    return "--" + name.lstrip("-").replace("_", "-")
+
+
+def read_words(file: Path) -> list[str]:
+    """Return the words of a file of arguments, in which `\\` joins lines and `#` begins a comment.
+
+    Raises ConfigError if it cannot be read.
+    """
+    try:
+        return shlex.split(read_text(file, ConfigError, 1_000_000).replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise ConfigError(f"{file}: not a list of arguments ({error})") from error
+
+
+def read_command(words: Sequence[str], scripts: Sequence[str]) -> Command:
+    """Return the arguments after the first word that names one of `scripts`; the words before are its launcher's.
+
+    Raises ConfigError if no script is named, it has no arguments, or a word is one that a shell would replace.
+    """
+    for word in words:
+        if "$" in word or "`" in word:
+            advice = "write `echo` before the script's launcher, run it, and give the line that it prints"
+            raise ConfigError(f"{word}: scripts are not run, so this has no value; {advice}")
+    place = next((place for place, word in enumerate(words) if Path(word).name in scripts), None)
+    if place is None:
+        raise ConfigError(f"the arguments name none of {', '.join(scripts)}; write that name before them")
+    command, launcher = Command(Path(words[place]).name), Command("")
+    command.add(words[place + 1 :])
+    launcher.add(words[:place])
+    if not command.given:
+        raise ConfigError(f"no arguments follow {command.script}")
+    for name, values in launcher.given.items():
+        value = next(iter(values), "")
+        if name in _RANKS and value.isdigit():
+            command.ranks = (command.ranks or 1) * max(1, int(value))
+        elif name == "--mixed-precision" and value in ("fp16", "bf16"):
+            if not {"--fp16", "--bf16"} & command.given.keys():
+                command.given[f"--{value}"], command.typed[f"--{value}"] = [], f"{launcher.typed[name]} {value}"
+        elif (name, value) != ("--mixed-precision", "no") and name in (*_RANKS, "--mixed-precision", "--config-file"):
+            remark = f"{launcher.typed[name]} {value}: not read; give --ranks, and set training.precision"
+            command.remarks.append(remark)
+    return command
+
+
+@dataclass(slots=True)
+class Translation:
+    """Settings of the recipe by dotted path, and notes for the user."""
+
+    table: dict[str, Any]
+    command: Command
+    ranks: int
+    data: str | None = None
+    """Dataset prefix that the user names, as `tokenizer` is the folder of the tokenizer."""
+    tokenizer: str | None = None
+    settings: dict[str, Setting] = field(default_factory=dict)
+    without: dict[str, list[str]] = field(default_factory=dict)
+    """Arguments that have no setting, by reason."""
+    unknown: dict[str, str | None] = field(default_factory=dict)
+    """Arguments that the original does not have either, and the nearest that it has."""
+    notes: list[str] = field(default_factory=list)
+
+    def has(self, name: str) -> bool:
+        """Return whether an argument is given."""
+        return canonical(name) in self.command.given
+
+    def texts(self, name: str) -> list[str]:
+        """Return the values of an argument; empty if it is not given or a flag."""
+        return self.command.given.get(canonical(name), [])
+
+    def text(self, name: str) -> str | None:
+        """Return the value of an argument; None if it is not given."""
+        if self.has(name) and not self.texts(name):
+            raise ConfigError(f"{name}: its value is missing")
+        return next(iter(self.texts(name)), None)
+
+    def number(self, name: str, default: float | None = None) -> Any:
+        """Return the value of an argument as a number; ConfigError if it is something else."""
+        text = self.text(name)
+        value = default if text is None else plain_value(text)
+        if isinstance(value, str):
+            raise ConfigError(f"{name} {text}: expected a number")
+        return value
+
+    def given(self, *names: str) -> str:
+        """Return the given ones of some arguments as they were written."""
+        words = [[self.command.typed[canonical(name)], *self.texts(name)] for name in names if self.has(name)]
+        return " ".join(map(" ".join, words))
+
+    def source(self, *names: str) -> str:
+        """Return the given ones of some arguments, or that their default decides."""
+        return self.given(*names) or f"default of {' and '.join(names)}"
+
+    def set(self, key: str, value: Any, source: str, is_default: bool = False) -> None:
+        """Set a value of the recipe."""
+        self.settings[key] = Setting(value, source, is_default)
+
+    def value(self, key: str) -> Any:
+        """Return a value that is set; None if it is not."""
+        setting = self.settings.get(key)
+        return None if setting is None else setting.value
+
+
+def plain_value(text: str) -> int | float | str:
+    """Return a number for the text of one, else the text."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def recipe_text(head: Sequence[str], settings: Mapping[str, Setting]) -> str:
+    """Return a recipe: comment lines, then sections in the schema's order, each value with its source."""
+    lines = [f"# {line}".rstrip() for line in head]
+    order = ["extends", *RunConfig.model_fields]
+    names = {key.partition(".")[0] for key in settings}
+    for name in sorted(names, key=order.index):
+        if name in settings:
+            lines.append(_line(name, settings[name], ""))
+            continue
+        lines.append(f"{name}:")
+        inside = {key.partition(".")[2]: one for key, one in settings.items() if key.startswith(f"{name}.")}
+        lines += [_line(key, one, "  ") for key, one in sorted(inside.items(), key=lambda item: _rank(name, item[0]))]
+    return "\n".join(lines) + "\n"
+
+
+def _rank(section: str, key: str) -> tuple[int, int]:
+    """Return the place of a setting: what names an entry first, then the section's order."""
+    annotation: Any = RunConfig.model_fields[section].annotation
+    fields = list(getattr(annotation, "model_fields", {}))
+    first = {"family", "name", "sample_format"}
+    return (0 if key in first else 1, fields.index(key) if key in fields else len(fields))
+
+
+def _line(key: str, setting: Setting, indent: str) -> str:
+    if isinstance(setting.value, list) and any(isinstance(item, dict) for item in setting.value):
+        items = [f"{indent}  - {_flow(item)}" for item in setting.value]
+        return "\n".join([f"{indent}{key}:".ljust(_COMMENT_COLUMN) + _comment(setting), *items])
+    return (f"{indent}{key}: {_flow(setting.value)}".ljust(_COMMENT_COLUMN) + _comment(setting)).rstrip()
+
+
+def _comment(setting: Setting) -> str:
+    return f"  # {setting.source}" if setting.source else ""
+
+
+def _flow(value: Any) -> str:
+    if isinstance(value, str):
+        return value if _PLAIN.fullmatch(value) and value.lower() not in _RESERVED else json.dumps(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_flow(item) for item in value) + "]"
+    return json.dumps(value)
+
+
+def check_output(path: Path) -> None:
+    """Raise ConfigError if a recipe's file exists, or its name is not one of a recipe."""
+    if path.exists():
+        raise ConfigError(f"{path} exists; give another --output, or remove it")
+    if path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"--output {path}: a recipe's name ends in .yaml")
+
+
+def write_recipe(path: Path, text: str, settings: Mapping[str, Setting] | None = None) -> RunConfig:
+    """Write a recipe once it loads; return it. A problem names the source of its setting, not the line.
+
+    Raises:
+        ConfigError: the file exists, or the recipe is not valid; then nothing is written.
+    """
+    check_output(path)
+    write_text(path, text)
+    try:
+        return load_config(path)
+    except BaseException as error:
+        path.unlink()
+        if not isinstance(error, ConfigError) or settings is None or not isinstance(error, ProblemsError):
+            raise
+        title = f"{path} is not written, because the recipe would not be valid"
+        raise_problems(title, [replace(one, where=_source(one, settings)) for one in error.problems])
+        raise
+
+
+def _source(problem: Problem, settings: Mapping[str, Setting]) -> str:
+    """Return the source of the first setting that a problem is about."""
+    for path in (problem.path, *problem.involves):
+        source = next((one.source for key, one in settings.items() if re.match(rf"{re.escape(key)}\b", path)), "")
+        if source:
+            return source
+    return ""
