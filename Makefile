@@ -11,7 +11,7 @@ PIP_INSTALL := PIP_CONSTRAINT=$(abspath constraints.txt) $(BIN)/python -m pip in
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install operators pretrain downstream test test-slurm check soak bench docs clean
+.PHONY: help install operators pretrain downstream test test-fast test-slurm mutants check soak bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -39,6 +39,13 @@ operators: install ## build DeepSpeed's CPU operators, which tests and offload u
 
 test: operators ## every test but the long ones, WORKERS=2 files at a time; ARGS are passed on to pytest
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
+
+test-fast: install ## unit tests without several ranks, in some minutes; ARGS are passed on to pytest
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder \
+		-m 'not dist and not soak and not slurm' tests/unit $(ARGS)
+
+mutants: operators ## break the package in 60 places, one at a time: do the tests notice? (an hour)
+	@$(BIN)/python -m tests.mutants $(ARGS)
 
 test-slurm: operators ## the tests that need a Slurm cluster; each worker starts one (root, slurm-wlm, munge)
 	@$(BIN)/python -m pytest -m 'slurm and not soak' -n $(WORKERS) --dist loadfile tests/slurm $(ARGS)

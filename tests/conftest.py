@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -44,6 +45,14 @@ def untouched_logger() -> None:
     logger.handlers[:] = []
     logger.setLevel(logging.NOTSET)
     logger.propagate = True
+
+
+@pytest.fixture(autouse=True, scope="module")
+def ranks_of_a_file() -> Iterator[None]:
+    """End the ranks that the tests of a file shared."""
+    yield
+    if runner := sys.modules.get("tests.dist.runner"):
+        runner.close_shared()
 
 
 @pytest.fixture(autouse=True, scope="session")

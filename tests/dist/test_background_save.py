@@ -20,7 +20,7 @@ from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.recipe.schema import CheckpointConfig, RunConfig
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.loop.state import TrainState
-from tests.dist.runner import RanksFailed, run_ranks
+from tests.dist.forks import RanksFailed, fork_ranks
 from tests.dist.states import DATA, Layout, resume_newest, some_steps
 from tests.dist.training import GLOBAL_BATCH, build_engine
 from tests.real_disks import Disk, freezable_disk, memory_disk
@@ -109,7 +109,7 @@ def test_the_bytes_are_those_of_a_save_that_training_waits_for(tmp_path: Path, l
 
 def check_both_ways(world_size: int, config: RunConfig, user_json: dict[str, Any], tmp_path: Path) -> None:
     """Checkpoints written beside training and those that training waited for are the same files."""
-    run_ranks(save_both_ways, world_size, config, user_json, tmp_path, timeout_s=180)
+    fork_ranks(save_both_ways, world_size, config, user_json, tmp_path, timeout_s=180)
     for step in (2, 5):
         folders = [tmp_path / kind / "checkpoints" / f"step-{step:08d}" for kind in ("waiting", "beside")]
         expected, found = (contents(folder) for folder in folders)
@@ -146,7 +146,7 @@ def test_without_memory_for_copies_training_waits(tmp_path: Path, monkeypatch: p
     defaults = (tmp_path / "meminfo", *rank_states.memory_need.__defaults__[1:])
     monkeypatch.setattr(rank_states, "MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(rank_states.memory_need, "__defaults__", defaults)
-    for pending, records in run_ranks(save_without_memory, 2, tmp_path, timeout_s=120):
+    for pending, records in fork_ranks(save_without_memory, 2, tmp_path, timeout_s=120):
         assert pending == [False, False]
         assert len(records) == 1 and "no memory for copies" in records[0] and "0.0 GB available" in records[0]
     assert names(tmp_path) == ["latest", "step-00000001", "step-00000002"]
@@ -193,12 +193,12 @@ def resumed_losses(rank: int, world_size: int, run_dir: Path) -> list[float]:
 def test_training_goes_on_while_the_disk_hangs(tmp_path: Path) -> None:
     """Steps are taken while nothing can be written; what is written then is of the moment before them."""
     with freezable_disk(tmp_path / "checkpoints", tmp_path / "image") as disk:
-        results = run_ranks(train_beside_a_hanging_disk, 2, tmp_path, disk, timeout_s=120)
+        results = fork_ranks(train_beside_a_hanging_disk, 2, tmp_path, disk, timeout_s=120)
         for result in results:
             assert result["busy"] == 1.0 and result["before"] == ["step-00000001.partial"]
             assert result["age"] > 0 and result["after"] is None
         assert names(tmp_path) == ["latest", "step-00000001"]
-        again = run_ranks(resumed_losses, 2, tmp_path, timeout_s=120)
+        again = fork_ranks(resumed_losses, 2, tmp_path, timeout_s=120)
     assert again[0] == results[0]["losses"]
 
 
@@ -233,13 +233,13 @@ def die_beside_a_hanging_disk(rank: int, world_size: int, run_dir: Path, disk: D
 def test_killed_while_writing_beside_training(tmp_path: Path) -> None:
     with freezable_disk(tmp_path / "checkpoints", tmp_path / "image") as disk:
         with pytest.raises(RanksFailed, match="exit status -9"):
-            run_ranks(die_beside_a_hanging_disk, 2, tmp_path, disk, timeout_s=120)
+            fork_ranks(die_beside_a_hanging_disk, 2, tmp_path, disk, timeout_s=120)
         deadline_s = time.monotonic() + WAIT_S
         disk.thaw()
         while names(tmp_path) != ["latest", "step-00000001", "step-00000002.partial"]:
             assert time.monotonic() < deadline_s, names(tmp_path)
             time.sleep(0.1)
-        again = run_ranks(resumed_losses, 2, tmp_path, timeout_s=120)
+        again = fork_ranks(resumed_losses, 2, tmp_path, timeout_s=120)
     assert len(again[0]) == 3
 
 
@@ -289,7 +289,7 @@ def fail_beside_training(rank: int, world_size: int, run_dir: Path, disk: Disk, 
 @pytest.mark.parametrize("fault", ["full", "read-only"])
 def test_a_failure_beside_training_leaves_nothing_half_written(tmp_path: Path, fault: str) -> None:
     with memory_disk(tmp_path / "checkpoints", "8m") as disk:
-        results = run_ranks(fail_beside_training, 2, tmp_path, disk, fault, timeout_s=120)
+        results = fork_ranks(fail_beside_training, 2, tmp_path, disk, fault, timeout_s=120)
         expected = "No space left on device" if fault == "full" else "Read-only file system"
         for result in results:
             assert expected in result["error"] and "step 2 could not be written" in result["error"]

@@ -22,7 +22,7 @@ from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.topology import Topology, build_topology
 from ctxlm_ds.process.run_lock import RunLock
 from ctxlm_ds.recipe.schema import CheckpointConfig
-from tests.dist.runner import RanksFailed, run_ranks
+from tests.dist.forks import RanksFailed, fork_ranks
 
 pytestmark = pytest.mark.dist
 NUM_ELEMENTS = 1000
@@ -93,12 +93,12 @@ def _collectives_of_a_save(rank: int, world_size: int, run_dir: Path) -> list[st
 
 def test_nodes_tell_of_their_space_only_if_one_has_too_little(tmp_path: Path) -> None:
     expected = ["all_reduce_max", "broadcast_object", "gather_object", "broadcast_object"]
-    assert run_ranks(_collectives_of_a_save, 4, tmp_path) == [expected] * 4
+    assert fork_ranks(_collectives_of_a_save, 4, tmp_path) == [expected] * 4
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_all_ranks_save_and_find_the_same(tmp_path: Path, world_size: int) -> None:
-    results = run_ranks(_save_steps, world_size, tmp_path, [3, 6, 9])
+    results = fork_ranks(_save_steps, world_size, tmp_path, [3, 6, 9])
     folders = [str(tmp_path / "checkpoints" / f"step-{step:08d}") for step in (3, 3, 6, 6, 9, 9)]
     assert results == [["None", *folders]] * world_size
     assert _names(tmp_path) == ["latest", "step-00000006", "step-00000009"]
@@ -112,7 +112,7 @@ def test_all_ranks_save_and_find_the_same(tmp_path: Path, world_size: int) -> No
 
 def test_another_number_of_ranks_goes_on(tmp_path: Path) -> None:
     for world_size, step in ((3, 1), (2, 2), (1, 3)):
-        run_ranks(_save_steps, world_size, tmp_path, [step])
+        fork_ranks(_save_steps, world_size, tmp_path, [step])
         _check(tmp_path / "checkpoints" / f"step-{step:08d}", step)
 
 
@@ -134,7 +134,7 @@ def _one_fails(rank: int, world_size: int, run_dir: Path, fail_on: int) -> tuple
 
 @pytest.mark.parametrize("fail_on", [0, 1, 2])
 def test_a_full_disk_on_any_rank_fails_the_save_on_all(tmp_path: Path, fail_on: int) -> None:
-    results = run_ranks(_one_fails, 3, tmp_path, fail_on)
+    results = fork_ranks(_one_fails, 3, tmp_path, fail_on)
     messages = {message for message, _ in results}
     assert len(messages) == 1
     message = messages.pop()
@@ -154,7 +154,7 @@ def _no_room(rank: int, world_size: int, run_dir: Path) -> str:
 
 
 def test_too_little_room_is_the_same_error_everywhere(tmp_path: Path) -> None:
-    first, second = run_ranks(_no_room, 2, tmp_path)
+    first, second = fork_ranks(_no_room, 2, tmp_path)
     assert first == second and "GB are missing" in first
     assert _names(tmp_path) == []
 
@@ -172,7 +172,7 @@ def _not_shared(rank: int, world_size: int, run_dir: Path) -> str:
 
 
 def test_a_run_directory_on_node_local_disks_is_told_apart(tmp_path: Path) -> None:
-    messages = run_ranks(_not_shared, 2, tmp_path)
+    messages = fork_ranks(_not_shared, 2, tmp_path)
     assert messages[0] == messages[1]
     assert "(rank 1)" in messages[0] and "storage that all nodes share" in messages[0]
 
@@ -197,7 +197,7 @@ def _not_shared_at_the_start(rank: int, world_size: int, run_dir: Path) -> tuple
 
 
 def test_node_local_run_directories_are_told_apart_at_the_start(tmp_path: Path) -> None:
-    for shared, own in run_ranks(_not_shared_at_the_start, 2, tmp_path):
+    for shared, own in fork_ranks(_not_shared_at_the_start, 2, tmp_path):
         assert shared == "shared"
         assert "node-1/lock.json is rank 0's lock and is not visible" in own and "all nodes share" in own
 
@@ -216,8 +216,8 @@ def _hashed(rank: int, world_size: int, run_dir: Path) -> list[str]:
 
 
 def test_ranks_share_the_files_of_a_checkpoint_that_is_verified(tmp_path: Path) -> None:
-    run_ranks(_save_steps, 2, tmp_path, [1])
-    shares = run_ranks(_hashed, 3, tmp_path)
+    fork_ranks(_save_steps, 2, tmp_path, [1])
+    shares = fork_ranks(_hashed, 3, tmp_path)
     assert sorted(name for share in shares for name in share) == sorted(
         read_manifest(tmp_path / "checkpoints" / "step-00000001").files
     )
@@ -234,12 +234,12 @@ def _damaged_newest(rank: int, world_size: int, run_dir: Path) -> tuple[str, lis
 
 
 def test_a_damaged_newest_is_named_once_and_all_ranks_fall_back(tmp_path: Path) -> None:
-    run_ranks(_save_steps, 2, tmp_path, [1, 2])
+    fork_ranks(_save_steps, 2, tmp_path, [1, 2])
     path = tmp_path / "checkpoints" / "step-00000002" / "moments-00001.safetensors"
     data = bytearray(path.read_bytes())
     data[-7] ^= 0x10
     path.write_bytes(data)
-    (found, warnings), (other, silent) = run_ranks(_damaged_newest, 2, tmp_path)
+    (found, warnings), (other, silent) = fork_ranks(_damaged_newest, 2, tmp_path)
     assert found == other == str(tmp_path / "checkpoints" / "step-00000001")
     assert len(warnings) == 1 and not silent
     assert "step-00000002" in warnings[0] and "moments-00001.safetensors: sha256" in warnings[0]
@@ -267,7 +267,7 @@ def test_any_rank_killed_at_random_moments(tmp_path: Path) -> None:
     newest = 0
     for attempt in range(8):
         with pytest.raises(RanksFailed, match=f"rank {attempt % 2}:\ndied without a word: exit status -9"):
-            run_ranks(_save_for_ever, 2, tmp_path, attempt % 2, drawn.uniform(0.05, 0.5), timeout_s=60)
+            fork_ranks(_save_for_ever, 2, tmp_path, attempt % 2, drawn.uniform(0.05, 0.5), timeout_s=60)
         folders = sorted((tmp_path / "checkpoints").glob("step-????????"))
         for folder in folders:
             _check(folder, int(folder.name[5:]))

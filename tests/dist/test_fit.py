@@ -13,7 +13,7 @@ from ctxlm_ds.apps.downstream.fit import FitSettings, Point, run_point
 from ctxlm_ds.apps.downstream.prepare import make_kind, make_sets, read_parts
 from ctxlm_ds.apps.downstream.task import load_task
 from ctxlm_ds.apps.downstream.tuning import Tuning
-from tests.dist.runner import run_ranks
+from tests.dist.forks import fork_ranks
 from tests.downstream_models import WORDS, sentiment, write_bert, write_gpt2, write_rows, write_t5
 
 pytestmark = pytest.mark.dist
@@ -119,7 +119,7 @@ def numbers(value: Any) -> Any:
 
 def test_two_ranks_with_deepspeed_do_what_one_rank_does(files: Path, tmp_path: Path) -> None:
     fine_tune(0, 1, files, tmp_path / "one", None)
-    run_ranks(fine_tune, 2, files, tmp_path / "two", "zero2", timeout_s=240)
+    fork_ranks(fine_tune, 2, files, tmp_path / "two", "zero2", timeout_s=240)
     for name in RUNS:
         (losses, right), (other_losses, predictions) = results(tmp_path / "one" / name), results(tmp_path / "two" / name)
         assert other_losses == pytest.approx(losses, rel=1e-4), name

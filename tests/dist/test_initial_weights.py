@@ -12,7 +12,8 @@ import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are f
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.loop.state import TrainState
-from tests.dist.runner import RanksFailed, run_ranks
+from tests.dist.forks import RanksFailed
+from tests.dist.runner import run_ranks
 from tests.dist.states import SAVED_STEP, STEPS, Layout, checkpoints_of, gather_moments, some_steps
 from tests.dist.training import build_engine, gather_weights
 

@@ -28,7 +28,7 @@ from ctxlm_ds.training.loop.saves import Saves
 from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
 from ctxlm_ds.training.loop.state import TrainState
 from ctxlm_ds.training.loop.trainer import Trainer
-from tests.dist.runner import run_ranks
+from tests.dist.forks import fork_ranks
 from tests.dist.states import Layout, checkpoints_of
 from tests.dist.test_anomalies import assert_same, set_initial_weights, states
 from tests.dist.test_update import Spoiled
@@ -186,7 +186,7 @@ def all_cases(rank: int, world_size: int, layout: Layout, folder: Path) -> dict[
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Any]]]:
     """Results by rank."""
     layout: Layout = request.param
-    return run_ranks(all_cases, layout.world_size, layout, tmp_path_factory.mktemp("runs"), timeout_s=300)
+    return fork_ranks(all_cases, layout.world_size, layout, tmp_path_factory.mktemp("runs"), timeout_s=300)
 
 
 def events(result: dict[str, Any]) -> list[tuple[str, int]]:

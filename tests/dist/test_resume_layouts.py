@@ -39,9 +39,7 @@ SPLIT = [
 WRITTEN = Layout(4, 1, tensor=2, pipeline=2)
 ALWAYS = [
     (Layout(4, 3, tensor=2, sequence_parallel=True), Layout(2, 1, pipeline=2)),
-    (Layout(4, 3, tensor=2, sequence_parallel=True), Layout(2, 0, tensor=2)),
     (Layout(2, 2), Layout(8, 1, tensor=2, pipeline=2, sequence_parallel=True)),
-    (Layout(2, 2), Layout(4, 2, tensor=2)),
 ]
 
 
@@ -83,11 +81,11 @@ def test_a_run_goes_on_under_another_layout(saved_runs: Any, family: str, writte
     assert resumed["losses"] == pytest.approx(saved["losses"], rel=1e-5)
 
 
-SAME = [Layout(4, 1, tensor=2, pipeline=2), Layout(4, 3, tensor=2), Layout(2, 1, pipeline=2)]
-
-
-@pytest.mark.parametrize("layout", SAME, ids=str)
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("layout", "precision"),
+    [(Layout(4, 1, tensor=2, pipeline=2), "bf16"), (Layout(4, 3, tensor=2), "bf16"), (Layout(2, 1, pipeline=2), "fp32")],
+    ids=str,
+)
 def test_the_same_split_layout_goes_on_bitwise(tmp_path: Path, layout: Layout, precision: str) -> None:
     """Dropout is on: its masks come back without any generator's state."""
     layout = Layout(**{**layout.__dict__, "precision": precision})
@@ -123,7 +121,7 @@ def exported_digest(run_dir: Path, config: RunConfig, folder: Path) -> str:
 )
 def test_one_state_exports_to_the_same_bytes_from_every_layout(tmp_path: Path, saved_runs: Any, family: str) -> None:
     source, _ = saved_runs(without_dropout(WRITTEN, family=family))
-    layouts = PLAIN + SPLIT if family == "bert" else [PLAIN[3], SPLIT[1], SPLIT[-1]]
+    layouts = [PLAIN[3], SPLIT[1], SPLIT[-1]]
     first = without_dropout(PLAIN[0], family=family).config()
     digests = {"written": exported_digest(source, first, tmp_path / "first")}
     for layout in layouts:

@@ -13,7 +13,7 @@ from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.topology import build_topology
 from ctxlm_ds.process.run_lock import RunLock
 from ctxlm_ds.run import agreed_data, build_rows_by_node
-from tests.dist.runner import RanksFailed, run_ranks
+from tests.dist.forks import RanksFailed, fork_ranks
 from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
 
 pytestmark = pytest.mark.dist
@@ -46,7 +46,7 @@ def _on_nodes(
 @pytest.mark.parametrize("ranks_a_node", [4, 2])
 def test_each_disk_gets_one_index_and_all_are_equal(tmp_path: Path, ranks_a_node: int) -> None:
     prefix = write_dataset(tmp_path / "d", random_documents(300))
-    found = run_ranks(_on_nodes, 4, str(prefix), str(tmp_path), ranks_a_node)
+    found = fork_ranks(_on_nodes, 4, str(prefix), str(tmp_path), ranks_a_node)
     assert len({rows for rows, _ in found}) == 1
     assert [looks for _, looks in found] == [int(rank % ranks_a_node == 0) for rank in range(4)]
     folders = sorted(path.relative_to(tmp_path).parts[0] for path in tmp_path.glob("node*/*"))
@@ -62,7 +62,7 @@ def _agree(rank: int, world_size: int, prefix: str) -> None:
 
 
 def test_ranks_that_see_other_data_are_told(tmp_path: Path) -> None:
-    run_ranks(_agree, 2, str(write_dataset(tmp_path / "d", random_documents(30))))
+    fork_ranks(_agree, 2, str(write_dataset(tmp_path / "d", random_documents(30))))
 
 
 def _damaged_index(rank: int, world_size: int, prefix: str) -> None:
@@ -71,13 +71,13 @@ def _damaged_index(rank: int, world_size: int, prefix: str) -> None:
 
 def test_rank_0_finds_a_damaged_index_for_all(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", random_documents(30))
-    run_ranks(_damaged_index, 2, str(prefix))
+    fork_ranks(_damaged_index, 2, str(prefix))
     (samples,) = tmp_path.glob("*/samples.npy")
     content = bytearray(samples.read_bytes())
     content[-1] ^= 1
     samples.write_bytes(content)
     with pytest.raises(RanksFailed) as failure:
-        run_ranks(_damaged_index, 2, str(prefix))
+        fork_ranks(_damaged_index, 2, str(prefix))
     assert str(failure.value).count("the file was changed after it was made") >= 2
 
 
@@ -88,5 +88,5 @@ def _one_rank_fails(rank: int, world_size: int, prefix: str) -> None:
 def test_a_dataset_missing_on_one_node_ends_every_rank(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", random_documents(30))
     with pytest.raises(RanksFailed) as failure:
-        run_ranks(_one_rank_fails, 2, str(prefix))
+        fork_ranks(_one_rank_fails, 2, str(prefix))
     assert str(failure.value).count("no such file") >= 2

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ctxlm_ds.training.engine.runtime import leave_waiting_to_watchdog
-from tests.dist.runner import run_ranks
+from tests.dist.forks import fork_ranks
 
 
 def reduce_late(rank: int, world_size: int) -> str:
@@ -31,7 +31,7 @@ def reduce_late(rank: int, world_size: int) -> str:
 
 
 def test_a_late_rank_is_waited_for() -> None:
-    assert run_ranks(reduce_late, 3) == ["6", "3", "6"]
+    assert fork_ranks(reduce_late, 3) == ["6", "3", "6"]
 
 
 def with_timeout(rank: int, world_size: int) -> str:
@@ -40,4 +40,4 @@ def with_timeout(rank: int, world_size: int) -> str:
 
 
 def test_a_timeout_from_the_environment_stays() -> None:
-    assert "Timed out waiting 1000ms" in run_ranks(with_timeout, 2)[0]
+    assert "Timed out waiting 1000ms" in fork_ranks(with_timeout, 2)[0]

@@ -16,7 +16,7 @@ from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.apps.plan.plan import Planner
 from ctxlm_ds.apps.plan.states import state_elements
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
-from tests.dist.runner import run_ranks
+from tests.dist.forks import fork_ranks
 from tests.dist.training import GLOBAL_BATCH, build_engine, step_of, tiny_config
 
 Counts = dict[str, int]
@@ -91,7 +91,7 @@ def planned(config: RunConfig, user_json: dict[str, Any], world_size: int) -> li
 
 
 def check(config: RunConfig, user_json: dict[str, Any], world_size: int, timeout_s: float = 60) -> None:
-    found = run_ranks(train_and_count, world_size, config, user_json, timeout_s=timeout_s)
+    found = fork_ranks(train_and_count, world_size, config, user_json, timeout_s=timeout_s)
     assert found == planned(config, user_json, world_size)
 
 

@@ -15,7 +15,7 @@ import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are f
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.engine.engine import update
 from ctxlm_ds.training.engine.step_totals import Ahead
-from tests.dist.runner import run_ranks
+from tests.dist.forks import fork_ranks
 from tests.dist.states import Layout
 from tests.dist.training import build_engine, step_of
 
@@ -102,7 +102,7 @@ LAYOUTS = [
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_step_waits_for_the_device_once(layout: Layout) -> None:
     world_size = layout.world_size
-    for found in run_ranks(count_in_steps, world_size, layout, timeout_s=120):
+    for found in fork_ranks(count_in_steps, world_size, layout, timeout_s=120):
         # The first step has nobody that told of its counts.
         assert found["vectors"] == [2, 1, 1]
         assert found["reads"] == [1, 1, 1]
@@ -124,5 +124,5 @@ def ahead_and_not(rank: int, world_size: int, layout: Layout) -> tuple[list[Any]
 
 @pytest.mark.parametrize("layout", [Layout(2, 0), Layout(4, 1, "bf16", tensor=2), Layout(4, 1, pipeline=2)], ids=str)
 def test_counts_from_the_step_before_change_no_number(layout: Layout) -> None:
-    for ahead, alone in run_ranks(ahead_and_not, layout.world_size, layout, timeout_s=180):
+    for ahead, alone in fork_ranks(ahead_and_not, layout.world_size, layout, timeout_s=180):
         assert ahead == alone

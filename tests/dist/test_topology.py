@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ctxlm_ds.errors import ConfigError, RunLockedError
 from ctxlm_ds.parallel.topology import build_topology
-from tests.dist.runner import RanksFailed, run_ranks
+from tests.dist.forks import RanksFailed, fork_ranks
 
 pytestmark = pytest.mark.dist
 
@@ -36,7 +36,7 @@ def _collectives(rank: int, world_size: int) -> dict[str, object]:
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_collectives(world_size: int) -> None:
-    results = run_ranks(_collectives, world_size)
+    results = fork_ranks(_collectives, world_size)
     for rank, result in enumerate(results):
         assert result["place"] == (rank, world_size, rank, world_size)
         assert result["main"] is (rank == 0)
@@ -62,7 +62,7 @@ def _gather_some(rank: int, world_size: int) -> tuple[dict[int, str], dict[int, 
 
 
 def test_values_are_gathered_only_if_a_rank_has_one() -> None:
-    for none, some, sent in run_ranks(_gather_some, 3):
+    for none, some, sent in fork_ranks(_gather_some, 3):
         assert (none, some) == ({}, {0: "of rank 0"})
         assert sent == ["all_reduce_max"] * 5
 
@@ -97,7 +97,7 @@ def _record(rank: int) -> dict[str, object]:
 
 @pytest.mark.parametrize("world_size", [1, 5, 8])
 def test_gathered_objects_travel_in_a_tree(world_size: int) -> None:
-    found = run_ranks(_tree, world_size)
+    found = fork_ranks(_tree, world_size)
     assert all(is_right for _, _, is_right in found)
     assert sum(len(heard) for heard, _, _ in found) == world_size - 1
     assert found[0][0] == [rank for rank in (1, 2, 4) if rank < world_size]
@@ -111,7 +111,7 @@ def _add(rank: int, world_size: int) -> list[float]:
 
 
 def test_adding_up_on_the_device() -> None:
-    assert run_ranks(_add, 3) == [[3.0, 1.5]] * 3
+    assert fork_ranks(_add, 3) == [[3.0, 1.5]] * 3
 
 
 def _own_group(rank: int, world_size: int, store: str) -> tuple[bool, float]:
@@ -124,7 +124,7 @@ def _own_group(rank: int, world_size: int, store: str) -> tuple[bool, float]:
 
 
 def test_cpu_group_beside_another_backend(tmp_path: Path) -> None:
-    assert run_ranks(_own_group, 2, str(tmp_path / "store")) == [(True, 2.0)] * 2
+    assert fork_ranks(_own_group, 2, str(tmp_path / "store")) == [(True, 2.0)] * 2
 
 
 def _count_sockets(rank: int, world_size: int, store: str) -> int:
@@ -149,7 +149,7 @@ def _sockets() -> int:
 
 def test_the_cpu_group_connects_only_ranks_that_talk(tmp_path: Path) -> None:
     ranks = 12
-    assert max(run_ranks(_count_sockets, ranks, str(tmp_path / "store"))) < ranks - 2
+    assert max(fork_ranks(_count_sockets, ranks, str(tmp_path / "store"))) < ranks - 2
 
 
 def _ordered(rank: int, world_size: int, log: Path) -> tuple[int, float]:
@@ -167,7 +167,7 @@ def _ordered(rank: int, world_size: int, log: Path) -> tuple[int, float]:
 
 
 def test_rank_0_first_then_one_a_node_then_the_rest(tmp_path: Path) -> None:
-    results = run_ranks(_ordered, 4, tmp_path / "log")
+    results = fork_ranks(_ordered, 4, tmp_path / "log")
     assert results == [(rank * 10, 3.0) for rank in range(4)]
     order = [int(line) for line in (tmp_path / "log").read_text().split()]
     assert order[:2] == [0, 2] and sorted(order[2:]) == [1, 3]
@@ -196,7 +196,7 @@ def _shared_errors(rank: int, world_size: int, run_dir: Path) -> list[str]:
 
 
 def test_an_error_on_one_rank_is_raised_on_all(tmp_path: Path) -> None:
-    first, second = run_ranks(_shared_errors, 2, tmp_path)
+    first, second = fork_ranks(_shared_errors, 2, tmp_path)
     assert first == ["RunLockedError: held by somebody", "Unpicklable: odd one", "ConfigError: wrong on 1"]
     assert second == [
         "RunLockedError: held by somebody", "RuntimeError: Unpicklable: odd one", "ConfigError: wrong on 1",
@@ -211,7 +211,7 @@ def _one_raises(rank: int, world_size: int) -> None:
 
 def test_runner_brings_back_the_traceback() -> None:
     with pytest.raises(RanksFailed, match="rank 1(.|\n)*in _one_raises(.|\n)*rank one says no"):
-        run_ranks(_one_raises, 2, timeout_s=20)
+        fork_ranks(_one_raises, 2, timeout_s=20)
 
 
 def _one_hangs(rank: int, world_size: int) -> None:
@@ -222,7 +222,7 @@ def _one_hangs(rank: int, world_size: int) -> None:
 def test_runner_kills_a_hang() -> None:
     start_s = time.monotonic()
     with pytest.raises(RanksFailed, match="rank 1:\nstill running after 3 s"):
-        run_ranks(_one_hangs, 2, timeout_s=3)
+        fork_ranks(_one_hangs, 2, timeout_s=3)
     assert time.monotonic() - start_s < 15
 
 
@@ -233,4 +233,4 @@ def _one_dies(rank: int, world_size: int) -> None:
 
 def test_runner_reports_a_silent_death() -> None:
     with pytest.raises(RanksFailed, match="rank 0:\ndied without a word: exit status -9"):
-        run_ranks(_one_dies, 2, timeout_s=20)
+        fork_ranks(_one_dies, 2, timeout_s=20)

@@ -11,7 +11,8 @@ import torch
 
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import CheckpointError
-from tests.dist.runner import RanksFailed, run_ranks
+from tests.dist.forks import RanksFailed
+from tests.dist.runner import run_ranks
 from tests.dist.states import SAVED_STEP, Layout, assert_states_equal, resume_and_train, resume_under, save_under
 from tests.dist.training import build_engine
 

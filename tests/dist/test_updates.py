@@ -16,7 +16,7 @@ from ctxlm_ds.apps.plan.plan import Planner
 from ctxlm_ds.apps.plan.updates import gradient_bytes, update_bytes
 from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig, TrainingConfig
 from ctxlm_ds.training.engine import bf16_optimizer
-from tests.dist.runner import run_ranks
+from tests.dist.forks import fork_ranks
 from tests.dist.training import GLOBAL_BATCH, SEQ_LENGTH, VOCAB, build_engine, step_of, tiny_config
 from tests.sections import model_section
 
@@ -129,7 +129,7 @@ def test_moved_bytes_are_those_of_the_operations(
     stage: int, precision: str, optimizer: str, micro_batch_size: int, error: float
 ) -> None:
     config, user_json = config_of(precision, optimizer, micro_batch_size), {"zero_optimization": {"stage": stage}}
-    ((gradients, update),) = run_ranks(count_in_step, 1, config, user_json, timeout_s=120)
+    ((gradients, update),) = fork_ranks(count_in_step, 1, config, user_json, timeout_s=120)
     layout = Layout(1, zero_stage=stage, micro_batch_size=micro_batch_size)
     planner = Planner(config, Cluster(find_gpu("H100"), 1, 1), {stage: user_json})
     (cut,) = planner.stages(layout)
@@ -143,7 +143,7 @@ def test_ranks_share_the_update_and_not_the_sums() -> None:
     planner = Planner(config, Cluster(find_gpu("H100"), 1, 2), {1: user_json})
     (cut,) = planner.stages(Layout(2, micro_batch_size=4))
     planned = config, cut.parameters, planner.zero[1]
-    for found in run_ranks(count_in_step, 2, config, user_json, timeout_s=120):
+    for found in fork_ranks(count_in_step, 2, config, user_json, timeout_s=120):
         assert update_bytes(*planned, 2) == pytest.approx(found[1], rel=0.01)
         # gloo's reduce-scatter and the average of the own partition are not counted.
         assert gradient_bytes(*planned, 2, 2) == pytest.approx(found[0], rel=0.5)

@@ -12,11 +12,11 @@ from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.recipe.schema import CheckpointConfig, RunConfig
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.loop.state import TrainState
-from tests.dist.runner import RanksFailed
+from tests.dist.forks import RanksFailed
+from tests.dist.runner import run_ranks
 from tests.dist.states import Layout, checkpoints_of, resume_newest
 from tests.dist.training import GLOBAL_BATCH
 from tests.families import runs
-from tests.families.groups import run_case
 from tests.families.toy_runs import OPTIMIZER, build_engine, config_of, step_of
 
 pytestmark = pytest.mark.dist
@@ -53,14 +53,14 @@ def resume(rank: int, world_size: int, layout: Layout, config: RunConfig, run_di
 
 def resume_under(layout: Layout, run_dir: Path) -> list[float]:
     config = config_of("lanes", layout, layout.pipeline > 1)
-    return run_case(resume, layout.world_size, layout, config, run_dir, timeout_s=120)[0]
+    return run_ranks(resume, layout.world_size, layout, config, run_dir, timeout_s=120)[0]
 
 
 @pytest.fixture(scope="module")
 def saved_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
     """Saved by one rank."""
     run_dir = tmp_path_factory.mktemp("lanes")
-    return run_dir, run_case(save, 1, Layout(1, 0), False, run_dir, timeout_s=120)[0]["losses"]
+    return run_dir, run_ranks(save, 1, Layout(1, 0), False, run_dir, timeout_s=120)[0]["losses"]
 
 
 @pytest.mark.parametrize("layout", [Layout(1, 0), Layout(2, 3), Layout(4, 1, tensor=2, pipeline=2)], ids=str)
@@ -74,7 +74,7 @@ def test_what_a_pipeline_saves_one_rank_and_two_read(
     saved_run: tuple[Path, list[float]], tmp_path: Path, overlap: bool
 ) -> None:
     layout = Layout(4, 1, tensor=2, pipeline=2) if overlap else Layout(4, 1, pipeline=2)
-    losses = run_case(save, 4, layout, overlap, tmp_path, timeout_s=120)[0]["losses"]
+    losses = run_ranks(save, 4, layout, overlap, tmp_path, timeout_s=120)[0]["losses"]
     assert losses == pytest.approx(saved_run[1], rel=1e-5)
     assert resume_under(Layout(1, 0), tmp_path) == pytest.approx(losses, rel=1e-5)
     ours, theirs = (CheckpointReader(next((run / "checkpoints").glob("step-*"))) for run in (tmp_path, saved_run[0]))
@@ -99,7 +99,7 @@ def test_a_growing_batch_is_refused_on_every_stage() -> None:
     config = config_of("lanes", layout, False)
     training = config.training.model_copy(update={"batch_ramp": (8, 8, 100)})
     with pytest.raises(RanksFailed, match=r"rank 1:[^-]*training\.batch_ramp is set, but .* carries a state"):
-        run_case(build, 2, layout, config.model_copy(update={"training": training}), timeout_s=120)
+        run_ranks(build, 2, layout, config.model_copy(update={"training": training}), timeout_s=120)
 
 
 @pytest.mark.parametrize("layout", [runs.ONE_RANK, runs.Layout(data=2, stage=2)], ids=str)
@@ -107,6 +107,6 @@ def test_an_elmo_goes_on_bitwise(tmp_path: Path, layout: runs.Layout) -> None:
     """With the states of its cells, drawn words, dropout and Adagrad's sums."""
     run = runs.Run("elmo", tmp_path / "data", layout, dropout=True, optimizer="adagrad")
     (tmp_path / "data").mkdir()
-    run_case(runs.prepare, 1, runs.Run("elmo", run.folder))
-    saved = run_case(runs.save, layout.world_size, run, tmp_path / "run", timeout_s=120)[0]
-    assert run_case(runs.resume, layout.world_size, run, tmp_path / "run", timeout_s=120)[0]["next"] == saved["next"]
+    run_ranks(runs.prepare, 1, runs.Run("elmo", run.folder))
+    saved = run_ranks(runs.save, layout.world_size, run, tmp_path / "run", timeout_s=120)[0]
+    assert run_ranks(runs.resume, layout.world_size, run, tmp_path / "run", timeout_s=120)[0]["next"] == saved["next"]

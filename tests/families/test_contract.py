@@ -2,6 +2,9 @@
 
 Cases run in ranks that live on (groups.py). Rows come from the real data route: a tokenizer of the family's type, a
 dataset, a sample index, the loader (runs.py).
+
+Layouts are chosen by parts: a recipe that brings one runs under all of them, a variant of such recipes under the layout
+that splits layers, stages and tokens at once. `make soak` runs the rest.
 """
 
 from __future__ import annotations
@@ -20,17 +23,25 @@ from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES
 from ctxlm_ds.training.measure import describe
+from tests.dist.runner import Groups
 from tests.families import hugging_face, runs
-from tests.families.groups import Groups
 from tests.families.runs import ONE_RANK, STEPS, TRAINING_STEPS, Layout, Run
 from tests.families.toy import TOY
 
 pytestmark = pytest.mark.dist
 SHIPPED = FAMILIES.shipped_names()
-every_family = pytest.mark.parametrize("family", SHIPPED)
-every_recipe = pytest.mark.parametrize("family", [*SHIPPED, *runs.OTHERS])
+RECIPES = [*SHIPPED, *runs.OTHERS]
+VARIANTS = (
+    "roberta", "xlm_roberta", "megatron_bert", "distilbert", "tinybert", "tinybert+teacher", "gpt1", "mbart",
+    "bart+mass", "t5+1.1", "xlnet",
+)  # fmt: skip
+"""Recipes of which other recipes use every layer."""
+FIRST = [name for name in RECIPES if name not in VARIANTS]
+EVERY_STAGE = ("bert", "t5")
+"""Recipes whose runs show what DeepSpeed's ZeRO stages do to any model."""
+MUON = ("bert", "t5", "llama", "albert")
+"""Families with joint matrices, with gated ones, with two stacks, and with matrices that several layers share."""
 EXPORTED = [name for name in SHIPPED if FAMILIES.get(name).export]
-exported = pytest.mark.parametrize("family", [*EXPORTED, *runs.VERSIONS])
 MODEL_PARALLEL = [
     Layout(tensor=2, stage=1), Layout(pipeline=2, recompute=True),
     Layout(tensor=2, pipeline=2, stage=1, sequence_parallel=True),
@@ -38,6 +49,24 @@ MODEL_PARALLEL = [
 LAYOUTS = [*MODEL_PARALLEL, Layout(pipeline=2, stage=1), *(Layout(data=2, stage=stage) for stage in (1, 2, 3))]
 SAVED_ON, RESUMED_ON = MODEL_PARALLEL[-1], [Layout(data=2, stage=3), ONE_RANK]
 OTHER_SEED = 4321
+
+
+def case(chosen: bool, *values: Any) -> Any:
+    """A case of every run of the tests, or only of `make soak`."""
+    return pytest.param(*values, marks=[] if chosen else pytest.mark.soak, id="-".join(map(str, values)))
+
+
+def is_chosen(family: str, layout: Layout) -> bool:
+    """Whether a family runs under a layout in every run of the tests."""
+    if layout == MODEL_PARALLEL[-1]:
+        return True
+    return family in FIRST and (layout.data == 1 or layout.stage == 3 or family in EVERY_STAGE)
+
+
+every_family = pytest.mark.parametrize("family", SHIPPED)
+every_recipe = pytest.mark.parametrize("family", RECIPES)
+first_recipe = pytest.mark.parametrize("family", [case(name in FIRST, name) for name in RECIPES])
+exported = pytest.mark.parametrize("family", [*EXPORTED, *runs.VERSIONS])
 
 
 class Results:
@@ -105,14 +134,15 @@ def test_an_exported_folder_is_read_back_bit_for_bit(results: Results, family: s
     assert [name for name, same in found.items() if not same] == []
 
 
-@every_recipe
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(
+    ("family", "layout"), [case(is_chosen(name, layout), name, layout) for name in RECIPES for layout in LAYOUTS]
+)
 def test_a_layout_gives_the_numbers_of_one_rank(results: Results, family: str, layout: Layout) -> None:
     run = results.run(family)
     assert_same_steps(results.of(runs.train, run.on(layout)), results.reference(run))
 
 
-@every_family
+@pytest.mark.parametrize("family", [case(name in MUON, name) for name in SHIPPED])
 def test_muon_orthogonalizes_whole_matrices(results: Results, family: str) -> None:
     """Ranks that hold shards of a matrix, and of one that two stages share, give it the update that one rank gives."""
     run = results.run(family, optimizer="muon")
@@ -122,17 +152,17 @@ def test_muon_orthogonalizes_whole_matrices(results: Results, family: str) -> No
     assert_same_steps(results.of(runs.train, run.on(MODEL_PARALLEL[-1])), wanted)
 
 
-@every_recipe
+@first_recipe
 def test_dropout_does_not_depend_on_the_layout(results: Results, family: str) -> None:
     run = results.run(family, dropout=True)
     wanted = results.of(runs.train, run)
     plain = results.reference(results.run(family))["losses"][:STEPS]
     assert (wanted["losses"] != pytest.approx(plain, rel=1e-3)) == run.config().model.drops
-    for layout in MODEL_PARALLEL if run.config().model.drops else []:
+    for layout in MODEL_PARALLEL[1:] if run.config().model.drops else []:
         assert_same_steps(results.of(runs.train, run.on(layout)), wanted)
 
 
-@every_recipe
+@first_recipe
 def test_a_run_goes_on_under_another_layout(results: Results, family: str, tmp_path: Path) -> None:
     run = results.run(family)
     saved = results.of(runs.save, run.on(SAVED_ON), tmp_path)
@@ -154,14 +184,14 @@ def test_the_planner_counts_what_is_built(results: Results, family: str) -> None
     assert whole.num_parameters == sum(built["built"].values())
     counted, planned = results.of(runs.count_flops, run)
     assert planned == counted > 0
+    assert built["facts"].keys() == built["built"].keys()
 
 
-@every_recipe
-def test_every_parameter_has_facts_and_its_own_initial_value(results: Results, family: str) -> None:
+@first_recipe
+def test_every_parameter_has_its_own_initial_value(results: Results, family: str) -> None:
     """Values that are not constant are drawn by seed and name."""
     run = results.run(family)
     built, other = results.reference(run), results.of(runs.initial, results.run(family, seed=OTHER_SEED))
-    assert built["facts"].keys() == built["built"].keys()
     drawn = {name for name in built["initial"] if not isinstance(built["facts"][name].init, Constant)}
     assert drawn == {name for name, value in built["initial"].items() if not torch.equal(other[name], value)}
     assert len({built["initial"][name].flatten()[0].item() for name in drawn}) == len(drawn)
@@ -171,6 +201,20 @@ def test_every_parameter_has_facts_and_its_own_initial_value(results: Results, f
 def test_the_tiny_recipe_trains(results: Results, family: str) -> None:
     losses = results.reference(results.run(family))["losses"]
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5]), losses
+
+
+def layers_of(name: str) -> set[Any]:
+    """The classes of a tiny recipe's layers."""
+    sections = runs.tiny_of(name)
+    model = sections["model"] | {"vocab_size": 300}
+    config = RunConfig.model_validate({"model": model, "objective": sections["objective"], "data": sections["data"]})
+    return {layer.factory for layer in describe(config)[0]}
+
+
+def test_a_variant_has_no_layer_of_its_own() -> None:
+    layers = {name: layers_of(name) for name in RECIPES if "teacher" not in runs.tiny_of(name)}
+    known = set().union(*(layers[name] for name in layers if name in FIRST))
+    assert {name: found - known for name, found in layers.items() if found - known} == {}
 
 
 def tiny_config(family: str, objective: str, sample_format: str, **parallel: int) -> RunConfig:
@@ -224,7 +268,7 @@ def test_a_family_registered_by_a_user_keeps_to_it(tmp_path: Path, monkeypatch: 
     for layout in (Layout(tensor=2, stage=1), Layout(pipeline=2, stage=1), Layout(data=2, stage=3)):
         test_a_layout_gives_the_numbers_of_one_rank(found, "toy", layout)
     test_the_planner_counts_what_is_built(found, "toy")
-    test_every_parameter_has_facts_and_its_own_initial_value(found, "toy")
+    test_every_parameter_has_its_own_initial_value(found, "toy")
     test_the_tiny_recipe_trains(found, "toy")
     test_impossible_layouts_are_refused("toy")
     found.groups.close()

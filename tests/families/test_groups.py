@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.dist.runner import RanksFailed
-from tests.families.groups import Groups
+from tests.dist.forks import RanksFailed
+from tests.dist.runner import Groups
 
 pytestmark = pytest.mark.dist
 

@@ -15,8 +15,8 @@ from ctxlm_ds.models.layers import Flow, LayerDescription
 from ctxlm_ds.models.stages import plan_stages
 from ctxlm_ds.recipe.schema import KernelsConfig, ParallelConfig
 from ctxlm_ds.registry import FAMILIES
+from tests.dist.runner import run_ranks
 from tests.dist.states import Layout
-from tests.families.groups import run_case
 from tests.families.toy_runs import TOYS, config_of, register_toys, train, train_plain
 
 pytestmark = pytest.mark.dist
@@ -42,12 +42,12 @@ def recomputes(layout: Layout) -> bool:
 
 @cache
 def plain_run(name: str) -> dict[str, Any]:
-    return run_case(train_plain, 1, name, timeout_s=60)[0]
+    return run_ranks(train_plain, 1, name, timeout_s=60)[0]
 
 
 @cache
 def run_under(name: str, layout: Layout, recompute: bool = False) -> list[dict[str, Any]]:
-    return run_case(train, layout.world_size, name, layout, recompute, timeout_s=120)
+    return run_ranks(train, layout.world_size, name, layout, recompute, timeout_s=120)
 
 
 def assert_alike(run: dict[str, Any], wanted: dict[str, Any], rel: float = 1e-5) -> None:

@@ -35,7 +35,7 @@ from ctxlm_ds.pretrain import main as pretrain
 from ctxlm_ds.recipe.deepspeed_values import deepspeed_keys
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.run import resolve
-from tests.dist.runner import run_ranks
+from tests.dist.forks import fork_ranks
 from tests.golden.cases import DATASETS, DIGESTED_STEPS, TOKENIZERS, Case
 from tests.golden.corpus import write_corpus
 
@@ -79,7 +79,7 @@ def prepare_data(folder: Path) -> Path:
 
 def stream_figures(folder: Path, stream: str) -> list[list[dict[str, str]]]:
     """Of each micro-batch of the first steps, a digest of every field."""
-    return run_ranks(_digest_stream, 1, folder, stream, timeout_s=LIMIT_S)[0]
+    return fork_ranks(_digest_stream, 1, folder, stream, timeout_s=LIMIT_S)[0]
 
 
 def run_figures(folder: Path, case: Case) -> Figures:
@@ -96,7 +96,7 @@ def train(folder: Path, recipe: dict[str, Any], zero_stage: int, ranks: int = 1)
     # Kept for the ranks: DeepSpeed's sources are read for it.
     deepspeed_keys()
     words = ["--config", path.name, "--deepspeed_config", f"zero{zero_stage}"]
-    run_ranks(_pretrain, ranks, folder, words, timeout_s=LIMIT_S)
+    fork_ranks(_pretrain, ranks, folder, words, timeout_s=LIMIT_S)
 
 
 def last_checkpoint(folder: Path, recipe: dict[str, Any]) -> Path:
@@ -124,7 +124,7 @@ def digest(tensors: Any) -> str:
 
 
 def _tool(folder: Path, name: str, *words: str) -> None:
-    run_ranks(_run_tool, 1, folder, name, words, timeout_s=LIMIT_S)
+    fork_ranks(_run_tool, 1, folder, name, words, timeout_s=LIMIT_S)
 
 
 def _run_tool(rank: int, world_size: int, folder: Path, name: str, words: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from tests.dist.runner import prepare_to_fork
+from tests.dist.forks import prepare_to_fork
 
 ROUTE = (
     "ctxlm_ds.run", "ctxlm_ds.training.engine.runtime", "ctxlm_ds.pretrain", "ctxlm_ds.process.run_lock",

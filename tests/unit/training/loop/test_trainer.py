@@ -23,7 +23,7 @@ from ctxlm_ds.training.loop.saves import Saves
 from ctxlm_ds.training.loop.state import TrainState
 from ctxlm_ds.training.loop.trainer import Trainer
 from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
-from tests.dist.runner import run_ranks
+from tests.dist.forks import fork_ranks
 from tests.dist.training import GLOBAL_BATCH, build_engine, global_batch, slice_batch, step_for_rank, tiny_config
 from tests.savers import RecordingSaver
 
@@ -163,7 +163,7 @@ def all_runs(rank: int, world_size: int) -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def runs() -> list[dict[str, dict[str, Any]]]:
     """Results by rank."""
-    return run_ranks(all_runs, 2, timeout_s=60)
+    return fork_ranks(all_runs, 2, timeout_s=60)
 
 
 def test_intervals_and_the_end(runs: list[dict[str, dict[str, Any]]]) -> None:
@@ -272,8 +272,8 @@ def losses_with(rank: int, world_size: int, evaluate: bool) -> tuple[list[float]
 
 
 def test_an_evaluation_changes_nothing_and_drops_nothing_out() -> None:
-    (trained, evaluated), _ = run_ranks(losses_with, 2, True, timeout_s=60)
-    (alone, _), _ = run_ranks(losses_with, 2, False, timeout_s=60)
+    (trained, evaluated), _ = fork_ranks(losses_with, 2, True, timeout_s=60)
+    (alone, _), _ = fork_ranks(losses_with, 2, False, timeout_s=60)
     assert trained == alone
     assert evaluated[::2] == evaluated[1::2]
     assert len(set(evaluated)) == 3

@@ -1,0 +1,170 @@
+"""Break the package on purpose, one expression at a time, and report which faults the tests notice.
+
+`python -m tests.mutants` (or `make mutants`) runs the tests that mutant_table.py names for each mutant in a copy of the
+checkout. `--only TEXT` selects mutants by function, `--tree PATH` takes another checkout of the project.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.mutant_table import MUTANTS
+
+IMPORTED = ("numba", "torch", "deepspeed.runtime.engine", "transformers", "tokenizers", "hypothesis", "pydantic")
+"""What most tests import, imported once before tests are forked; nothing of this project."""
+STATUS = {0: "survived", 1: "killed"}
+KILLED = {"killed", "killed (too slow)"}
+
+
+class Mutant(NamedTuple):
+    function: str
+    old: str
+    new: str
+    tests: str
+
+
+class Source(NamedTuple):
+    """A function's place in a file: its text from `begin` on."""
+
+    path: Path
+    begin: int
+    text: str
+    is_compiled: bool
+
+
+def functions(tree: Path, name: str) -> Iterator[Source]:
+    """Yield the functions of a qualified name in the package."""
+    parts = name.split(".")
+    for path in sorted((tree / "ctxlm_ds").rglob("*.py")):
+        text = path.read_text()
+        found: list[ast.AST] = [ast.parse(text)] if f"def {parts[-1]}(" in text else []
+        for part in parts:
+            inside = [node for owner in found for node in getattr(owner, "body", [])]
+            found = [node for node in inside if getattr(node, "name", "") == part]
+        lines = text.splitlines(keepends=True)
+        for node in (node for node in found if isinstance(node, ast.FunctionDef)):
+            begin, marks = len("".join(lines[: node.lineno - 1])), set(map(ast.unparse, node.decorator_list))
+            body = "".join(lines[node.lineno - 1 : node.end_lineno])
+            yield Source(path, begin, body, bool({"compiled", "inlined"} & marks))
+
+
+def find(tree: Path, mutant: Mutant) -> Source | None:
+    """Return the function that holds the old expression exactly once; of several the one in the named module."""
+    module, name = mutant.function.split(":")
+    holders = [source for source in functions(tree, name) if source.text.count(mutant.old) == 1]
+    return min(holders, key=lambda source: source.path.stem != module, default=None)
+
+
+def test_files(tree: Path, mutant: Mutant) -> list[str]:
+    """Return the test files of a mutant: tests move, their names stay."""
+    return [str(path.relative_to(tree)) for name in mutant.tests.split() for path in (tree / "tests").rglob(name)]
+
+
+def run_tests(tree: Path, files: list[str], cache: Path, timeout_s: float) -> str:
+    """Run tests of a tree in a fork of this process; return `killed`, `survived` or what else happened."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os.chdir(tree)
+        with open(tree / "output.txt", "w") as output:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "ctxlm_ds")]:
+            del sys.modules[name]
+        sys.path.insert(0, str(tree))
+        os.environ |= {"PYTHONPATH": str(tree), "NUMBA_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
+        import_module("numba").config.reload_config()
+        code = 70
+        try:
+            code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *files]))
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            code = os.waitstatus_to_exitcode(status)
+            return STATUS.get(code, f"exit status {code}")
+        time.sleep(0.05)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "killed (too slow)"
+
+
+def importers(tree: Path, changed: Path) -> set[Path]:
+    """Return a file of the package and all that import it, also indirectly."""
+    texts = {path: path.read_text() for path in (tree / "ctxlm_ds").rglob("*.py")}
+    found, new = {changed}, [changed]
+    while new:
+        module = ".".join(new.pop().relative_to(tree).with_suffix("").parts)
+        new += (added := [path for path in texts.keys() - found if f"from {module} import" in texts[path]])
+        found.update(added)
+    return found
+
+
+def judge(tree: Path, mutant: Mutant, timeout_s: float) -> str:
+    """Return what becomes of one mutant in the copy `tree`, which is as before afterwards."""
+    source, files = find(tree, mutant), test_files(tree, mutant)
+    if source is None or not files:
+        return "not found" if source is None else "no tests"
+    path, text = source.path, source.path.read_text()
+    body = source.text.replace(mutant.old, mutant.new)
+    # numba does not see that a function changed which functions of other files call: these files get a new date.
+    times = {dated: dated.stat().st_mtime_ns for dated in (importers(tree, path) if source.is_compiled else {path})}
+    with tempfile.TemporaryDirectory(dir=tree) as cache:
+        shutil.copytree(tree / "numba", cache, dirs_exist_ok=True)
+        path.write_text(text[: source.begin] + body + text[source.begin + len(source.text) :])
+        for dated in times:
+            dated.touch()
+        try:
+            return run_tests(tree, files, Path(cache), timeout_s)
+        finally:
+            path.write_text(text)
+            for dated, before in times.items():
+                os.utime(dated, ns=(before, before))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="functions whose names contain a TEXT")
+    parser.add_argument("--tree", type=Path, default=Path(__file__).parents[1], help="checkout to test")
+    parser.add_argument("--timeout", type=float, default=240.0, metavar="S", help="limit of one mutant's tests")
+    settings = parser.parse_args()
+    for name in IMPORTED:
+        import_module(name)
+    mutants = [row for row in map(Mutant._make, MUTANTS) if any(text in row.function for text in settings.only)]
+    counts: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        tree = Path(folder) / "tree"
+        shutil.copytree(settings.tree, tree, ignore=shutil.ignore_patterns(".*", "__pycache__", "runs", "site"))
+        (tree / "numba").mkdir()
+        every = sorted({file for mutant in mutants for file in test_files(tree, mutant)})
+        if run_tests(tree, every, tree / "numba", 10 * settings.timeout) != "survived":
+            print("the tests fail without a mutant:\n" + (tree / "output.txt").read_text()[-4000:])
+            return 1
+        for mutant in mutants:
+            started_s = time.monotonic()
+            counts[result := judge(tree, mutant, settings.timeout)] += 1
+            seconds = time.monotonic() - started_s
+            print(f"{result:17} {seconds:5.1f} s  {mutant.function}: {mutant.old.strip()}", flush=True)
+    print(", ".join(f"{number} {result}" for result, number in counts.most_common()))
+    return int(not set(counts) <= KILLED)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
