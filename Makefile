@@ -62,7 +62,7 @@ soak: operators ## the long tests
 	@$(BIN)/python -m pytest -m soak $(ARGS)
 
 bench: install ## measure what this machine can show and write the tables of docs/benchmarks.md (15 minutes)
-	@$(BIN)/python tools/benchmark.py document --write docs/benchmarks.md
+	@$(BIN)/python tools/benchmark document --write docs/benchmarks.md
 
 docs: install ## write docs/config.md from the schema, and build the site of docs/ into site/
 	@$(BIN)/python tools/write_config_docs.py

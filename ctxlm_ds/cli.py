@@ -57,7 +57,6 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     "this machine": (
         Command("demo", "apps.demo.pretrain_default", "text to a model that fills masks, in minutes"),
         Command("demo-downstream", "apps.demo.downstream_default", "fine-tune that model, next to random weights"),
-        Command("benchmark", "commands.benchmark", "measure parts of the package against their peers"),
         Command("completion", "apps.machine.completion", "print completion for bash, zsh or fish"),
     ),
 }

@@ -16,7 +16,7 @@ from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.data.stream.held_out_words import tokens_per_word
+from ctxlm_ds.data.stream.held_out import tokens_per_word
 from ctxlm_ds.data.stream.loader import EvalLoader, TrainLoader
 from ctxlm_ds.data.stream.plan_table import plan_lines
 from ctxlm_ds.data.stream.preview import BatchRows

@@ -1,4 +1,4 @@
-"""tools/benchmark.py measures what it says: both sides do work, and the table has their ratio."""
+"""tools/benchmark measures what it says: both sides do work, and the table has their ratio."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def table(text: str) -> dict[str, float]:
     return {line.split()[0]: float(line.split()[1].replace(",", "")) for line in text.splitlines()}
 
 
-STEPS = ("pretrain", "--rounds", 1, "--micro-batches", 2, "--threads", 1)
+STEPS = ("steps", "--rounds", 1, "--micro-batches", 2, "--threads", 1)
 
 
 def cells(lines: list[str]) -> dict[str, list[str]]:
@@ -30,7 +30,7 @@ def cells(lines: list[str]) -> dict[str, list[str]]:
 
 def test_steps() -> None:
     """Every side; the engine goes through DeepSpeed, and launches are not counted on a CPU."""
-    done = tool("benchmark.py", *STEPS, "--config", "bert-tiny", "--dropout", 0.1, "--set", *TINY)
+    done = tool("benchmark", *STEPS, "--config", "bert-tiny", "--dropout", 0.1, "--set", *TINY)
     title, _, *lines, last = done.stdout.splitlines()
     assert title.split(", ")[-2] == "dropout 0.1"
     rows = cells(lines)
@@ -49,7 +49,7 @@ def test_steps_of_another_family() -> None:
     """Both dropouts, a table each."""
     sizes = ("num_layers=1", "hidden_size=64", "num_attention_heads=2", "intermediate_size=128")
     small = ["data.seq_length=16", *(f"model.{size}" for size in sizes)]
-    done = tool("benchmark.py", *STEPS, "--config", "gpt2-small", "--against", "bf16", "--set", *TINY, *small)
+    done = tool("benchmark", *STEPS, "--config", "gpt2-small", "--against", "bf16", "--set", *TINY, *small)
     lines = done.stdout.splitlines()
     titles = [number for number, line in enumerate(lines) if not line.startswith(" ")]
     assert [lines[number].split(", ")[-2] for number in titles] == ["dropout 0.1", "dropout 0"]
@@ -66,26 +66,26 @@ def test_steps_of_another_family() -> None:
     ],
 )
 def test_steps_that_cannot_be_measured(settings: str, words: str) -> None:
-    done = tool("benchmark.py", *STEPS, "--config", "bert-tiny", "--set", settings, check=False)
+    done = tool("benchmark", *STEPS, "--config", "bert-tiny", "--set", settings, check=False)
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_device_command_needs_a_gpu() -> None:
-    done = call(sys.executable, ROOT / "tools" / "benchmark.py", "device", check=False, CUDA_VISIBLE_DEVICES="")
+    done = call(sys.executable, ROOT / "tools" / "benchmark", "device", check=False, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2 and done.stderr.startswith("error: torch finds no GPU")
     assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
 
 
 def test_a_document_without_markers(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("nothing")
-    done = tool("benchmark.py", "document", "--write", tmp_path / "notes.md", check=False)
+    done = tool("benchmark", "document", "--write", tmp_path / "notes.md", check=False)
     assert done.returncode == 2 and "begin steps-512" in done.stderr and done.stdout == ""
 
 
 def test_packing() -> None:
     """Four ways, and the ratios are those of the speeds."""
     words = ("--config", "bert-tiny", "--rounds", 1, "--micro-batches", 1, "--dropout", 0, "--threads", 1)
-    done = tool("benchmark.py", "packing", *words, "--set", "training.micro_batch_size=1", "training.precision=fp32")
+    done = tool("benchmark", "packing", *words, "--set", "training.micro_batch_size=1", "training.precision=fp32")
     rows = cells(done.stdout.splitlines()[2:])
     packed, *padded = ((name, float(row[0].split()[0].replace(",", "")), row) for name, row in rows.items())
     assert packed[0] == "packed into 512" and len(padded) == 3
@@ -95,20 +95,20 @@ def test_packing() -> None:
 
 def test_loader(bert_route: Prepared) -> None:
     data = [f"tokenizer.path={bert_route.tokenizer}", f"data.train=[{bert_route.train}]", "data.seq_length=32"]
-    figures = table(tool("benchmark.py", "loader", "--config", "bert-tiny", "--rounds", 1, "--set", *data).stdout)
+    figures = table(tool("benchmark", "loader", "--config", "bert-tiny", "--rounds", 1, "--set", *data).stdout)
     assert figures["ctxlm_ds"] > 0 and figures["transformers"] > 0
 
 
 def test_preprocess(bert_route: Prepared, tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus.jsonl", 40, seed=1)
     arguments = ("--input", tmp_path / "corpus.jsonl", "--tokenizer", bert_route.tokenizer, "--rounds", 1)
-    figures = table(tool("benchmark.py", "preprocess", *arguments, "--split-sentences", "--workers", 1).stdout)
+    figures = table(tool("benchmark", "preprocess", *arguments, "--split-sentences", "--workers", 1).stdout)
     assert figures["ratio"] == pytest.approx(figures["ctxlm_ds"] / figures["encode_batch_fast"], rel=0.02, abs=0.01)
 
 
 def test_merge(bert_route: Prepared, tmp_path: Path) -> None:
     arguments = ("--input", bert_route.train, bert_route.heldout, "--output-dir", tmp_path, "--rounds", 1)
-    figures = table(tool("benchmark.py", "merge", *arguments).stdout)
+    figures = table(tool("benchmark", "merge", *arguments).stdout)
     assert figures["ratio"] == pytest.approx(figures["ctxlm_ds"] / figures["copy"], rel=0.02, abs=0.01)
     assert list(tmp_path.iterdir()) == []
 
@@ -117,7 +117,7 @@ def test_saves(bert_route: Prepared, tmp_path: Path) -> None:
     data = [f"tokenizer.path={bert_route.tokenizer}", f"data.train=[{bert_route.train}]", "data.seq_length=32"]
     words = ("--config", "bert-tiny", "--output-dir", tmp_path, "--rounds", 1, "--steps", 1)
     sizes = (*TINY, "training.global_batch_size=2")
-    lines = tool("benchmark.py", "save", *words, "--set", *data, *sizes).stdout.splitlines()
+    lines = tool("benchmark", "save", *words, "--set", *data, *sizes).stdout.splitlines()
     figures = {line[:18].strip(): float(line[18:].split()[0]) for line in lines}
     names = ["training waits", "in the background", "the first", "complete after", "step", "step during a save"]
     assert list(figures) == ["checkpoint", *names]

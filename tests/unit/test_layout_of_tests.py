@@ -1,8 +1,9 @@
 """A module's tests are found by its name, and a test file's module by the file's.
 
 The tests of ctxlm_ds/ROOM/x.py are tests/unit/ROOM/test_x.py and test_x_ASPECT.py, those of tools/x.py are
-tests/unit/tools/test_x.py. What takes several ranks or a user's command is in tests/dist or tests/integration under the
-same name, without the room. A door of tools/ to a command of ctxlm_ds/apps/ has no code of its own, hence no tests.
+tests/unit/tools/test_x.py, those of tools/benchmark/x.py tests/unit/tools/benchmark/test_x.py. What takes several ranks
+or a user's command is in tests/dist or tests/integration under the same name,
+without the room. A door of tools/ to a command of ctxlm_ds/apps/ has no code of its own, hence no tests.
 """
 
 from __future__ import annotations
@@ -35,22 +36,21 @@ if __name__ == "__main__":
 """
 MODULES = {
     path.relative_to(ROOT).as_posix(): path
-    for pattern in ("ctxlm_ds/**/*.py", "tools/*.py")
+    for pattern in ("ctxlm_ds/**/*.py", "tools/**/*.py")
     for path in ROOT.glob(pattern)
-    if path.name != "__init__.py" and path not in DOORS
+    if path.name not in ("__init__.py", "__main__.py") and path not in DOORS
 }
 LEAVES = Counter(path.stem for path in MODULES.values())
 
 WITHOUT_A_FILE = {
     "ctxlm_ds/errors.py": "declares classes and exit statuses",
     "ctxlm_ds/data/fields.py": "declares a type and constants",
-    "ctxlm_ds/benchmark/datasets.py": "a side of commands/benchmark.py, whose test runs it",
-    "ctxlm_ds/benchmark/loaders.py": "a side of commands/benchmark.py, whose test runs it",
-    "ctxlm_ds/benchmark/samples.py": "a side of commands/benchmark.py, whose test runs it",
-    "ctxlm_ds/benchmark/saves.py": "a side of commands/benchmark.py, whose test runs it",
-    "ctxlm_ds/benchmark/our_sides.py": "sides of commands/benchmark.py, whose test runs them",
-    "ctxlm_ds/benchmark/plain_loop.py": "a part of the sides of commands/benchmark.py, whose test runs it",
-    "ctxlm_ds/benchmark/transformers_sides.py": "sides of commands/benchmark.py, whose test runs them",
+    "tools/benchmark/datasets.py": "a side of tools/benchmark, whose test runs it",
+    "tools/benchmark/loaders.py": "a side of tools/benchmark, whose test runs it",
+    "tools/benchmark/saves.py": "a side of tools/benchmark, whose test runs it",
+    "tools/benchmark/our_sides.py": "sides of tools/benchmark, whose test runs them",
+    "tools/benchmark/plain_loop.py": "a part of the sides of tools/benchmark, whose test runs it",
+    "tools/benchmark/transformers_sides.py": "sides of tools/benchmark, whose test runs them",
     "ctxlm_ds/apps/machine/build_operators.py": "make runs it before the tests, which use what it builds",
 }
 CONTRACT = ("config", "layers", "export")

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds import atomic
 from ctxlm_ds.apps.report.charts import page, run_charts, svg, table
-from ctxlm_ds.benchmark.unigram import unigram, unigram_figures
 from ctxlm_ds.console import format_duration, setup_logging
 from ctxlm_ds.data.preprocess.sentences import split_sentences
 from ctxlm_ds.errors import CtxlmError, DataError
@@ -251,8 +250,10 @@ def preformatted(text: str) -> str:
 def unigram_of(job: Job) -> tuple[float, float]:
     """Return `unigram_figures` of what the model predicts: if it has targets, of all their tokens, sentinels too."""
     if not issubclass(OBJECTIVES.get(job.config.objective.name), EncoderDecoder):
+        from ctxlm_ds.data.stream.held_out import unigram_figures
+
         return unigram_figures(job.dataset("train"), job.dataset(HELDOUT))
-    from ctxlm_ds.benchmark.targets import Targets
+    from ctxlm_ds.apps.evaluate.targets import Targets
 
     every, _ = Targets.of(load_config(job.run_dir / "config.yaml")).unigram_figures()
     return every.loss, every.accuracy
@@ -287,6 +288,8 @@ def fill_masks(job: Job, model: Path, tokenizer: Tokenizer) -> tuple[str, Rows]:
 
     def guesses(words: Iterable[str], shares: Iterable[float]) -> str:
         return ", ".join(f"{word.strip()} {share:.2f}" for word, share in zip(words, shares, strict=True))
+
+    from ctxlm_ds.data.stream.held_out import unigram
 
     pipeline = load_pipeline("fill-mask", model, top_k=NUM_GUESSES)
     rows = []
