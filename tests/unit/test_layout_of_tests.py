@@ -57,12 +57,12 @@ CONTRACT = ("config", "layers", "export")
 """Files of a family that tests/families/test_contract.py tests, and what they share."""
 
 OF_SEVERAL_MODULES = {
-    "cluster/test_common_sh.py": "slurm/common.sh",
-    "cluster/test_container.py": "slurm/container",
-    "cluster/test_route_sh.py": "slurm/route.sh",
+    "apps/cluster/test_common_sh.py": "slurm/common.sh",
+    "apps/cluster/test_container.py": "slurm/container",
+    "apps/cluster/test_route_sh.py": "slurm/route.sh",
     "export/test_hostile_folders.py": "run folders and Hugging Face folders",
     "objectives/test_statistics.py": "corruptions and pairs beside the published rules",
-    "planning/test_published.py": "the planner beside published runs",
+    "apps/plan/test_published.py": "the planner beside published runs",
     "recipe/test_fuzz_recipes.py": "mutated recipes and DeepSpeed files",
     "recipe/test_hostile_values.py": "values that are no settings",
     "recipe/test_published_values.py": "ctxlm_ds/recipes against the papers",
