@@ -100,6 +100,8 @@ def refusal(shown: Shown, targets: frozenset[str]) -> str | None:
 
 def _file(path: str, arguments: Sequence[str], is_open: bool) -> str | None:
     name = Path(path).stem
+    if path == "tools/benchmark":
+        return parse(import_module("tools.benchmark.__main__").main, path, arguments, is_open)
     if path.startswith("tools/"):
         door = next((c.name for c in COMMANDS.values() if c.place.rpartition(".")[2] == name), None)
         return _subcommand(door, arguments, is_open) if door else None

@@ -25,7 +25,7 @@ def test_help_imports_no_library() -> None:
     assert "ctxlm_ds.console" in imported
     assert imported & SLOW == set()
     assert {name for name in imported if name.startswith("ctxlm_ds.")} == {
-        "ctxlm_ds.cli", "ctxlm_ds.console", "ctxlm_ds.errors"
+        "ctxlm_ds.console", "ctxlm_ds.errors"
     }  # fmt: skip
     assert done.stdout == help_text() + "\n"
 
