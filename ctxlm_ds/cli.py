@@ -48,10 +48,6 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("finetune", "finetune", "fine-tune a model on a task"),
         Command("prompt", "apps.downstream.prompt", "score prompts of a task without training"),
         Command("embed", "apps.downstream.embed", "vectors of words"),
-        Command("senses", "commands.senses", "vectors of one word in its contexts, as a picture"),
-        Command("sentences", "commands.sentence_embeddings", "train and evaluate vectors of sentences"),
-        Command("word2vec", "commands.static_vectors", "train static vectors to compare with"),
-        Command("layers", "commands.layer_table", "scores of frozen vectors, layer by layer"),
         Command("scores", "apps.downstream.compare_scores", "compare the scores of models"),
     ),
     "this machine": (

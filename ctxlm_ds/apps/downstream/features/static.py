@@ -1,4 +1,4 @@
-"""Static vectors of words: files of GloVe and of word2vec (text and binary), and training with gensim."""
+"""Static vectors of words: files of GloVe and of word2vec (text and binary)."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.apps.downstream.examples import OPENERS
-from ctxlm_ds.atomic import partial_path, publish
-from ctxlm_ds.errors import ConfigError, DataError
+from ctxlm_ds.errors import DataError
 from ctxlm_ds.installed import check_extra
 from ctxlm_ds.recipe.problems import show_value
 
 BINARY = ".bin"
 DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error)
 """What reading a damaged file raises, plain or compressed."""
-Architecture = Literal["skip-gram", "cbow"]
 
 
 @dataclass(frozen=True)
@@ -149,50 +147,6 @@ def _read_binary(path: Path, vocabulary: Container[str] | None) -> StaticVectors
     kept = [word for word in found.index_to_key if vocabulary is None or word in vocabulary]
     rows = {word: row for row, word in enumerate(kept)}
     return StaticVectors(rows, found.vectors[[found.key_to_index[word] for word in kept]].astype(np.float32))
-
-
-@dataclass(frozen=True)
-class Word2VecSettings:
-    """Settings of word2vec (Mikolov et al. 2013), as gensim names them."""
-
-    width: int = 100
-    window: int = 5
-    min_count: int = 5
-    epochs: int = 5
-    architecture: Architecture = "skip-gram"
-    negative: int = 5
-    seed: int = 1
-
-
-def train_word2vec(sentences: Iterable[Sequence[str]], settings: Word2VecSettings) -> Any:
-    """Train with gensim in one thread, so that equal input gives equal vectors; returns its KeyedVectors.
-
-    Raises:
-        ConfigError: no word is frequent enough, or gensim is missing.
-    """
-    check_extra("downstream", ["gensim"])
-    from gensim.models import Word2Vec
-
-    model = Word2Vec(
-        vector_size=settings.width, window=settings.window, min_count=settings.min_count, epochs=settings.epochs,
-        sg=int(settings.architecture == "skip-gram"), negative=settings.negative, seed=settings.seed, workers=1,
-    )  # fmt: skip
-    model.build_vocab(sentences)
-    if not len(model.wv):
-        raise ConfigError(f"--min-count {settings.min_count}: no word of the text is that frequent; lower it")
-    model.train(sentences, total_examples=model.corpus_count, epochs=settings.epochs)
-    return model.wv
-
-
-def write_text(path: Path, vectors: Any) -> None:
-    """Write gensim's KeyedVectors as word2vec's text, with numbers that read back as they were (all or nothing)."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = partial_path(path)
-    try:
-        vectors.save_word2vec_format(str(partial), binary=False, write_header=True)
-        publish(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def split_words(text: str) -> list[str]:
