@@ -36,8 +36,8 @@ def iterate_batches(config: RunConfig, start_row: int = 0) -> Iterator[Batch]:
 
     config, tokenizer = resolve(config)
     objective = build_objective(config.objective, tokenizer)
-    rows = build_run_rows(config, tokenizer, objective).train
-    loader = TrainLoader(rows, objective, config, start_row=start_row)
+    rows = build_run_rows(config.row_settings, tokenizer, objective).train
+    loader = TrainLoader(rows, objective, config.data, config.training, start_row=start_row)
     try:
         for step in loader:
             yield from step.micro_batches

@@ -99,7 +99,7 @@ def check_only(arguments: argparse.Namespace) -> None:
     """Check a recipe for a planned number of ranks without importing torch."""
     world_size = arguments.world_size or arguments.ranks
     config = load_config(arguments.config, arguments.set, world_size)
-    if needs_teacher(config) and config.teacher.path is not None:
+    if needs_teacher(config.objective) and config.teacher.path is not None:
         from ctxlm_ds.export.teacher import with_teacher
 
         config = with_teacher(config)

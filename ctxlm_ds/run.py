@@ -77,7 +77,7 @@ def build_run(
     newest = find_start(config, tokenizer, manager, topology)
     logger.info("reading the data")
     rows = build_rows_by_node(config, tokenizer, objective, topology)
-    data = agreed_data(rows.describe(config, tokenizer), topology)
+    data = agreed_data(rows.describe(config.data.train, tokenizer), topology)
     engine = build_engine(config, deepspeed_config, objective, topology)
     checkpoints = TrainingCheckpoints(manager, engine, config, run_dir / "tokenizer", data)
 
@@ -98,7 +98,9 @@ def build_run(
         return not topology.is_main or append_event(run_dir, SAVE_FAILED, step=step, why=reason)
 
     state = load(newest)
-    for line in plan_lines(config, rows.train, rows.validation, state.step, state.rows_consumed):
+    for line in plan_lines(
+        config.data, config.training, config.evaluation, rows.train, rows.validation, state.step, state.rows_consumed
+    ):
         logger.info("%s", line)
     topology.run_on_rank_0(lambda: write_run_folder(config, tokenizer, run_dir, state.step))
     last_row = config.training.rows_after(config.training.max_steps - state.step, state.rows_consumed)
@@ -116,7 +118,7 @@ def build_run(
         recovery=Recovery(
             config.anomalies,
             run_dir,
-            BatchRows(rows.train, config) if topology.is_main else None,
+            BatchRows(rows.train, config.data, config.training) if topology.is_main else None,
             load_last_good=load_last_good,
             steps_from=steps.restart,
         ),
@@ -187,7 +189,10 @@ def held_out_words(
     counts = None if term is None or objective.next_tokens is None else word_counts(tokenizer)
     if term is None or counts is None:
         return {}
-    loaders = {name: EvalLoader(source, objective, config) for name, source in rows.validation.items()}
+    loaders = {
+        name: EvalLoader(source, objective, config.data, config.training, config.evaluation)
+        for name, source in rows.validation.items()
+    }
     found = {name: tokens_per_word(loader, term, counts) for name, loader in loaders.items()}
     return {name: number for name, number in found.items() if number is not None}
 
@@ -218,7 +223,7 @@ def build_rows_by_node(config: RunConfig, tokenizer: Tokenizer, objective: Objec
     """
 
     def build() -> RunRows:
-        return build_run_rows(config, tokenizer, objective, verify=topology.is_main, trust=True)
+        return build_run_rows(config.row_settings, tokenizer, objective, verify=topology.is_main, trust=True)
 
     rows = topology.run_together(lambda: build() if topology.local_rank == 0 else None)
     return topology.run_together(lambda: build() if rows is None else rows)
@@ -276,16 +281,25 @@ def build_loaders(
         device: where the batches are used; None for the CPU.
     """
     idle = 0 < topology.pipeline_parallel_rank < topology.pipeline_parallel_size - 1
-    ranks = (topology.data_parallel_rank, topology.data_parallel_size)
+    ranks = topology.data_parallel_rank, topology.data_parallel_size
 
     def held_out(name: str, source: RowSource) -> EvalLoader:
         if stored:
-            return StoredEvalLoader(stored[f"eval/{name}"], source, objective, config, *ranks, device)
-        return EvalLoader(source, objective, config, *ranks, device)
+            return StoredEvalLoader(
+                stored[f"eval/{name}"],
+                source,
+                objective,
+                config.data,
+                config.training,
+                config.evaluation,
+                ranks,
+                device,
+            )
+        return EvalLoader(source, objective, config.data, config.training, config.evaluation, ranks, device)
 
     loaders = {name: held_out(name, source) for name, source in rows.validation.items()}
     validation = {name: [None] * len(loader) if idle else loader for name, loader in loaders.items()}
-    arguments = (rows.train, objective, config, *ranks, start_row, idle, device)
+    arguments = (rows.train, objective, config.data, config.training, ranks, start_row, idle, device)
     return StoredTrainLoader(stored[TRAIN], *arguments) if stored else TrainLoader(*arguments), validation
 
 

@@ -342,7 +342,7 @@ def main() -> None:
     tokenizer = open_tokenizer(IndexedDataset(args.prefix), config.tokenizer.path)
     assert tokenizer is not None
     objective = build_objective(config.objective, tokenizer)
-    with excerpt(args.prefix, tokenizer, config, objective, args.rows) as (rows, source):
+    with excerpt(args.prefix, tokenizer, config.row_settings, objective, args.rows) as (rows, source):
         figures = statistics(rows, config, objective, args.rows)
         print(f"{source}; {args.rows:,} of {len(rows):,}")
         print("\n".join(lines(figures)))

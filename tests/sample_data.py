@@ -19,6 +19,8 @@ from ctxlm_ds.data.index.index import RowSource, SampleIndex
 from ctxlm_ds.data.index.record import SourcePart
 from ctxlm_ds.data.index.sentence_table import UNALIGNED, SentenceTable
 from ctxlm_ds.data.sample import Example, Sample
+from ctxlm_ds.data.stream.loader import EvalLoader, TrainLoader
+from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.recipe.schema import RunConfig
 
 SPECIALS = {"pad_id": 0, "unk_id": 1, "cls_id": 2, "sep_id": 3, "mask_id": 4}
@@ -109,7 +111,7 @@ def ends_of(table: SentenceTable) -> NDArray[np.int64]:
 def build_sample_index(part: SourcePart | str | Path, tokenizer: Any, config: RunConfig, *args: Any, **options: Any
 ) -> SampleIndex:  # fmt: skip
     """The sample index of one source, built if it does not exist."""
-    return build_rows([part], tokenizer, config, *args, **options).indexes[0]
+    return build_rows([part], tokenizer, config.row_settings, *args, **options).indexes[0]
 
 
 def samples_of_row(index: SampleIndex, row: int) -> list[int]:
@@ -195,3 +197,11 @@ def example_of(index: SampleIndex, number: int) -> Example:
     unpacked = copy(index)
     unpacked.is_packed = False
     return RowSource([unpacked]).examples(np.array([number]))[0].example(0)
+
+
+def train_loader(rows: RowSource, objective: Objective, config: RunConfig, **options: Any) -> TrainLoader:
+    return TrainLoader(rows, objective, config.data, config.training, **options)
+
+
+def eval_loader(rows: RowSource, objective: Objective, config: RunConfig, **options: Any) -> EvalLoader:
+    return EvalLoader(rows, objective, config.data, config.training, config.evaluation, **options)

@@ -68,7 +68,7 @@ def main() -> None:
     ranks = discover_ranks()
     setup_logging(ranks.rank)
     config = load_config(args.config, args.set)
-    if not needs_teacher(config):
+    if not needs_teacher(config.objective):
         raise ConfigError(f"objective.name: {config.objective.name} compares with no teacher, so nothing is computed")
     teacher = config.teacher.model_copy(update={"outputs": None})
     config = config.model_copy(update={"teacher": teacher, "parallel": ParallelConfig()})
@@ -269,7 +269,7 @@ class TeacherPass:
         config, objective, name = self._config, self._objective, part.removeprefix("eval/")
         if part == TRAIN:
             source, seed, purpose = self._rows.train, config.training.seed, TRAIN_MASKS
-            order: RowStream = train_stream(source, config)
+            order: RowStream = train_stream(source, config.data, config.training)
         else:
             if name not in self._rows.validation:
                 raise ConfigError(f"data.validation has no {name}, whose outputs are not complete; name it as before")
@@ -277,7 +277,7 @@ class TeacherPass:
             order = RowOrder(len(source), HELD_OUT_SEED)
             if config.evaluation.mask_prob is not None:
                 objective = objective.for_evaluation(config.evaluation.mask_prob)
-        builder = BatchBuilder(source, objective, config, seed, purpose)
+        builder = BatchBuilder(source, objective, config.data, seed, purpose)
         size = config.training.micro_batch_size
         for start in range(first, stop, size):
             positions = np.arange(start, start + size, dtype=np.int64)

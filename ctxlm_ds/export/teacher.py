@@ -33,7 +33,7 @@ def with_teacher(config: RunConfig) -> RunConfig:
         ConfigError: the objective needs a teacher and the recipe names none, its folder is not complete, or it does not
             fit the recipe.
     """
-    if not needs_teacher(config):
+    if not needs_teacher(config.objective):
         return config
     folder = _folder(config)
     try:
@@ -49,7 +49,8 @@ def with_teacher(config: RunConfig) -> RunConfig:
                 f"teacher.model.{name} is {ours!r}, but {folder}/config.json says {theirs!r}; set teacher.model to null"
             )
     config = _replaced(config, model=found)
-    raise_problems(f"teacher {folder}", list(teacher_problems(config)))
+    problems = teacher_problems(config.teacher, config.model, config.data, config.objective, config.parallel)
+    raise_problems(f"teacher {folder}", list(problems))
     if config.teacher.outputs is not None:
         open_outputs(config)
     return config
@@ -62,7 +63,7 @@ def with_checked_teacher(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
         ConfigError: as with_teacher; or a file is damaged, or the teacher has another tokenizer or fingerprint.
     """
     config = with_teacher(config)
-    if not needs_teacher(config):
+    if not needs_teacher(config.objective):
         return config
     folder = _folder(config)
     _check_tokenizer(folder, tokenizer)

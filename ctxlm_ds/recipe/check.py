@@ -5,21 +5,21 @@ Rules of one family, objective or format are in its own section, layouts over ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from ctxlm_ds.recipe.choices import CHOICES, DATA, MODEL, OBJECTIVE, listed
+from ctxlm_ds.recipe.evaluation import EvaluationConfig
 from ctxlm_ds.recipe.layout import layout_problems
 from ctxlm_ds.recipe.problems import MAX_NAME_CHARACTERS, Problem, raise_problems
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import CheckpointConfig, RunConfig, TeacherConfig, TrainingConfig
+from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection
 from ctxlm_ds.recipe.source_rules import source_problems
 from ctxlm_ds.recipe.teacher_rules import teacher_problems
 
 JUDGED_FOLDERS = ("checkpoint", "hf")
 """A judged checkpoint and its export, in the folder that has a folder for each task (apps/downstream/during_run.py)."""
 DECAYS_TO_THE_END = ("linear", "polynomial", "cosine", "wsd")
-
-Check = Callable[[RunConfig], Iterator[Problem]]
 
 
 def check_config(config: RunConfig, world_size: int | None) -> None:
@@ -29,8 +29,23 @@ def check_config(config: RunConfig, world_size: int | None) -> None:
 
 def find_problems(config: RunConfig, world_size: int | None = None) -> list[Problem]:
     """Return every impossible combination without raising."""
-    problems = [problem for check in CHECKS for problem in check(config)]
-    return problems + list(layout_problems(config, world_size))
+    model, data, objective, training = config.model, config.data, config.objective, config.training
+    return [
+        *_check_sections(model, data, objective),
+        *_check_targets(model, data, objective),
+        *fit_problems(model, data, objective),
+        *source_problems(data, objective),
+        *teacher_problems(config.teacher, model, data, objective, config.parallel),
+        *_check_name(config.name),
+        *_check_initial_layers(config.initialize_layers, config.initialize_moments),
+        *_check_optimizer(config),
+        *_check_schedule(config),
+        *_check_lanes(data, training, config.evaluation),
+        *_check_evaluation(config.evaluation, objective, config.teacher),
+        *_check_downstream(config.evaluation, config.checkpoint, model.family),
+        *_check_precision(training),
+        *layout_problems(config, world_size),
+    ]
 
 
 def total_schedule_steps(config: RunConfig) -> int:
@@ -109,35 +124,35 @@ def unused_settings(config: RunConfig) -> list[str]:
     return sentences
 
 
-def _check_sections(config: RunConfig) -> Iterator[Problem]:
-    yield from config.model.problems()
-    yield from config.model.row_problems(config.data)
-    yield from config.data.problems(config.model)
-    yield from config.objective.problems(config.data)
-    yield from config.objective.model_problems(config.model)
+def _check_sections(model: ModelSection, data: DataSection, objective: ObjectiveSection) -> Iterator[Problem]:
+    yield from model.problems()
+    yield from model.row_problems(data)
+    yield from data.problems(model)
+    yield from objective.problems(data)
+    yield from objective.model_problems(model)
 
 
-def _check_targets(config: RunConfig) -> Iterator[Problem]:
-    if any(config.objective.problems(config.data)):
+def _check_targets(model: ModelSection, data: DataSection, objective: ObjectiveSection) -> Iterator[Problem]:
+    if any(objective.problems(data)):
         return
-    longest, target = config.model.longest_sequence, max(config.objective.stack_lengths(config.data))
-    if longest is not None and config.data.seq_length <= longest < target:
+    longest, target = model.longest_sequence, max(objective.stack_lengths(data))
+    if longest is not None and data.seq_length <= longest < target:
         text = (
-            f"{config.data.seq_length}: its targets have up to {target} tokens, more than the model's {longest} "
+            f"{data.seq_length}: its targets have up to {target} tokens, more than the model's {longest} "
             "positions; shorten the rows or raise model.max_position_embeddings"
         )
         yield Problem("data.seq_length", text, ("objective", "model.max_position_embeddings"))
 
 
-def _check_name(config: RunConfig) -> Iterator[Problem]:
-    if "/" in config.name or config.name in ("", ".", ".."):
-        yield Problem("name", f'"{config.name}" cannot name a folder (runs/NAME); leave out the slashes')
-    if len(config.name) > MAX_NAME_CHARACTERS:
-        yield Problem("name", f"{len(config.name)} characters are too long; give at most {MAX_NAME_CHARACTERS}")
+def _check_name(name: str) -> Iterator[Problem]:
+    if "/" in name or name in ("", ".", ".."):
+        yield Problem("name", f'"{name}" cannot name a folder (runs/NAME); leave out the slashes')
+    if len(name) > MAX_NAME_CHARACTERS:
+        yield Problem("name", f"{len(name)} characters are too long; give at most {MAX_NAME_CHARACTERS}")
 
 
-def _check_initial_layers(config: RunConfig) -> Iterator[Problem]:
-    if config.initialize_layers is not None and config.initialize_moments:
+def _check_initial_layers(layers: list[int] | str | None, moments: bool) -> Iterator[Problem]:
+    if layers is not None and moments:
         text = "true, but initialize_layers makes another model, which has no moments; set false"
         yield Problem("initialize_moments", text, ("initialize_layers",))
 
@@ -209,21 +224,21 @@ def _check_steps(config: RunConfig, total: int) -> Iterator[Problem]:
         yield Problem("profiler.start_step", text, ("training.max_steps", "profiler.num_steps"))
 
 
-def _check_lanes(config: RunConfig) -> Iterator[Problem]:
-    if not config.data.in_lanes:
+def _check_lanes(data: DataSection, training: TrainingConfig, evaluation: EvaluationConfig) -> Iterator[Problem]:
+    if not data.in_lanes:
         return
-    name, sources = f"data.sample_format {config.data.sample_format}", config.data.train
+    name, sources = f"data.sample_format {data.sample_format}", data.train
     if len(sources) > 1:
         text = f"{len(sources)} sources: {name} reads one in lanes; join them with ctxlm merge"
         yield Problem("data.train", text, ("data.sample_format",))
-    elif config.data.blend != "concatenate" or any(source.epochs is not None for source in sources):
-        text = f"{config.data.blend}, epochs {sources[0].epochs}" if sources else config.data.blend
+    elif data.blend != "concatenate" or any(source.epochs is not None for source in sources):
+        text = f"{data.blend}, epochs {sources[0].epochs}" if sources else data.blend
         yield Problem("data.blend", f"{text}: {name} blends nothing; leave blend and epochs out", ("data.train",))
-    if config.training.batch_ramp is not None:
+    if training.batch_ramp is not None:
         text = f"the batch cannot grow: {name} reads a lane of text in each of its rows; set null"
         yield Problem("training.batch_ramp", text, ("data.sample_format",))
-    lanes, rows = config.training.global_batch_size, config.evaluation.max_rows
-    if (config.data.validation or config.data.split) and rows < 2 * lanes:
+    lanes, rows = training.global_batch_size, evaluation.max_rows
+    if (data.validation or data.split) and rows < 2 * lanes:
         text = (
             f"{rows} rows in {lanes} lanes, as many as training.global_batch_size: most rows would begin a lane, so "
             f"the loss would be that of a model without a state; set at least {2 * lanes}, better {8 * lanes}"
@@ -231,34 +246,37 @@ def _check_lanes(config: RunConfig) -> Iterator[Problem]:
         yield Problem("evaluation.max_rows", text, ("training.global_batch_size", "data.sample_format"))
 
 
-def _check_evaluation(config: RunConfig) -> Iterator[Problem]:
-    share, trained = config.evaluation.mask_prob, getattr(config.objective, "mask_prob", None)
+def _check_evaluation(
+    evaluation: EvaluationConfig, objective: ObjectiveSection, teacher: TeacherConfig
+) -> Iterator[Problem]:
+    share, trained = evaluation.mask_prob, getattr(objective, "mask_prob", None)
     if share is not None and trained is None:
-        text = f"{share:g}: objective.name {config.objective.name} masks no tokens; set null"
+        text = f"{share:g}: objective.name {objective.name} masks no tokens; set null"
         yield Problem("evaluation.mask_prob", text, ("objective.name",))
     elif share is not None and trained is not None and not 0.0 < share <= trained:
         text = f"{share:g}: expected above 0, at most objective.mask_prob {trained:g}, for which rows have room"
         yield Problem("evaluation.mask_prob", text, ("objective.mask_prob",))
-    yield from _check_downstream(config)
-    if not config.evaluation.continues:
+    if not evaluation.continues:
         return
-    setting = "evaluation.continuations" if config.evaluation.continuations else "evaluation.prompts"
-    objective = OBJECTIVE.registry.get(config.objective.name)
-    if not (objective.next_tokens or objective.masked_tokens or objective.target_tokens):
-        text = f"objective.name {config.objective.name} {objective.why_no_text}, so it writes no text; leave it out"
+    setting = "evaluation.continuations" if evaluation.continuations else "evaluation.prompts"
+    entry = OBJECTIVE.registry.get(objective.name)
+    if not (entry.next_tokens or entry.masked_tokens or entry.target_tokens):
+        text = f"objective.name {objective.name} {entry.why_no_text}, so it writes no text; leave it out"
         yield Problem(setting, text, ("objective.name",))
-    if config.teacher.outputs is not None:
+    if teacher.outputs is not None:
         text = "teacher.outputs are stored for the rows of the data, and these texts have none; leave it out"
         yield Problem(setting, text, ("teacher.outputs",))
-    if config.evaluation.prompts and config.objective.needs_languages:
+    if evaluation.prompts and objective.needs_languages:
         text = "prompts have no language token, which the decoder begins with; use evaluation.continuations"
         yield Problem("evaluation.prompts", text, ("objective.language_tokens",))
 
 
-def _check_downstream(config: RunConfig) -> Iterator[Problem]:
-    interval, family = config.checkpoint.interval_steps, config.model.family
-    names = [task.name for task in config.evaluation.downstream]
-    for at, task in enumerate(config.evaluation.downstream):
+def _check_downstream(
+    evaluation: EvaluationConfig, checkpoint: CheckpointConfig, family: str
+) -> Iterator[Problem]:
+    interval = checkpoint.interval_steps
+    names = [task.name for task in evaluation.downstream]
+    for at, task in enumerate(evaluation.downstream):
         setting = f"evaluation.downstream[{at}]"
         if MODEL.registry.get(family).export is None:
             text = f"{task.task}: model.family {family} has no class of transformers to fine-tune; leave it out"
@@ -272,8 +290,7 @@ def _check_downstream(config: RunConfig) -> Iterator[Problem]:
             yield Problem(f"{setting}.task", f"{task.name} is named twice, and its scores would be one curve")
 
 
-def _check_precision(config: RunConfig) -> Iterator[Problem]:
-    training = config.training
+def _check_precision(training: TrainingConfig) -> Iterator[Problem]:
     if training.grad_accum_dtype not in ("fp32", training.precision):
         text = (
             f"{training.grad_accum_dtype} does not fit training.precision {training.precision}; "
@@ -282,18 +299,18 @@ def _check_precision(config: RunConfig) -> Iterator[Problem]:
         yield Problem("training.grad_accum_dtype", text, ("training.precision",))
 
 
-def fit_problems(config: RunConfig) -> Iterator[Problem]:
+def fit_problems(model: ModelSection, data: DataSection, section: ObjectiveSection) -> Iterator[Problem]:
     """Yield problems of combining family, objective and sample format."""
-    family = MODEL.registry.get(config.model.family)
-    objective = OBJECTIVE.registry.get(config.objective.name)(config.objective)
-    sample_format = DATA.registry.get(config.data.sample_format)
+    family = MODEL.registry.get(model.family)
+    objective = OBJECTIVE.registry.get(section.name)(section)
+    sample_format = DATA.registry.get(data.sample_format)
     judged = [objective]
     if not _model_fits(family, objective):
-        yield _objective_problem(config, family, objective)
+        yield _objective_problem(model.family, family, objective)
         # Check the format against the objectives that the family allows, so that one mistake is one problem.
         judged = [other for other in OBJECTIVE.entries().values() if _model_fits(family, other)]
     if judged and not any(_format_fits(sample_format, other) for other in judged):
-        yield _format_problem(config, judged, sample_format)
+        yield _format_problem(family, judged, data.sample_format, sample_format)
 
 
 def _model_fits(family: Any, objective: Any) -> bool:
@@ -309,19 +326,19 @@ def _format_fits(sample_format: Any, objective: Any) -> bool:
     return bool(has_label and has_lanes and objective.shifted == sample_format.shifted)
 
 
-def _objective_problem(config: RunConfig, family: Any, objective: Any) -> Problem:
+def _objective_problem(family_name: str, family: Any, objective: Any) -> Problem:
     missing = sorted(set(objective.outputs) - family.outputs)
     objectives = [name for name, other in OBJECTIVE.entries().items() if _model_fits(family, other)]
     families = [name for name, other in MODEL.entries().items() if _model_fits(other, objective)]
     return Problem(
         OBJECTIVE.path,
-        f"{config.objective.name} needs the model outputs {listed(missing, 'and')}, which {MODEL.path} "
-        f"{config.model.family} does not compute; {_remedy({OBJECTIVE.path: objectives, MODEL.path: families})}",
+        f"{objective.name} needs the model outputs {listed(missing, 'and')}, which {MODEL.path} "
+        f"{family_name} does not compute; {_remedy({OBJECTIVE.path: objectives, MODEL.path: families})}",
         (MODEL.path,),
     )
 
 
-def _format_problem(config: RunConfig, judged: list[Any], sample_format: Any) -> Problem:
+def _format_problem(family: Any, judged: list[Any], format_name: str, sample_format: Any) -> Problem:
     objective = judged[0]
     name = f"{OBJECTIVE.path} {objective.name}"
     if objective.lane_directions == 2 and sample_format.lane_directions < 2:
@@ -339,7 +356,6 @@ def _format_problem(config: RunConfig, judged: list[Any], sample_format: Any) ->
     else:
         reason = f"labels its pairs with {sample_format.sequence_label}, {name} reads {objective.sequence_label}"
     formats = [name for name, other in DATA.entries().items() if any(_format_fits(other, one) for one in judged)]
-    family = MODEL.registry.get(config.model.family)
     objectives = [
         name
         for name, other in OBJECTIVE.entries().items()
@@ -347,7 +363,7 @@ def _format_problem(config: RunConfig, judged: list[Any], sample_format: Any) ->
     ]
     return Problem(
         DATA.path,
-        f"{config.data.sample_format} {reason}; {_remedy({DATA.path: formats, OBJECTIVE.path: objectives})}",
+        f"{format_name} {reason}; {_remedy({DATA.path: formats, OBJECTIVE.path: objectives})}",
         (OBJECTIVE.path, MODEL.path),
     )
 
@@ -355,19 +371,3 @@ def _format_problem(config: RunConfig, judged: list[Any], sample_format: Any) ->
 def _remedy(fitting: dict[str, list[str]]) -> str:
     choices = [f"{path} to {listed(names)}" for path, names in fitting.items() if names]
     return f"set {', or '.join(choices)}" if choices else "no registered entry fits it"
-
-
-CHECKS: tuple[Check, ...] = (
-    _check_sections,
-    _check_targets,
-    fit_problems,
-    source_problems,
-    teacher_problems,
-    _check_name,
-    _check_initial_layers,
-    _check_optimizer,
-    _check_schedule,
-    _check_lanes,
-    _check_evaluation,
-    _check_precision,
-)

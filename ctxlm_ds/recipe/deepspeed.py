@@ -28,7 +28,7 @@ from ctxlm_ds.recipe.deepspeed_values import (
     rules,
     value_problems,
 )
-from ctxlm_ds.recipe.layout import batch_problems, data_parallel_size
+from ctxlm_ds.recipe.layout import batch_problems
 from ctxlm_ds.recipe.problems import Problem, did_you_mean, nearest_name, raise_problems, show_value, text_problem
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.yaml_source import MAX_CHARACTERS, MAX_DEPTH
@@ -154,7 +154,7 @@ def build_deepspeed_config(
         problems.append(Problem("scheduler", "the recipe's schedule section sets the learning rate; remove it here"))
     known = {problem.path for problem in problems}
     problems += [one for one in find_conflicts(config, result, world_size) if one.path not in known]
-    problems += batch_problems(config, world_size)
+    problems += batch_problems(config.training, config.parallel, world_size)
     problems += monitor_problems(result)
     zero = result.get("zero_optimization")
     if isinstance(zero, dict):
@@ -196,7 +196,8 @@ def deepspeed_for_trainer(path_or_name: str | Path) -> dict[str, Any]:
 
 def _owned_values(config: RunConfig, world_size: int) -> dict[str, Owned]:
     training = config.training
-    accumulation = training.global_batch_size // (training.micro_batch_size * data_parallel_size(config, world_size))
+    ranks = config.parallel.data_parallel_size(world_size)
+    accumulation = training.global_batch_size // (training.micro_batch_size * ranks)
     return {
         "train_batch_size": Owned("training.global_batch_size", training.global_batch_size),
         "train_micro_batch_size_per_gpu": Owned("training.micro_batch_size", training.micro_batch_size),

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from functools import reduce
 from typing import Any
 
-from ctxlm_ds.recipe.layout import data_parallel_size, stage_problems
+from ctxlm_ds.recipe.layout import stage_problems
 from ctxlm_ds.recipe.problems import Problem, nearest_name, show_value
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
 
 OWN_CHECKPOINTS = "ctxlm_ds writes checkpoints that every layout can read (docs/checkpoints.md)"
 NO_EXPERTS = "no model of ctxlm_ds has experts"
@@ -129,10 +129,11 @@ def find_conflicts(config: RunConfig, settings: dict[str, Any], world_size: int)
     """
     zero = _section(settings, "zero_optimization")
     stage = 0 if zero.get("stage") in DISABLED else int(zero["stage"])
-    problems = [*_refused_settings(settings), *_stage_rules(config, stage), *stage_problems(config, stage)]
-    problems += _offload_rules(config, zero, stage)
+    problems = [*_refused_settings(settings), *_stage_rules(config.training, stage)]
+    problems += stage_problems(config.parallel, config.training, config.teacher, stage)
+    problems += _offload_rules(zero, stage)
     problems += _communication_rules(settings, zero, stage)
-    problems += _partition_rules(zero, stage, data_parallel_size(config, world_size))
+    problems += _partition_rules(zero, stage, config.parallel.data_parallel_size(world_size))
     if config.optimizer.name == "from_ds_config":
         problems += _optimizer_kind_problems(settings)
     return problems
@@ -160,10 +161,10 @@ def _optimizer_kind_problems(settings: dict[str, Any]) -> Iterator[Problem]:
         yield Problem("optimizer.type", f"{kind}: {hint}expected one of {allowed}")
 
 
-def _stage_rules(config: RunConfig, stage: int) -> Iterator[Problem]:
-    precision = config.training.precision
+def _stage_rules(training: TrainingConfig, stage: int) -> Iterator[Problem]:
+    precision = training.precision
     if stage == 0 and precision != "fp32":
-        accumulation = config.training.grad_accum_dtype
+        accumulation = training.grad_accum_dtype
         reason = (
             f"DeepSpeed raises NotImplementedError for {precision} weights with {accumulation} gradient accumulation"
             if accumulation != precision
@@ -176,7 +177,7 @@ def _stage_rules(config: RunConfig, stage: int) -> Iterator[Problem]:
         )
 
 
-def _offload_rules(config: RunConfig, zero: dict[str, Any], stage: int) -> Iterator[Problem]:
+def _offload_rules(zero: dict[str, Any], stage: int) -> Iterator[Problem]:
     optimizer, parameters = _section(zero, "offload_optimizer"), _section(zero, "offload_param")
     if optimizer.get("device") in ("cpu", "nvme") and stage == 0:
         text = "stage 0 keeps the optimizer on the device; use stage 1, 2 or 3"

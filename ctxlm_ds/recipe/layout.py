@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TeacherConfig, TrainingConfig
+from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection
 
 MAX_WORLD_SIZE = 10**6
 PIPELINE_ZERO_STAGES = (0, 1)
@@ -17,22 +18,14 @@ def layout_problems(
     config: RunConfig, world_size: int | None = None, zero_stage: int | None = None
 ) -> Iterator[Problem]:
     """Yield every problem of a layout; the number of ranks and the ZeRO stage are None if not known yet."""
+    parallel, training = config.parallel, config.training
     yield from _tensor_problems(config)
-    yield from _sequence_problems(config)
-    yield from _pipeline_problems(config)
-    yield from batch_problems(config, world_size)
+    if parallel.sequence_parallel:
+        yield from _sequence_problems(parallel, training, config.data, config.objective)
+    yield from _pipeline_problems(parallel, config.model.num_blocks)
+    yield from batch_problems(training, parallel, world_size)
     if zero_stage is not None:
-        yield from stage_problems(config, zero_stage)
-
-
-def model_parallel_size(config: RunConfig) -> int:
-    """Return the number of ranks that share one copy of the model."""
-    return config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
-
-
-def data_parallel_size(config: RunConfig, world_size: int) -> int:
-    """Return the number of copies of the model, rounded down and at least 1."""
-    return max(1, world_size // model_parallel_size(config))
+        yield from stage_problems(parallel, training, config.teacher, zero_stage)
 
 
 def _tensor_problems(config: RunConfig) -> Iterator[Problem]:
@@ -48,11 +41,11 @@ def _tensor_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("kernels.optimizer", text, ("optimizer.name", TENSOR))
 
 
-def _sequence_problems(config: RunConfig) -> Iterator[Problem]:
-    if not config.parallel.sequence_parallel:
-        return
-    size, micro = config.parallel.tensor_parallel_size, config.training.micro_batch_size
-    lengths = config.objective.stack_lengths(config.data)
+def _sequence_problems(
+    parallel: ParallelConfig, training: TrainingConfig, data: DataSection, objective: ObjectiveSection
+) -> Iterator[Problem]:
+    size, micro = parallel.tensor_parallel_size, training.micro_batch_size
+    lengths = objective.stack_lengths(data)
     uneven = next((length for length in lengths if micro * length % size), None)
     if size == 1:
         text = (
@@ -65,7 +58,7 @@ def _sequence_problems(config: RunConfig) -> Iterator[Problem]:
             rows for rows in range(micro, micro + size + 1) if not any(rows * length % size for length in lengths)
         )
         row = "positions of a row of the decoder" if len(lengths) > 1 else "positions and predictions of a row"
-        row = "data.seq_length" if uneven == config.data.seq_length else row
+        row = "data.seq_length" if uneven == data.seq_length else row
         text = (
             f"training.micro_batch_size {micro} x {row} {uneven} = {micro * uneven} positions do not split "
             f"evenly over {TENSOR} {size}; set training.micro_batch_size to {nearest}, or it to false"
@@ -73,12 +66,12 @@ def _sequence_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("parallel.sequence_parallel", text, (TENSOR, "training.micro_batch_size", "data.seq_length"))
 
 
-def _pipeline_problems(config: RunConfig) -> Iterator[Problem]:
-    blocks, stages = config.model.num_blocks, config.parallel.pipeline_parallel_size
+def _pipeline_problems(parallel: ParallelConfig, blocks: int) -> Iterator[Problem]:
+    stages = parallel.pipeline_parallel_size
     if stages > blocks:
         text = f"{stages} stages for a model of {blocks} layers: every stage needs one; set it to {blocks} or less"
         yield Problem(PIPELINE, text, ("model",))
-    by_hand = config.parallel.pipeline_layers
+    by_hand = parallel.pipeline_layers
     if by_hand is None:
         return
     if len(by_hand) != stages:
@@ -92,21 +85,23 @@ def _pipeline_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem("parallel.pipeline_layers", text, ("model",))
 
 
-def batch_problems(config: RunConfig, world_size: int | None) -> Iterator[Problem]:
+def batch_problems(
+    training: TrainingConfig, parallel: ParallelConfig, world_size: int | None
+) -> Iterator[Problem]:
     """Yield problems of splitting the ranks into models and the global batch into micro-batches."""
-    rows, micro, ranks = config.training.global_batch_size, config.training.micro_batch_size, 1
+    rows, micro, ranks = training.global_batch_size, training.micro_batch_size, 1
     if world_size is not None and not 1 <= world_size <= MAX_WORLD_SIZE:
         yield Problem("world size", f"{world_size}: expected a number of ranks from 1 to {MAX_WORLD_SIZE:,}")
         return
     if world_size is not None:
-        together = model_parallel_size(config)
+        together = parallel.model_parallel_size
         if world_size % together:
             below = world_size // together * together
             choices = f"{below} or {below + together}" if below else str(together)
             text = (
                 f"{world_size} ranks do not split into groups of tensor_parallel_size "
-                f"{config.parallel.tensor_parallel_size} x pipeline_parallel_size "
-                f"{config.parallel.pipeline_parallel_size} = {together}; start {choices} ranks, or change the sizes"
+                f"{parallel.tensor_parallel_size} x pipeline_parallel_size "
+                f"{parallel.pipeline_parallel_size} = {together}; start {choices} ranks, or change the sizes"
             )
             yield Problem("parallel", text, (TENSOR, PIPELINE))
             # The batch must be a multiple of the micro-batch on any number of ranks.
@@ -120,19 +115,19 @@ def batch_problems(config: RunConfig, world_size: int | None) -> Iterator[Proble
             choices = f"a multiple of {unit} x the data-parallel ranks"
         else:
             choices = f"{below} or {above}" if below else f"{above}"
-        kind = "ranks" if model_parallel_size(config) == 1 else "data-parallel ranks"
+        kind = "ranks" if parallel.model_parallel_size == 1 else "data-parallel ranks"
         of = f"training.micro_batch_size {micro}" + (f" x {ranks} {kind} = {unit}" if world_size is not None else "")
         fitting = next((size for size in range(micro, 0, -1) if rows % (size * ranks) == 0), None)
         other = f", or training.micro_batch_size to {fitting}" if fitting else ""
         text = f"{rows} is not a multiple of {of}; set it to {choices}{other}"
         yield Problem("training.global_batch_size", text, ("training.micro_batch_size",))
     else:
-        yield from _ramp_problems(config, unit)
+        yield from _ramp_problems(training, unit)
 
 
-def _ramp_problems(config: RunConfig, unit: int) -> Iterator[Problem]:
+def _ramp_problems(training: TrainingConfig, unit: int) -> Iterator[Problem]:
     """Yield a problem if the batch does not grow to the global batch in multiples of `unit` rows."""
-    rows, ramp = config.training.global_batch_size, config.training.batch_ramp
+    rows, ramp = training.global_batch_size, training.batch_ramp
     if ramp is None:
         return
     start, increment, _ = ramp
@@ -148,15 +143,17 @@ def _ramp_problems(config: RunConfig, unit: int) -> Iterator[Problem]:
         yield Problem("training.batch_ramp", text, involved)
 
 
-def stage_problems(config: RunConfig, zero_stage: int) -> Iterator[Problem]:
+def stage_problems(
+    parallel: ParallelConfig, training: TrainingConfig, teacher: TeacherConfig, zero_stage: int
+) -> Iterator[Problem]:
     """Yield a problem if DeepSpeed does not support the ZeRO stage with the pipeline or the teacher."""
-    if zero_stage == 3 and config.teacher.precision not in ("run", config.training.precision):
+    if zero_stage == 3 and teacher.precision not in ("run", training.precision):
         text = (
-            f"{config.teacher.precision} under ZeRO stage 3, which partitions all weights in training.precision "
-            f"{config.training.precision}; set it to run, or use stage 0 to 2"
+            f"{teacher.precision} under ZeRO stage 3, which partitions all weights in training.precision "
+            f"{training.precision}; set it to run, or use stage 0 to 2"
         )
         yield Problem("teacher.precision", text, ("training.precision",))
-    stages = config.parallel.pipeline_parallel_size
+    stages = parallel.pipeline_parallel_size
     if stages > 1 and zero_stage not in PIPELINE_ZERO_STAGES:
         reason = (
             "it accumulates gradients over the micro-batches of a step, and stage 2 would reduce each of them"

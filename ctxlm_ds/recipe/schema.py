@@ -23,6 +23,7 @@ from ctxlm_ds.recipe.sections import (
     PositiveInt,
     PositiveSteps,
     Probability,
+    RowSettings,
     Section,
     SmallInt,
 )
@@ -195,6 +196,15 @@ class ParallelConfig(Section):
     """Each tensor-parallel rank's vocabulary rows are padded to a multiple of this (not in checkpoints or exports);
     null is 128 if a rank has at least 4,096 words, and else 1."""
 
+    @property
+    def model_parallel_size(self) -> int:
+        """Number of ranks that share one copy of the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def data_parallel_size(self, world_size: int) -> int:
+        """Return the number of copies of the model, rounded down and at least 1."""
+        return max(1, world_size // self.model_parallel_size)
+
 
 class CheckpointConfig(Section):
     """Saving and rotation."""
@@ -339,6 +349,11 @@ class RunConfig(Section):
     logging: LoggingConfig = LoggingConfig()
     profiler: ProfilerConfig = ProfilerConfig()
     kernels: KernelsConfig = KernelsConfig()
+
+    @property
+    def row_settings(self) -> RowSettings:
+        """Sections that decide the rows of the sources."""
+        return RowSettings(self.data, self.objective, self.training.seed)
 
     @property
     def fixed_settings(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ or sample format adds a subclass with further settings. Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
@@ -241,3 +242,12 @@ class DataSection(Section):
     def problems(self, model: ModelSection) -> Iterator[Problem]:
         """Yield problems of this section, alone or with the model."""
         yield from ()
+
+@dataclass(frozen=True)
+class RowSettings:
+    """Sections of a recipe that decide the rows of its sources."""
+
+    data: DataSection
+    objective: ObjectiveSection
+    seed: int
+    """training.seed."""

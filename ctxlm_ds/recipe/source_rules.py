@@ -9,20 +9,20 @@ from collections.abc import Iterator
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection
 
 PARTS = ("train", "valid", "test")
 BLENDS_BY_WEIGHT = ("weighted", "megatron")
 NUMBER = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*")
 
 
-def source_names(config: RunConfig) -> list[str]:
+def source_names(data: DataSection) -> list[str]:
     """Return a name for each training source: the given one, else the last part of its path, else the path if taken."""
-    short = [source.name or os.path.basename(source.path.rstrip("/")) for source in config.data.train]
+    short = [source.name or os.path.basename(source.path.rstrip("/")) for source in data.train]
     taken = Counter(short)
     return [
         source.path if taken[name] > 1 and source.name is None else name
-        for source, name in zip(config.data.train, short, strict=True)
+        for source, name in zip(data.train, short, strict=True)
     ]
 
 
@@ -47,35 +47,34 @@ def split_shares(text: str) -> tuple[float, float, float]:
     return train / total, valid / total, test / total
 
 
-def source_problems(config: RunConfig) -> Iterator[Problem]:
+def source_problems(data: DataSection, objective: ObjectiveSection) -> Iterator[Problem]:
     """Yield sources with wrong or duplicate names, or with settings that their blend does not use."""
-    named = [(f"data.train[{index}]", source.path) for index, source in enumerate(config.data.train)]
-    named += [(f"data.validation[{index}].path", source.path) for index, source in enumerate(config.data.validation)]
+    named = [(f"data.train[{index}]", source.path) for index, source in enumerate(data.train)]
+    named += [(f"data.validation[{index}].path", source.path) for index, source in enumerate(data.validation)]
     for path, prefix in named:
         if prefix.endswith((".bin", ".idx")):
             text = f"{prefix}: give the prefix without the extension: {prefix[:-4]}"
             yield Problem(path, text, (path.split("[")[0],))
     for section, names in (
-        ("data.train", [source.name for source in config.data.train if source.name is not None]),
-        ("data.validation", [source.name for source in config.data.validation]),
+        ("data.train", [source.name for source in data.train if source.name is not None]),
+        ("data.validation", [source.name for source in data.validation]),
     ):
         for name, count in Counter(names).items():
             if count > 1:
                 yield Problem(section, f'{count} sources are named "{name}"; give each another name')
-    for prefix, count in Counter(os.path.realpath(source.path) for source in config.data.train).items():
+    for prefix, count in Counter(os.path.realpath(source.path) for source in data.train).items():
         if count > 1:
             yield Problem(
                 "data.train",
                 f"{prefix} is listed {count} times: its rows would repeat with the same masks; list it once, with "
                 "`epochs` or a larger `weight`",
             )
-    yield from _language_problems(config)
-    yield from _blend_problems(config)
-    yield from _split_problems(config)
+    yield from _language_problems(data, objective)
+    yield from _blend_problems(data)
+    yield from _split_problems(data)
 
 
-def _language_problems(config: RunConfig) -> Iterator[Problem]:
-    objective, data = config.objective, config.data
+def _language_problems(data: DataSection, objective: ObjectiveSection) -> Iterator[Problem]:
     languages = {"data.train": [source.language for source in data.train]}
     languages["data.validation"] = [source.language for source in data.validation]
     for setting, given in languages.items():
@@ -95,8 +94,8 @@ def _language_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(f"{setting}[{wrong[0]}].language", text, involved)
 
 
-def _blend_problems(config: RunConfig) -> Iterator[Problem]:
-    sources, blend = config.data.train, config.data.blend
+def _blend_problems(data: DataSection) -> Iterator[Problem]:
+    sources, blend = data.train, data.blend
     for setting, wanted in (("weight", BLENDS_BY_WEIGHT), ("epochs", ("concatenate",))):
         given = [index for index, source in enumerate(sources) if getattr(source, setting) is not None]
         if given and blend not in wanted:
@@ -114,8 +113,7 @@ def _blend_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(f"data.train[{without[0]}].weight", text, ("data.train", "data.blend"))
 
 
-def _split_problems(config: RunConfig) -> Iterator[Problem]:
-    data = config.data
+def _split_problems(data: DataSection) -> Iterator[Problem]:
     if data.split is not None:
         try:
             split_shares(data.split)

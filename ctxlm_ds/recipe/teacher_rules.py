@@ -8,42 +8,47 @@ from dataclasses import replace
 
 from ctxlm_ds.recipe.choices import MODEL, OBJECTIVE, listed
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.recipe.sections import ModelSection
+from ctxlm_ds.recipe.schema import ParallelConfig, TeacherConfig
+from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection
 
 OWN_SETTING = re.compile(r"(?<![\w.])model\.")
 """A setting of the `model` section in a message."""
 TAP = re.compile(r"(hidden_states|attention_scores)\.-?\d+")
 
 
-def needs_teacher(config: RunConfig) -> bool:
+def needs_teacher(objective: ObjectiveSection) -> bool:
     """Return whether the objective compares the model with a teacher."""
-    return bool(OBJECTIVE.registry.get(config.objective.name)(config.objective).teacher_outputs)
+    return bool(OBJECTIVE.registry.get(objective.name)(objective).teacher_outputs)
 
 
-def teacher_problems(config: RunConfig) -> Iterator[Problem]:
+def teacher_problems(
+    given: TeacherConfig,
+    model: ModelSection,
+    data: DataSection,
+    objective: ObjectiveSection,
+    parallel: ParallelConfig,
+) -> Iterator[Problem]:
     """Yield problems of the teacher, as far as its model is known."""
-    if not needs_teacher(config):
-        given = config.teacher
+    if not needs_teacher(objective):
         if any(value is not None for value in (given.path, given.model, given.outputs)):
             objectives = [name for name, other in OBJECTIVE.entries().items() if other.teacher_outputs]
             yield Problem(
                 "teacher",
-                f"{OBJECTIVE.path} {config.objective.name} compares with no teacher; leave the section out, or set "
+                f"{OBJECTIVE.path} {objective.name} compares with no teacher; leave the section out, or set "
                 f"{OBJECTIVE.path} to {listed(objectives)}",
                 (OBJECTIVE.path,),
             )
         return
-    teacher = config.teacher.model
+    teacher = given.model
     if teacher is None:
         return
-    yield from _output_problems(config, teacher)
-    yield from config.objective.teacher_problems(config.model, teacher)
+    yield from _output_problems(objective, teacher)
+    yield from objective.teacher_problems(model, teacher)
     yield from map(_of_teacher, teacher.problems())
-    yield from map(_of_teacher, teacher.row_problems(config.data))
-    if config.parallel.tensor_parallel_size > 1:
-        yield from map(_of_teacher, teacher.tensor_parallel_problems(config.parallel.tensor_parallel_size))
-    sizes = config.model.vocab_size, teacher.vocab_size
+    yield from map(_of_teacher, teacher.row_problems(data))
+    if parallel.tensor_parallel_size > 1:
+        yield from map(_of_teacher, teacher.tensor_parallel_problems(parallel.tensor_parallel_size))
+    sizes = model.vocab_size, teacher.vocab_size
     if None not in sizes and sizes[0] != sizes[1]:
         yield Problem(
             "model.vocab_size",
@@ -53,15 +58,15 @@ def teacher_problems(config: RunConfig) -> Iterator[Problem]:
         )
 
 
-def _output_problems(config: RunConfig, teacher: ModelSection) -> Iterator[Problem]:
-    objective = OBJECTIVE.registry.get(config.objective.name)(config.objective)
+def _output_problems(section: ObjectiveSection, teacher: ModelSection) -> Iterator[Problem]:
+    objective = OBJECTIVE.registry.get(section.name)(section)
     family = MODEL.registry.get(teacher.family)
     missing = [name for name in objective.teacher_outputs if name not in family.outputs and not TAP.fullmatch(name)]
     if missing:
         yield Problem(
             "teacher.model.family",
             f"{teacher.family} does not compute {listed(missing, 'and')}, which {OBJECTIVE.path} "
-            f"{config.objective.name} needs of a teacher",
+            f"{objective.name} needs of a teacher",
             ("teacher.path", OBJECTIVE.path),
         )
 

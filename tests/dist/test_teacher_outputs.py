@@ -80,7 +80,7 @@ def train(
     config = config.model_copy(update={"teacher": config.teacher.model_copy(update={"outputs": outputs})})
     try:
         config = with_checked_teacher(config, tokenizer)
-        rows = build_run_rows(config, tokenizer, objective)
+        rows = build_run_rows(config.row_settings, tokenizer, objective)
         engine = run_builder.build_engine(config, settings, objective, topology)
         run_builder.initialize_weights(config, engine)
         last = config.training.rows_after(config.training.max_steps)

@@ -268,8 +268,8 @@ def prepare(rank: int, world_size: int, run: Run) -> None:
     objective = build_objective(config.objective, load_tokenizer(tokenizer))
     training = config.training.model_copy(update={"global_batch_size": MICRO_ROWS})
     single = config.model_copy(update={"training": training})
-    rows = build_run_rows(config, load_tokenizer(tokenizer), objective).train
-    steps = islice(TrainLoader(rows, objective, single), TRAINING_STEPS * ROWS // MICRO_ROWS)
+    rows = build_run_rows(config.row_settings, load_tokenizer(tokenizer), objective).train
+    steps = islice(TrainLoader(rows, objective, single.data, single.training), TRAINING_STEPS * ROWS // MICRO_ROWS)
     recorded(run).write_bytes(pickle.dumps(list(steps)))
 
 

@@ -156,7 +156,11 @@ def _digest_stream(rank: int, world_size: int, folder: Path, stream: str) -> lis
     config = RunConfig.model_validate(Case(stream, stream, "fp32", 0).recipe())
     config, tokenizer = resolve(config)
     objective = build_objective(config.objective, tokenizer)
-    steps = iter(TrainLoader(build_run_rows(config, tokenizer, objective).train, objective, config))
+    steps = iter(
+        TrainLoader(
+            build_run_rows(config.row_settings, tokenizer, objective).train, objective, config.data, config.training
+        )
+    )
     return [[_digest_batch(batch) for batch in next(steps).micro_batches] for _ in range(DIGESTED_STEPS)]
 
 

@@ -50,7 +50,7 @@ class Route:
 
     def rows(self, config: RunConfig, prefix: Path | None = None) -> tuple[RowSource, Objective]:
         objective = build_objective(config.objective, self.tokenizer)
-        return build_rows([prefix or self.sentences], self.tokenizer, config, objective), objective
+        return build_rows([prefix or self.sentences], self.tokenizer, config.row_settings, objective), objective
 
 
 def make_route(folder: Path, kind: str) -> Route:
@@ -152,7 +152,7 @@ def test_masking_statistics(family: str, whole_word: bool, request: pytest.Fixtu
     rows, objective = route.rows(config)
     starts = route.tokenizer.word_start_mask()
     tally = {"tokens": 0, "predicted": 0, "mask": 0, "kept": 0, "random": 0}
-    for step in itertools.islice(TrainLoader(rows, objective, config), len(rows) // 8):
+    for step in itertools.islice(TrainLoader(rows, objective, config.data, config.training), len(rows) // 8):
         for batch in step.micro_batches:
             for row in range(len(batch.fields["input_ids"])):
                 ids = batch.fields["input_ids"][row].numpy().copy()

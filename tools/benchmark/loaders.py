@@ -44,14 +44,14 @@ def compare_loaders(config: RunConfig, rounds: int = 5, rows_per_round: int = 40
             f"objective.name {config.objective.name}: loaders are compared by their masking, which it does not do; "
             "give a recipe of a masked language model"
         )
-    rows = build_rows(train_parts(config), tokenizer, config, objective)
+    rows = build_rows(train_parts(config.data), tokenizer, config.row_settings, objective)
     objective.read_corpus(rows, config.training.seed)
     data, training = (
         section.model_copy(update=changes)
         for section, changes in ((config.data, {"num_workers": 0}), (config.training, {"batch_ramp": None}))
     )
     in_process = config.model_copy(update={"data": data, "training": training})
-    steps = iter(TrainLoader(rows, objective, in_process))
+    steps = iter(TrainLoader(rows, objective, in_process.data, in_process.training))
     global_batch, micro = config.training.global_batch_size, config.training.micro_batch_size
     hf_tokenizer = AutoTokenizer.from_pretrained(config.tokenizer.path)
     collator = DataCollatorForLanguageModeling(hf_tokenizer, mlm_probability=mask_prob)

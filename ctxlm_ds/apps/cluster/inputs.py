@@ -32,13 +32,13 @@ def _data_problems(config: RunConfig) -> Iterator[str]:
         return
     try:
         tokenizer = load_tokenizer(config.tokenizer.path)
-        parts = [(part, False) for part in train_parts(config)]
-        parts += [(part, True) for part in held_out_parts(config).values()]
+        parts = [(part, False) for part in train_parts(config.data)]
+        parts += [(part, True) for part in held_out_parts(config.data).values()]
     except CtxlmError as error:
         yield str(error)
         return
     for part, held_out in parts:
         try:
-            IndexPlace.of(part, tokenizer, config, held_out)
+            IndexPlace.of(part, tokenizer, config.row_settings, held_out)
         except CtxlmError as error:
             yield str(error)

@@ -77,8 +77,12 @@ def stage_here(config: RunConfig, into: Path) -> dict[str, Any]:
     from ctxlm_ds.tokenizers.load import load_tokenizer
 
     tokenizer = load_tokenizer(config.tokenizer.path) if config.tokenizer.path else None
-    parts = [(part, False) for part in train_parts(config)] + [(p, True) for p in held_out_parts(config).values()]
-    places = [IndexPlace.of(part, tokenizer, config, held_out) for part, held_out in parts] if tokenizer else []
+    parts = [(part, False) for part in train_parts(config.data)] + [
+        (p, True) for p in held_out_parts(config.data).values()
+    ]
+    places = (
+        [IndexPlace.of(part, tokenizer, config.row_settings, held_out) for part, held_out in parts] if tokenizer else []
+    )
     indexes = {place.directory: str(place.dataset.prefix) for place in places}
     missing = [folder for folder in indexes if not (folder / "meta.json").is_file()]
     copied_bytes = 0
@@ -92,7 +96,9 @@ def stage_here(config: RunConfig, into: Path) -> dict[str, Any]:
             proof += manifest_text({f"{folder.name}/{file}": one["sha256"] for file, one in recorded_files.items()})
         files = [file for end in (*DATA_ENDS, "json", "sha256") if (file := Path(f"{source}.{end}")).is_file()]
         copied_bytes += _stage(files + folders, copy_of(source, into).parent, proof)
-    train = [{**dict(one), "name": name} for one, name in zip(config.data.train, source_names(config), strict=True)]
+    train = [
+        {**dict(one), "name": name} for one, name in zip(config.data.train, source_names(config.data), strict=True)
+    ]
     settings: dict[str, Any] = {"data.train": train, "data.validation": list(map(dict, config.data.validation))}
     for values in settings["data.train"] + settings["data.validation"]:
         values["path"] = str(copy_of(values["path"], into))

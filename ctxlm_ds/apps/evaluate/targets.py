@@ -62,7 +62,7 @@ class Targets:
             raise ConfigError(f"objective.name {config.objective.name} has no targets; name one of an encoder-decoder")
         objective = build_objective(config.objective, tokenizer)
         assert isinstance(objective, EncoderDecoder)
-        rows = build_run_rows(config, tokenizer, objective)
+        rows = build_run_rows(config.row_settings, tokenizer, objective)
         if not rows.validation:
             raise ConfigError("data.validation is empty: name held-out datasets, as in training")
         return cls(config, objective, rows)
@@ -70,14 +70,14 @@ class Targets:
     def held_out(self) -> Iterator[Batch]:
         """Yield the micro-batches on which a run evaluates, of all held-out sources."""
         for rows in self.rows.validation.values():
-            yield from EvalLoader(rows, self.objective, self.config)
+            yield from EvalLoader(rows, self.objective, self.config.data, self.config.training, self.config.evaluation)
 
     def unigrams(self) -> tuple[Shares, Shares]:
         """Return [v]: shares in the targets of the first training rows, add-one, of all tokens and of restored ones."""
         config = self.config.model_copy(update={"data": self.config.data.model_copy(update={"num_workers": 0})})
         every, inside = (np.ones(config.model.vocab_size or 0) for _ in range(2))
         num_steps = -(-min(COUNTED_ROWS, len(self.rows.train)) // config.training.global_batch_size)
-        for step in islice(TrainLoader(self.rows.train, self.objective, config), num_steps):
+        for step in islice(TrainLoader(self.rows.train, self.objective, config.data, config.training), num_steps):
             for batch in step.micro_batches:
                 labels = _labels(batch)
                 every += np.bincount(labels, minlength=len(every))

@@ -20,7 +20,6 @@ from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.console import counted, run_command
 from ctxlm_ds.process.cgroups import available_cores, available_memory
 from ctxlm_ds.recipe.hardware import GIB, GPUS, Cluster
-from ctxlm_ds.recipe.layout import data_parallel_size
 from ctxlm_ds.recipe.schema import RunConfig
 
 MODEL_LIMIT_S = 120.0
@@ -34,7 +33,7 @@ def layout_of(config: RunConfig, zero_stage: int, world_size: int) -> Layout:
     """Return the layout that a recipe has on a number of ranks."""
     parallel, training = config.parallel, config.training
     return Layout(
-        data=data_parallel_size(config, world_size),
+        data=config.parallel.data_parallel_size(world_size),
         tensor=parallel.tensor_parallel_size,
         pipeline=parallel.pipeline_parallel_size,
         zero_stage=zero_stage,

@@ -40,12 +40,15 @@ def main() -> None:
         raise ConfigError(f"{args.config}: tokenizer.path and data.train are needed; name them there or with --set")
     tokenizer = load_tokenizer(config.tokenizer.path)
     objective = build_objective(config.objective, tokenizer)
-    rows = build_run_rows(config, tokenizer, objective, args.workers)
-    indexes = dict(zip(source_names(config), rows.train.indexes, strict=True))
+    rows = build_run_rows(config.row_settings, tokenizer, objective, args.workers)
+    indexes = dict(zip(source_names(config.data), rows.train.indexes, strict=True))
     held_out = {f"{name} (held out)": source.indexes[0] for name, source in rows.validation.items()}
-    for line in (*summary_lines(indexes | held_out), *plan_lines(config, rows.train, rows.validation)):
+    for line in (
+        *summary_lines(indexes | held_out),
+        *plan_lines(config.data, config.training, config.evaluation, rows.train, rows.validation),
+    ):
         print(line)
     if args.show:
         console = Console(soft_wrap=True)
-        for text in preview_rows(rows.train, objective, tokenizer, config, args.show):
+        for text in preview_rows(rows.train, objective, tokenizer, config.data, config.training, args.show):
             console.print(text)

@@ -53,9 +53,9 @@ def show_objective(args: argparse.Namespace) -> None:
         raise ConfigError(f"{args.prefix}: names no tokenizer; give its folder with --tokenizer DIR")
     objective = build_objective(config.objective, tokenizer)
     console, count = Console(soft_wrap=True), args.show or ROWS_SHOWN
-    with excerpt(args.prefix, tokenizer, config, objective, count) as (rows, source):
+    with excerpt(args.prefix, tokenizer, config.row_settings, objective, count) as (rows, source):
         print(source)
-        for text in preview_rows(rows, objective, tokenizer, config, count):
+        for text in preview_rows(rows, objective, tokenizer, config.data, config.training, count):
             console.print(text)
 
 

@@ -71,11 +71,11 @@ def show(run_dir: Path, first: int, count: int) -> None:
     config = load_saved_config(run_dir / "config.yaml")
     tokenizer = load_tokenizer(run_dir / "tokenizer")
     objective = build_objective(config.objective, tokenizer)
-    rows = build_run_rows(config, tokenizer, objective).train
-    batch = BatchRows(rows, config)
+    rows = build_run_rows(config.row_settings, tokenizer, objective).train
+    batch = BatchRows(rows, config.data, config.training)
     console = Console(soft_wrap=True)
     planned, titles = batch.plan(first, count), batch.titles(first, count)
-    for text in preview_planned(rows, objective, tokenizer, config, planned, titles):
+    for text in preview_planned(rows, objective, tokenizer, config.data, config.training.seed, planned, titles):
         console.print(text)
 
 

@@ -29,8 +29,7 @@ from ctxlm_ds.data.index.static import PREDICTION_BYTES, id_dtype, write_masked_
 from ctxlm_ds.data.index.storage import META_NAME, NpyAppender, open_array, verify_files, write_meta
 from ctxlm_ds.data.sample import NO_LANGUAGE
 from ctxlm_ds.errors import ConfigError, DataError
-from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.recipe.sections import DataSection
+from ctxlm_ds.recipe.sections import DataSection, RowSettings
 from ctxlm_ds.registry import FORMATS
 
 if TYPE_CHECKING:
@@ -56,16 +55,16 @@ class IndexPlace:
     """Token of the language of its rows."""
 
     @classmethod
-    def of(cls, part: Source, tokenizer: Tokenizer, config: RunConfig, held_out: bool = False) -> IndexPlace:
-        """Return the place of a source's index under a recipe.
+    def of(cls, part: Source, tokenizer: Tokenizer, wanted: RowSettings, held_out: bool = False) -> IndexPlace:
+        """Return the place of the index that holds the wanted rows of a source.
 
         Raises DataError if the dataset is missing, damaged, made for another tokenizer or other rows, or lacks these
         documents.
         """
         part = part if isinstance(part, SourcePart) else SourcePart(str(part))
         dataset = IndexedDataset(part.prefix)
-        require_encoding(dataset, tokenizer, config.data)
-        if config.objective.needs_spans and not dataset.has_spans:
+        require_encoding(dataset, tokenizer, wanted.data)
+        if wanted.objective.needs_spans and not dataset.has_spans:
             raise DataError(
                 f"{part.prefix}: gives no spans, which this objective masks (objective.spans); run "
                 "ctxlm preprocess again with --spans-key"
@@ -76,9 +75,9 @@ class IndexPlace:
                 f"{part.prefix}: documents {documents[0]} to {documents[1]} are asked for, it has "
                 f"{dataset.num_documents}"
             )
-        settings = sample_settings(config, held_out)
+        settings = sample_settings(wanted, held_out)
         key = settings.key(dataset.fingerprint, documents, tokenizer.fingerprint)
-        prefix, parent = Path(dataset.prefix), config.data.sample_index_dir
+        prefix, parent = Path(dataset.prefix), wanted.data.sample_index_dir
         directory = (Path(parent) if parent else prefix.parent) / f"{prefix.name}.samples-{key[:12]}"
         return cls(dataset, documents, settings, directory, key, part.language)
 
@@ -128,7 +127,7 @@ def require_encoding(dataset: IndexedDataset, tokenizer: Tokenizer, data: DataSe
 def build_rows(
     parts: Sequence[Source],
     tokenizer: Tokenizer,
-    config: RunConfig,
+    settings: RowSettings,
     objective: Objective | None = None,
     held_out: bool = False,
     workers: int | None = None,
@@ -140,7 +139,7 @@ def build_rows(
     Args:
         parts: datasets, without .bin/.idx, or some of their documents.
         tokenizer: the tokenizer that made them.
-        config: the recipe.
+        settings: decide the rows.
         objective: needed for static masking only.
         held_out: a validation set: fixed seed, one pass, masks never stored.
         workers: threads; by default the processor cores that this process may use. The files do not depend on it.
@@ -155,8 +154,8 @@ def build_rows(
     workers = workers or len(os.sched_getaffinity(0))
 
     def opened(part: Source) -> SampleIndex:
-        place = IndexPlace.of(part, tokenizer, config, held_out)
-        fill = partial(_write_index, place, tokenizer, config, objective, workers)
+        place = IndexPlace.of(part, tokenizer, settings, held_out)
+        fill = partial(_write_index, place, tokenizer, settings, objective, workers)
         is_own = build_once(place.directory, fill)
         index = place.open(tokenizer)
         if verify and not is_own:
@@ -167,7 +166,12 @@ def build_rows(
 
 
 def _write_index(
-    place: IndexPlace, tokenizer: Tokenizer, config: RunConfig, objective: Objective | None, workers: int, folder: Path
+    place: IndexPlace,
+    tokenizer: Tokenizer,
+    settings: RowSettings,
+    objective: Objective | None,
+    workers: int,
+    folder: Path,
 ) -> None:
     """Write every file of an index into `folder`."""
     require_room(folder, place, tokenizer.vocab_size)
@@ -175,9 +179,9 @@ def _write_index(
     if place.settings.static_masking is not None:
         if objective is None:
             raise ConfigError("objective.masking is static: building the sample index needs the objective")
-        sample_format, template = FORMATS.get(config.data.sample_format)(), SequenceTemplate.of(tokenizer)
+        sample_format, template = FORMATS.get(settings.data.sample_format)(), SequenceTemplate.of(tokenizer)
         reader = SampleReader(open_array(folder, "samples"), place.dataset, template, sample_format)
-        write_masked_copies(folder, reader, objective, config)
+        write_masked_copies(folder, reader, objective, settings.data, settings.seed)
     meta = {"format": INDEX_FORMAT, "version": INDEX_VERSION, "key": place.key, "settings": place.settings.to_dict()}
     prefix, fingerprint, documents = place.dataset.prefix, place.dataset.fingerprint, list(place.documents)
     dataset = {"prefix": prefix, "fingerprint": fingerprint, "documents": documents}
@@ -253,20 +257,20 @@ class _RowsFiles:
 
 @contextmanager
 def excerpt(
-    prefix: str, tokenizer: Tokenizer, config: RunConfig, objective: Objective, rows_wanted: int
+    prefix: str, tokenizer: Tokenizer, settings: RowSettings, objective: Objective, rows_wanted: int
 ) -> Iterator[tuple[RowSource, str]]:
     """Yield rows of a dataset to look at, and a line that says of which documents they are.
 
     They are those of the complete index if that is built, otherwise of the first documents only, from an index in a
     temporary folder.
     """
-    languages = [source.language for source in config.data.train if source.path == prefix]
+    languages = [source.language for source in settings.data.train if source.path == prefix]
     whole = SourcePart(prefix, language=next(iter(languages), None))
-    place = IndexPlace.of(whole, tokenizer, config)
+    place = IndexPlace.of(whole, tokenizer, settings)
     total = place.dataset.num_documents
     if (place.directory / META_NAME).exists():
         rows = RowSource([place.open(tokenizer)])
-        objective.read_corpus(rows, config.training.seed)
+        objective.read_corpus(rows, settings.seed)
         yield rows, f"rows of all {total:,} documents, from {place.directory}"
         return
     count = min(total, max(FEWEST_DOCUMENTS, DOCUMENTS_PER_ROW * rows_wanted))
@@ -277,8 +281,8 @@ def excerpt(
             "them has other rows and masks (ctxlm samples --show shows those)"
         )
     with tempfile.TemporaryDirectory(prefix="samples-") as folder:
-        data = config.data.model_copy(update={"sample_index_dir": folder})
+        data = settings.data.model_copy(update={"sample_index_dir": folder})
         part = replace(whole, documents=(0, count))
-        rows = build_rows([part], tokenizer, config.model_copy(update={"data": data}), objective)
-        objective.read_corpus(rows, config.training.seed)
+        rows = build_rows([part], tokenizer, replace(settings, data=data), objective)
+        objective.read_corpus(rows, settings.seed)
         yield rows, title

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import RowSettings
 from ctxlm_ds.registry import FORMATS, OBJECTIVES
 
 INDEX_VERSION = 3
@@ -79,19 +79,19 @@ class SampleSettings:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def sample_settings(config: RunConfig, held_out: bool = False) -> SampleSettings:
+def sample_settings(settings: RowSettings, held_out: bool = False) -> SampleSettings:
     """Return a recipe's settings, normalised: a setting that the format ignores does not change the key.
 
     Held-out data gets one pass under a fixed seed and never stored masks, so that figures compare between runs.
     """
-    data, objective = config.data, config.objective
+    data, objective = settings.data, settings.objective
     sample_format = FORMATS.get(data.sample_format)()
     static = not held_out and OBJECTIVES.get(objective.name).stores_examples(objective)
     return SampleSettings(
         sample_format=data.sample_format,
         seq_length=objective.sample_length(data),
         num_duplicates=1 if held_out else data.passes,
-        seed=HELD_OUT_SEED if held_out else config.training.seed,
+        seed=HELD_OUT_SEED if held_out else settings.seed,
         packing=data.shares_rows,
         max_sequences_per_row=data.sequences_per_row,
         static_masking=objective.model_dump(mode="json") if static else None,

@@ -27,7 +27,7 @@ from ctxlm_ds.data.index.storage import REMEDY, NpyAppender, open_array
 from ctxlm_ds.data.numba_random import compiled, stream_key
 from ctxlm_ds.data.sample import Examples
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import DataSection
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.index.index import SampleReader
@@ -45,9 +45,11 @@ def id_dtype(vocab_size: int) -> np.dtype[Any]:
     return np.dtype(np.uint16 if vocab_size <= UINT16_VOCABULARY else np.int32)
 
 
-def write_masked_copies(directory: Path, reader: SampleReader, objective: Objective, config: RunConfig) -> None:
+def write_masked_copies(
+    directory: Path, reader: SampleReader, objective: Objective, data: DataSection, seed: int
+) -> None:
     """Corrupt every sample once and write the five files."""
-    ids, key = id_dtype(reader.vocab_size), stream_key(config.training.seed, PURPOSE)
+    ids, key = id_dtype(reader.vocab_size), stream_key(seed, PURPOSE)
     dtypes: tuple[Any, ...] = (ids, np.int64, np.int32, ids, np.int64)
     with ExitStack() as stack:
         files = {
@@ -58,7 +60,7 @@ def write_masked_copies(directory: Path, reader: SampleReader, objective: Object
             files[name].append(np.zeros(1, dtype=np.int64))
         for begin in range(0, len(reader.records), SAMPLES_AT_ONCE):
             samples = reader.read(np.arange(begin, min(begin + SAMPLES_AT_ONCE, len(reader.records))))
-            budgets = objective.budgets(samples.lengths, config.data)
+            budgets = objective.budgets(samples.lengths, data)
             examples: Examples = objective.corrupt_batch(samples, key, budgets)
             files["masked_offsets"].append(files["masked_ids"].count + examples.starts[1:])
             files["masked_ids"].append(examples.input_ids)

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.data.numba_random import Permutation, compiled
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import TrainingConfig
+from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.recipe.source_rules import source_names
 
 if TYPE_CHECKING:
@@ -278,16 +279,16 @@ class BlendedRows:
 RowStream = RowOrder | LaneOrder | BlendedRows
 
 
-def train_stream(rows: RowSource, config: RunConfig) -> RowStream:
+def train_stream(rows: RowSource, data: DataSection, training: TrainingConfig) -> RowStream:
     """Return the stream of a run over the rows of data.train, one index for each."""
-    data, seed = config.data, config.training.seed
+    seed = training.seed
     counts = [len(index) for index in rows.indexes]
     if data.in_lanes:
-        return LaneOrder(sum(counts), config.training.global_batch_size)
+        return LaneOrder(sum(counts), training.global_batch_size)
     epochs = [source.epochs or 1.0 for source in data.train]
     if data.blend == "concatenate" and all(number == 1.0 for number in epochs):
         return RowOrder(sum(counts), seed)
-    empty = [name for name, count in zip(source_names(config), counts, strict=True) if count == 0]
+    empty = [name for name, count in zip(source_names(data), counts, strict=True) if count == 0]
     if empty:
         raise DataError(
             f"data.train: {', '.join(empty)} gives no row of this format and length, but data.blend {data.blend} "
@@ -304,9 +305,9 @@ def train_stream(rows: RowSource, config: RunConfig) -> RowStream:
     return BlendedRows(order, counts, seed, sum(counts))
 
 
-def stream_shares(rows: RowSource, config: RunConfig) -> list[float]:
+def stream_shares(rows: RowSource, data: DataSection, training: TrainingConfig) -> list[float]:
     """Return the share of each of data.train in the rows of a long run."""
-    stream = train_stream(rows, config)
+    stream = train_stream(rows, data, training)
     if isinstance(stream, BlendedRows):
         return stream.order.shares.tolist()
     return [len(index) / max(1, len(rows)) for index in rows.indexes]

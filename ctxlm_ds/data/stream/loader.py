@@ -30,7 +30,9 @@ from ctxlm_ds.data.stream.blend import LaneOrder, PlannedRows, RowOrder, RowStre
 from ctxlm_ds.data.stream.collate import collate_arrays, count_labels, split_fields, to_batches
 from ctxlm_ds.errors import ConfigError, CtxlmError, DataError
 from ctxlm_ds.process.launcher import die_with_launcher
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.evaluation import EvaluationConfig
+from ctxlm_ds.recipe.schema import TrainingConfig
+from ctxlm_ds.recipe.sections import DataSection
 
 if TYPE_CHECKING:
     import torch
@@ -111,11 +113,11 @@ class BatchBuilder:
     The masks of a sample are keyed by (seed, sample, epoch, index).
     """
 
-    def __init__(self, rows: RowSource, objective: Objective, config: RunConfig, seed: int, purpose: str) -> None:
+    def __init__(self, rows: RowSource, objective: Objective, data: DataSection, seed: int, purpose: str) -> None:
         self.rows = rows
         self.objective = objective
-        self.config = config
-        self.fields = objective.fields(config.data)
+        self.data = data
+        self.fields = objective.fields(data)
         self._key = stream_key(seed, purpose)
 
     def __call__(self, planned: PlannedRows) -> NDArray[np.int32]:
@@ -127,15 +129,15 @@ class BatchBuilder:
         if self.rows.is_static:
             return self.rows.examples(planned.rows)
         samples, row_starts = self.rows.samples(planned.rows, planned.epochs)
-        budgets = self.objective.budgets(samples.lengths, self.config.data)
+        budgets = self.objective.budgets(samples.lengths, self.data)
         return self.objective.corrupt_batch(samples, self._key, budgets), row_starts
 
 
 class TrainLoader:
     """An endless stream of steps from row `start_row` (the number of rows consumed so far).
 
-    With `idle` they have no micro-batches, for a pipeline stage that reads no data. With a GPU `device` the fields are
-    on it.
+    `ranks` is this data-parallel rank and their number. With `idle` the steps have no micro-batches, for a pipeline
+    stage that reads no data. With a GPU `device` the fields are on it.
 
     Raises:
         ConfigError: the global batch cannot be divided evenly among the ranks.
@@ -146,25 +148,24 @@ class TrainLoader:
         self,
         rows: RowSource,
         objective: Objective,
-        config: RunConfig,
-        data_parallel_rank: int = 0,
-        data_parallel_size: int = 1,
+        data: DataSection,
+        training: TrainingConfig,
+        ranks: tuple[int, int] = (0, 1),
         start_row: int = 0,
         idle: bool = False,
         device: torch.device | None = None,
     ) -> None:
         _require_rows(rows)
-        training = config.training
-        self._builder = BatchBuilder(rows, objective, config, training.seed, TRAIN_MASKS)
-        sizes, ranks = (training.global_batch_size, training.micro_batch_size), (data_parallel_rank, data_parallel_size)
-        self._plan = BatchPlan(*sizes, *ranks, training.batch_size_at if training.batch_ramp else None)
-        self._stream = train_stream(rows, config)
+        self._builder = BatchBuilder(rows, objective, data, training.seed, TRAIN_MASKS)
+        size_at = training.batch_size_at if training.batch_ramp else None
+        self._plan = BatchPlan(training.global_batch_size, training.micro_batch_size, *ranks, size_at)
+        self._stream = train_stream(rows, data, training)
         self._start_row = start_row
-        self._num_workers = 0 if idle else config.data.num_workers
-        self._at_once = max(1, POSITIONS_AT_ONCE // (training.micro_batch_size * config.data.seq_length))
+        self._num_workers = 0 if idle else data.num_workers
+        self._at_once = max(1, POSITIONS_AT_ONCE // (training.micro_batch_size * data.seq_length))
         self._idle = idle
         self._device = device
-        self._prefetch = max(SMALLEST_PREFETCH, config.data.prefetch_steps * self._pieces(self._plan))
+        self._prefetch = max(SMALLEST_PREFETCH, data.prefetch_steps * self._pieces(self._plan))
         self._arrays: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[Step]:
@@ -267,22 +268,23 @@ class EvalLoader:
         self,
         rows: RowSource,
         objective: Objective,
-        config: RunConfig,
-        data_parallel_rank: int = 0,
-        data_parallel_size: int = 1,
+        data: DataSection,
+        training: TrainingConfig,
+        evaluation: EvaluationConfig,
+        ranks: tuple[int, int] = (0, 1),
         device: torch.device | None = None,
     ) -> None:
         _require_rows(rows)
-        if config.evaluation.mask_prob is not None:
-            objective = objective.for_evaluation(config.evaluation.mask_prob)
-        self._builder = BatchBuilder(rows, objective, config, HELD_OUT_SEED, HELD_OUT_MASKS)
-        micro, ranks = config.training.micro_batch_size, (data_parallel_rank, data_parallel_size)
+        if evaluation.mask_prob is not None:
+            objective = objective.for_evaluation(evaluation.mask_prob)
+        self._builder = BatchBuilder(rows, objective, data, HELD_OUT_SEED, HELD_OUT_MASKS)
+        micro = training.micro_batch_size
         self._device = device
-        self._num_rows = min(config.evaluation.max_rows, len(rows))
-        self._plan = BatchPlan(micro * data_parallel_size, micro, *ranks)
+        self._num_rows = min(evaluation.max_rows, len(rows))
+        self._plan = BatchPlan(micro * ranks[1], micro, *ranks)
         self._order: RowOrder | LaneOrder = RowOrder(len(rows), HELD_OUT_SEED)
-        if config.data.in_lanes:
-            lanes = config.training.global_batch_size
+        if data.in_lanes:
+            lanes = training.global_batch_size
             self._plan = BatchPlan(lanes, micro, *ranks)
             self._order = LaneOrder(-(-self._num_rows // lanes) * lanes, lanes)
 

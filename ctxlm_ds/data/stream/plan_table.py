@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from ctxlm_ds.console import aligned
 from ctxlm_ds.data.index.record import RECORDS_AT_ONCE
 from ctxlm_ds.data.stream.blend import stream_shares
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.evaluation import EvaluationConfig
+from ctxlm_ds.recipe.schema import TrainingConfig
+from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.recipe.source_rules import source_names
 
 if TYPE_CHECKING:
@@ -24,7 +26,13 @@ HELD_OUT_HEAD = ("held out", "documents", "tokens", "rows", "evaluated")
 
 
 def plan_lines(
-    config: RunConfig, train: RowSource, held_out: Mapping[str, RowSource], steps_done: int = 0, rows_read: int = 0
+    data: DataSection,
+    training: TrainingConfig,
+    evaluation: EvaluationConfig,
+    train: RowSource,
+    held_out: Mapping[str, RowSource],
+    steps_done: int = 0,
+    rows_read: int = 0,
 ) -> list[str]:
     """Return lines that say what the run reads from its first step to training.max_steps; tokens include special ones.
 
@@ -34,29 +42,30 @@ def plan_lines(
     Raises:
         DataError: a source that must have a share has no row.
     """
-    training = config.training
     steps = max(0, training.max_steps - steps_done)
     total_rows, first = training.rows_after(steps, rows_read), training.batch_size_at(rows_read)
     size = f"{f'{first:,} to ' if first < training.global_batch_size else ''}{training.global_batch_size:,}"
     past = f"has read {rows_read:,} rows in {steps_done:,} steps and " if steps_done else ""
     lines = [
         f"the run {past}reads {steps:,} {'more ' if steps_done else ''}steps of {size} rows of "
-        f"{config.data.seq_length} positions: {total_rows:,} rows{' in all' if steps_done else ''}{_limits(config)}; "
-        f"{_blend(config)}",
-        *aligned([TRAIN_HEAD, *_train_rows(config, train, total_rows)]),
+        f"{data.seq_length} positions: {total_rows:,} rows{' in all' if steps_done else ''}{_limits(training)}; "
+        f"{_blend(data)}",
+        *aligned([TRAIN_HEAD, *_train_rows(data, training, train, total_rows)]),
     ]
     if held_out:
         table: list[tuple[str, ...]] = [HELD_OUT_HEAD]
         for name, source in held_out.items():
             documents, tokens = (sum(index.meta[key] for index in source.indexes) for key in ("documents", "tokens"))
-            evaluated = min(config.evaluation.max_rows, len(source))
+            evaluated = min(evaluation.max_rows, len(source))
             table.append((name, *(f"{number:,}" for number in (documents, tokens, len(source), evaluated))))
         lines += aligned(table)
     return lines
 
 
-def _train_rows(config: RunConfig, train: RowSource, total_rows: int) -> Iterator[tuple[str, ...]]:
-    names, shares = source_names(config), stream_shares(train, config)
+def _train_rows(
+    data: DataSection, training: TrainingConfig, train: RowSource, total_rows: int
+) -> Iterator[tuple[str, ...]]:
+    names, shares = source_names(data), stream_shares(train, data, training)
     figures: list[tuple[int, ...]] = []
     for index, share in zip(train.indexes, shares, strict=True):
         documents, tokens, rows = int(index.meta["documents"]), int(index.meta["tokens"]), len(index)
@@ -69,8 +78,7 @@ def _train_rows(config: RunConfig, train: RowSource, total_rows: int) -> Iterato
         yield name, f"{documents:,}", f"{tokens:,}", f"{rows:,}", f"{share:.2%}", f"{epochs:.2f}", f"{read:,}"
 
 
-def _limits(config: RunConfig) -> str:
-    training = config.training
+def _limits(training: TrainingConfig) -> str:
     limits = [
         f"{name} {value:,}"
         for name, value in (("max_tokens", training.max_tokens), ("max_hours", training.max_hours))
@@ -79,8 +87,7 @@ def _limits(config: RunConfig) -> str:
     return f" (unless {' or '.join(limits)} ends it before)" if limits else ""
 
 
-def _blend(config: RunConfig) -> str:
-    data = config.data
+def _blend(data: DataSection) -> str:
     words = {
         "concatenate": "every source as often as its epochs say",
         "weighted": "sources by weight",

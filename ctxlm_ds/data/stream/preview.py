@@ -15,7 +15,8 @@ from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.sample import NO_LABEL
 from ctxlm_ds.data.stream.blend import LaneOrder, PlannedRows, RowOrder, RowStream, train_stream
 from ctxlm_ds.data.stream.loader import TRAIN_MASKS, BatchBuilder
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import TrainingConfig
+from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.recipe.source_rules import source_names
 
 if TYPE_CHECKING:
@@ -40,10 +41,10 @@ class SourceRows(NamedTuple):
 class BatchRows:
     """The rows of a run by their position in the training stream."""
 
-    def __init__(self, rows: RowSource, config: RunConfig) -> None:
+    def __init__(self, rows: RowSource, data: DataSection, training: TrainingConfig) -> None:
         self._rows = rows
-        self._stream = train_stream(rows, config)
-        self._names = source_names(config)
+        self._stream = train_stream(rows, data, training)
+        self._names = source_names(data)
 
     def plan(self, first: int, count: int) -> PlannedRows:
         """Return the rows and epochs at positions first to first + count - 1."""
@@ -81,37 +82,45 @@ def _short(rows: Sequence[int]) -> str:
 
 
 def preview_rows(
-    rows: RowSource, objective: Objective, tokenizer: Tokenizer, config: RunConfig, count: int
+    rows: RowSource,
+    objective: Objective,
+    tokenizer: Tokenizer,
+    data: DataSection,
+    training: TrainingConfig,
+    count: int,
 ) -> Iterator[Text]:
     """Yield the first `count` rows that training reads, with exactly their masks there.
 
     Rows of other sources than data.train's (a single dataset to look at) have the order of a run on them alone.
     """
-    is_blend = len(rows.indexes) == len(config.data.train)
-    if config.data.in_lanes:  # an excerpt may have too few rows
-        stream: RowStream = LaneOrder(len(rows), min(len(rows), config.training.global_batch_size))
+    is_blend = len(rows.indexes) == len(data.train)
+    if data.in_lanes:  # an excerpt may have too few rows
+        stream: RowStream = LaneOrder(len(rows), min(len(rows), training.global_batch_size))
     else:
-        stream = train_stream(rows, config) if is_blend else RowOrder(len(rows), config.training.seed)
+        stream = train_stream(rows, data, training) if is_blend else RowOrder(len(rows), training.seed)
     planned = stream.at(np.arange(min(count, len(rows)), dtype=np.int64))
-    yield from preview_planned(rows, objective, tokenizer, config, planned, [f"row {row}" for row in planned.rows])
+    yield from preview_planned(
+        rows, objective, tokenizer, data, training.seed, planned, [f"row {row}" for row in planned.rows]
+    )
 
 
 def preview_planned(
     rows: RowSource,
     objective: Objective,
     tokenizer: Tokenizer,
-    config: RunConfig,
+    data: DataSection,
+    seed: int,
     planned: PlannedRows,
     titles: Sequence[str],
 ) -> Iterator[Text]:
     """Yield these rows with exactly their masks in training, each under its title."""
-    builder = BatchBuilder(rows, objective, config, config.training.seed, TRAIN_MASKS)
+    builder = BatchBuilder(rows, objective, data, seed, TRAIN_MASKS)
     labels = rows.indexes[0].format.sequence_labels
     render = partial(objective.render, tokenizer=tokenizer)
     examples, row_starts = builder.examples(planned)
     for title, begin, end in zip(titles, row_starts[:-1], row_starts[1:], strict=True):
         sequences = [examples.example(number) for number in range(begin, end)]
-        yield render_row(sequences, title, config.data.seq_length, labels, render)
+        yield render_row(sequences, title, data.seq_length, labels, render)
 
 
 def render_row(

@@ -19,8 +19,7 @@ from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource, SampleIndex
 from ctxlm_ds.data.index.record import SourcePart
 from ctxlm_ds.errors import ConfigError, DataError
-from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.recipe.sections import TrainSource, ValidationSource
+from ctxlm_ds.recipe.sections import DataSection, RowSettings, TrainSource, ValidationSource
 from ctxlm_ds.recipe.source_rules import PARTS, source_names, split_shares
 
 if TYPE_CHECKING:
@@ -38,22 +37,22 @@ class RunRows:
     """One index for each of data.train, in its order."""
     validation: Mapping[str, RowSource]
 
-    def describe(self, config: RunConfig, tokenizer: Tokenizer) -> dict[str, Any]:
+    def describe(self, sources: Sequence[TrainSource], tokenizer: Tokenizer) -> dict[str, Any]:
         """Return the facts that must be the same for a resume to continue the same stream."""
-        sources = [
+        found = [
             {
                 "path": source.path,
                 "documents": index.meta["dataset"]["documents"],
                 "rows": len(index),
                 "index": index.meta["key"],
             }
-            for source, index in zip(config.data.train, self.train.indexes, strict=True)
+            for source, index in zip(sources, self.train.indexes, strict=True)
         ]
-        return {"sources": sources, "tokenizer_fingerprint": tokenizer.fingerprint}
+        return {"sources": found, "tokenizer_fingerprint": tokenizer.fingerprint}
 
 
 def build_run_rows(
-    config: RunConfig,
+    settings: RowSettings,
     tokenizer: Tokenizer,
     objective: Objective,
     workers: int | None = None,
@@ -63,7 +62,7 @@ def build_run_rows(
     """Open the sample indexes of the training and held-out sources, building missing ones with `workers` threads.
 
     Args:
-        config: the recipe.
+        settings: decide the rows.
         tokenizer: the tokenizer that made the datasets.
         objective: reads the training rows, if it needs figures of them.
         workers: as of build_rows.
@@ -75,21 +74,22 @@ def build_run_rows(
         DataError: a dataset or an index is missing, damaged or made with another tokenizer; a training source is a copy
             of another; or held-out documents of a split are trained on.
     """
-    if not config.data.train:
+    data = settings.data
+    if not data.train:
         raise ConfigError(
             "data.train is empty: name one or more dataset prefixes made by ctxlm preprocess, e.g. "
             "--set data.train=[data/wiki_text_sentence]"
         )
-    train = build_rows(train_parts(config), tokenizer, config, objective, workers=workers, verify=verify, trust=trust)
-    refuse_copies(train, config)
-    objective.read_corpus(train, config.training.seed)
+    train = build_rows(train_parts(data), tokenizer, settings, objective, workers=workers, verify=verify, trust=trust)
+    refuse_copies(train, data)
+    objective.read_corpus(train, settings.seed)
     held_out = {
         name: build_rows(
-            [part], tokenizer, config, objective, held_out=True, workers=workers, verify=verify, trust=trust
+            [part], tokenizer, settings, objective, held_out=True, workers=workers, verify=verify, trust=trust
         )
-        for name, part in held_out_parts(config).items()
+        for name, part in held_out_parts(data).items()
     }
-    refuse_overlap(train, held_out, config)
+    refuse_overlap(train, held_out, data)
     return RunRows(train, held_out)
 
 
@@ -98,28 +98,27 @@ def split_documents(num_documents: int, shares: Sequence[float]) -> list[tuple[i
     return list(pairwise(round(total * float(num_documents)) for total in accumulate(shares, initial=0.0)))
 
 
-def train_parts(config: RunConfig) -> list[SourcePart]:
+def train_parts(data: DataSection) -> list[SourcePart]:
     """Return the documents of each of data.train, or raise a DataError if a split leaves one none."""
-    return [_part(source, "train", config) for source in config.data.train]
+    return [_part(source, "train", data) for source in data.train]
 
 
-def held_out_parts(config: RunConfig) -> dict[str, SourcePart]:
+def held_out_parts(data: DataSection) -> dict[str, SourcePart]:
     """Return the held-out documents by name: data.validation, or each training source's valid part of a split."""
-    data = config.data
     if data.validation or data.split is None:
-        return {source.name: _part(source, source.part, config) for source in data.validation}
+        return {source.name: _part(source, source.part, data) for source in data.validation}
     parts = {}
-    for name, source in zip(source_names(config), data.train, strict=True):
-        parts[name] = _part(source, "valid", config, may_be_empty=True)
+    for name, source in zip(source_names(data), data.train, strict=True):
+        parts[name] = _part(source, "valid", data, may_be_empty=True)
         if parts[name].is_empty:
             logger.info("data.split %s holds out no document of %s", data.split, source.path)
     return {name: part for name, part in parts.items() if not part.is_empty}
 
 
-def refuse_copies(train: RowSource, config: RunConfig) -> None:
+def refuse_copies(train: RowSource, data: DataSection) -> None:
     """Refuse a training source that is a copy of another: its rows would come again with the same masks."""
     seen: dict[str, str] = {}
-    for source, index in zip(config.data.train, train.indexes, strict=True):
+    for source, index in zip(data.train, train.indexes, strict=True):
         first = seen.setdefault(index.meta["key"], source.path)
         if first is source.path:
             continue
@@ -132,17 +131,17 @@ def refuse_copies(train: RowSource, config: RunConfig) -> None:
             )
 
 
-def refuse_overlap(train: RowSource, held_out: Mapping[str, RowSource], config: RunConfig) -> None:
+def refuse_overlap(train: RowSource, held_out: Mapping[str, RowSource], data: DataSection) -> None:
     """Refuse held-out documents that are trained on, also under another path; without a split only warn of them."""
-    wanted = {source.name for source in config.data.validation if source.part == "train"}
+    wanted = {source.name for source in data.validation if source.part == "train"}
     for name, rows in held_out.items():
         shared = [
             source.path
-            for source, trained in zip(config.data.train, train.indexes, strict=True)
+            for source, trained in zip(data.train, train.indexes, strict=True)
             if name not in wanted and any(_shares_documents(index, trained) for index in rows.indexes)
         ]
         message = f"held-out source {name} has documents of the training source {', '.join(shared)}"
-        if shared and config.data.split is not None:
+        if shared and data.split is not None:
             raise DataError(f"{message}; set its part to valid or test, or name another dataset")
         if shared:
             logger.warning("warning: %s; data.split keeps them apart", message)
@@ -156,19 +155,19 @@ def _shares_documents(one: SampleIndex, other: SampleIndex) -> bool:
 
 
 def _part(
-    source: TrainSource | ValidationSource, part: str, config: RunConfig, may_be_empty: bool = False
+    source: TrainSource | ValidationSource, part: str, data: DataSection, may_be_empty: bool = False
 ) -> SourcePart:
     path = source.path
-    if part == "all" or config.data.split is None:
+    if part == "all" or data.split is None:
         return SourcePart(path, language=source.language)
     idx_path = dataset_file(path, "idx")
     # The .idx alone; the dataset is checked when its samples are opened.
     num_documents = (read_index(idx_path) if idx_path.is_file() else IndexedDataset(path)).num_documents
-    documents = split_documents(num_documents, split_shares(config.data.split))[PARTS.index(part)]
+    documents = split_documents(num_documents, split_shares(data.split))[PARTS.index(part)]
     chosen = SourcePart(path, documents, source.language)
     if chosen.is_empty and not may_be_empty:
         raise DataError(
-            f"{path}: data.split {config.data.split} gives its {part} part none of its {num_documents} documents; "
+            f"{path}: data.split {data.split} gives its {part} part none of its {num_documents} documents; "
             "change the split, or leave the source out"
         )
     return chosen

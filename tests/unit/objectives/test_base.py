@@ -19,7 +19,7 @@ from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.sample import Batch, Example, Examples, Samples, starts_of
 from ctxlm_ds.data.stream.collate import collate_arrays, count_labels, split_fields, to_batches
-from ctxlm_ds.data.stream.loader import EvalLoader, TrainLoader
+from ctxlm_ds.data.stream.loader import EvalLoader
 from ctxlm_ds.data.stream.preview import preview_rows
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.objectives.base import LossTerm, Objective, fill_token_fields, token_fields
@@ -28,7 +28,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection
 from ctxlm_ds.registry import OBJECTIVES
 from tests.ragged import Rows
-from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
+from tests.sample_data import FakeTokenizer, random_documents, run_config, train_loader, write_dataset
 from tests.unit.objectives.test_denoiser_mixture import ModeTokenizer
 
 NAME = "spans_of_a_test"
@@ -123,7 +123,7 @@ def setup(folder: Path, **data: Any) -> tuple[RowSource, Objective, RunConfig]:
     objective = build_objective(config.objective, TOKENIZER)
     if not (folder / "d.idx").exists():
         write_dataset(folder / "d", random_documents(40, sentences=2, tokens=6))
-    return build_rows([folder / "d"], TOKENIZER, config, objective), objective, config
+    return build_rows([folder / "d"], TOKENIZER, config.row_settings, objective), objective, config
 
 
 def test_fields_of_every_kind_are_filled_and_become_tensors() -> None:
@@ -175,7 +175,7 @@ def test_micro_batches_share_a_buffer_for_each_kind_of_number() -> None:
 def test_the_loader_counts_each_term_in_its_own_way_with_and_without_workers(tmp_path: Path, packing: bool) -> None:
     seen = []
     for workers in (0, 1):
-        loader = TrainLoader(*setup(tmp_path, packing=packing, num_workers=workers))
+        loader = train_loader(*setup(tmp_path, packing=packing, num_workers=workers))
         steps = list(itertools.islice(loader, 3))
         loader.close()
         for step in steps:
@@ -192,8 +192,11 @@ def test_the_loader_counts_each_term_in_its_own_way_with_and_without_workers(tmp
 
 def test_held_out_batches_and_preview(tmp_path: Path) -> None:
     rows, objective, config = setup(tmp_path)
-    assert {tuple(batch.fields["decoder_ids"].shape) for batch in EvalLoader(rows, objective, config)} == {(2, 11)}
-    (shown,) = preview_rows(rows, objective, TOKENIZER, config, 1)  # type: ignore[arg-type]
+    assert {
+        tuple(batch.fields["decoder_ids"].shape)
+        for batch in EvalLoader(rows, objective, config.data, config.training, config.evaluation)
+    } == {(2, 11)}
+    (shown,) = preview_rows(rows, objective, TOKENIZER, config.data, config.training, 1)  # type: ignore[arg-type]
     title, text = shown.plain.splitlines()
     assert title.endswith("of 32 positions, 0 predictions")
     assert text.startswith("  [CLS] ") and text.endswith(" [SEP]")

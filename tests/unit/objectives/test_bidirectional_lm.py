@@ -80,7 +80,7 @@ def rows_of(made: tuple[Path, Tokenizer], config: RunConfig) -> tuple[Any, Bidir
     prefix, tokenizer = made
     objective = build_objective(config.objective, tokenizer)
     assert isinstance(objective, BidirectionalLM)
-    return build_rows([prefix], tokenizer, config, objective), objective
+    return build_rows([prefix], tokenizer, config.row_settings, objective), objective
 
 
 @pytest.mark.parametrize("inputs", ["characters", "words"])
@@ -88,7 +88,7 @@ def test_an_epoch_is_bilms_of_the_same_order_of_sentences(made: tuple[Path, Toke
     config = config_of(inputs)
     rows, objective = rows_of(made, config)
     tokenizer = made[1]
-    builder = BatchBuilder(rows, objective, config, 7, "mask")
+    builder = BatchBuilder(rows, objective, config.data, 7, "mask")
     planned = PlannedRows(np.arange(len(rows)), np.full(len(rows), 3))
     arrays = split_fields(builder(planned), builder.fields)
     vocabulary = [tokenizer.id_to_token(number) for number in range(12)]
@@ -130,7 +130,7 @@ def test_words_behind_the_vocabulary_are_only_input(made: tuple[Path, Tokenizer]
 def test_empty_rows_have_no_labels(made: tuple[Path, Tokenizer]) -> None:
     config = config_of()
     rows, objective = rows_of(made, config)
-    builder = BatchBuilder(rows, objective, config, 7, "mask")
+    builder = BatchBuilder(rows, objective, config.data, 7, "mask")
     for numbers in ([0, -1, 2], [-1, -1, -1]):
         arrays = split_fields(builder(PlannedRows(np.array(numbers), np.zeros(3, dtype=np.int64))), builder.fields)
         for row, number in enumerate(numbers):
@@ -141,7 +141,7 @@ def test_empty_rows_have_no_labels(made: tuple[Path, Tokenizer]) -> None:
 def test_lanes_go_on_from_step_to_step(made: tuple[Path, Tokenizer]) -> None:
     config = config_of("words")
     rows, objective = rows_of(made, config)
-    steps = list(itertools.islice(TrainLoader(rows, objective, config), 5))
+    steps = list(itertools.islice(TrainLoader(rows, objective, config.data, config.training), 5))
     for micro_batch in range(LANES):
         for direction, (begin, end) in (("", (0, 1)), ("reversed_", (1, 0))):
             fields = [step.micro_batches[micro_batch].fields for step in steps]
@@ -150,7 +150,13 @@ def test_lanes_go_on_from_step_to_step(made: tuple[Path, Tokenizer]) -> None:
             assert labels[:-1].tolist() == [end if word == begin else word for word in words[1:].tolist()]
     assert steps[0].counts == {"forward": LANES * WINDOW, "backward": LANES * WINDOW}
     assert steps[0].num_tokens == LANES * WINDOW
-    assert sum(int((batch.fields["labels"] >= 0).sum()) for batch in EvalLoader(rows, objective, config)) > 0
+    assert (
+        sum(
+            int((batch.fields["labels"] >= 0).sum())
+            for batch in EvalLoader(rows, objective, config.data, config.training, config.evaluation)
+        )
+        > 0
+    )
 
 
 def test_terms_and_fields() -> None:
@@ -168,7 +174,7 @@ def test_terms_and_fields() -> None:
 def test_a_preview_shows_both_directions(made: tuple[Path, Tokenizer]) -> None:
     config = config_of()
     rows, objective = rows_of(made, config)
-    (shown,) = preview_rows(rows, objective, made[1], config, 1)
+    (shown,) = preview_rows(rows, objective, made[1], config.data, config.training, 1)
     assert "8 predictions" in shown.plain and "[→" in shown.plain and "[←" in shown.plain
 
 

@@ -47,9 +47,9 @@ def test_batches_hold_inputs_and_shifted_targets(tmp_path: Path) -> None:
     tokenizer, config = FakeTokenizer(), config_of()
     prefix = write_dataset(tmp_path / "data", random_documents(30, vocab_size=800), split_sentences=False)
     objective = build_objective(config.objective, tokenizer)
-    rows = build_rows([prefix], tokenizer, config, objective)
+    rows = build_rows([prefix], tokenizer, config.row_settings, objective)
     assert set(rows.indexes[0].records["num_tokens"][:-1]) == {config.objective.sample_length(config.data)}
-    step = next(iter(TrainLoader(rows, objective, config)))
+    step = next(iter(TrainLoader(rows, objective, config.data, config.training)))
     assert step.counts["span_corruption"] == sum(
         int((batch.fields["decoder_labels"] != IGNORE_LABEL).sum()) for batch in step.micro_batches
     )
@@ -73,8 +73,8 @@ def test_restored_tokens_are_the_text_of_the_targets(tmp_path: Path) -> None:
     tokenizer, config = FakeTokenizer(), config_of()
     prefix = write_dataset(tmp_path / "data", random_documents(30, vocab_size=800), split_sentences=False)
     objective = build_objective(config.objective, tokenizer)
-    rows = build_rows([prefix], tokenizer, config, objective)
-    for batch in next(iter(TrainLoader(rows, objective, config))).micro_batches:
+    rows = build_rows([prefix], tokenizer, config.row_settings, objective)
+    for batch in next(iter(TrainLoader(rows, objective, config.data, config.training))).micro_batches:
         fields = {name: value.numpy() for name, value in batch.fields.items()}
         labels = fields["decoder_labels"]
         text = (labels > tokenizer.sep_id) & (labels < 800)
@@ -92,7 +92,7 @@ def check_figures(config: RunConfig, tokenizer: FakeTokenizer, folder: Path) -> 
     documents = random_documents(200, vocab_size=800)
     prefix = write_dataset(folder / "data", documents, split_sentences=False)
     objective = build_objective(config.objective, tokenizer)
-    rows = build_rows([prefix], tokenizer, config, objective)
+    rows = build_rows([prefix], tokenizer, config.row_settings, objective)
     figures = statistics(rows, config, objective, 1500)
     assert len(figures) >= 8
     wrong = [figure for figure in figures if figure.distance > MOST_ERRORS]
@@ -103,8 +103,8 @@ def test_a_preview_shows_input_and_target(tmp_path: Path) -> None:
     tokenizer, config = FakeTokenizer(), config_of()
     prefix = write_dataset(tmp_path / "data", random_documents(10, vocab_size=800), split_sentences=False)
     objective = build_objective(config.objective, tokenizer)
-    rows = build_rows([prefix], tokenizer, config, objective)
-    (text,) = preview_rows(rows, objective, tokenizer, config, 1)  # type: ignore[arg-type]
+    rows = build_rows([prefix], tokenizer, config.row_settings, objective)
+    (text,) = preview_rows(rows, objective, tokenizer, config.data, config.training, 1)  # type: ignore[arg-type]
     assert "64 of 64 positions, 14 predictions" in text.plain
     shown, target = text.plain.split("→")
     assert shown.count("w999") == target.count("w999") == 1

@@ -60,7 +60,7 @@ def test_figures_are_the_published_ones(name: str, real_text: tuple[str, Tokeniz
     family: Any = ("model.family=bert",) if name.startswith("roberta") else ()
     config = load_config(name.split(",")[0], [*common, *family, *CASES[name]])
     objective = build_objective(config.objective, tokenizer)
-    with excerpt(prefix, tokenizer, config, objective, ROWS) as (rows, _):
+    with excerpt(prefix, tokenizer, config.row_settings, objective, ROWS) as (rows, _):
         figures = statistics(rows, config, objective, ROWS)
     assert len(figures) >= 5
     wrong = [figure for figure in figures if figure.distance > MOST_ERRORS]

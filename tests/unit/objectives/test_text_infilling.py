@@ -59,8 +59,8 @@ def batches(config: RunConfig, folder: Path) -> list[dict[str, np.ndarray]]:  # 
     """The fields of the micro-batches of a step."""
     prefix = write_dataset(folder / "data", documents(30))
     objective = build_objective(config.objective, TOKENIZER)  # type: ignore[arg-type]
-    rows = build_rows([prefix], TOKENIZER, config, objective)  # type: ignore[arg-type]
-    step = next(iter(TrainLoader(rows, objective, config)))
+    rows = build_rows([prefix], TOKENIZER, config.row_settings, objective)  # type: ignore[arg-type]
+    step = next(iter(TrainLoader(rows, objective, config.data, config.training)))
     return [{name: value.numpy() for name, value in batch.fields.items()} for batch in step.micro_batches]
 
 
@@ -102,9 +102,9 @@ def test_a_resumed_stream_has_the_same_noise(tmp_path: Path) -> None:
     config = config_of(objective={"insert_ratio": 0.1, "rotate_prob": 0.5})
     prefix = write_dataset(tmp_path / "data", documents(5))
     objective = build_objective(config.objective, TOKENIZER)  # type: ignore[arg-type]
-    rows = build_rows([prefix], TOKENIZER, config, objective)  # type: ignore[arg-type]
-    whole = itertools.islice(TrainLoader(rows, objective, config), 5)
-    resumed = itertools.islice(TrainLoader(rows, objective, config, start_row=16), 3)
+    rows = build_rows([prefix], TOKENIZER, config.row_settings, objective)  # type: ignore[arg-type]
+    whole = itertools.islice(TrainLoader(rows, objective, config.data, config.training), 5)
+    resumed = itertools.islice(TrainLoader(rows, objective, config.data, config.training, start_row=16), 3)
     for before, after in zip(list(whole)[2:], resumed, strict=True):
         for one, other in zip(before.micro_batches, after.micro_batches, strict=True):
             assert all(torch.equal(one.fields[name], other.fields[name]) for name in one.fields)
@@ -148,10 +148,13 @@ def test_the_language_is_that_of_the_source(tmp_path: Path) -> None:
     """`text </s> en_XX` in, `en_XX text </s>` to the decoder, also of held-out rows."""
     config = multilingual(tmp_path)
     objective = build_objective(config.objective, TOKENIZER)  # type: ignore[arg-type]
-    rows = build_run_rows(config, TOKENIZER, objective)  # type: ignore[arg-type]
+    rows = build_run_rows(config.row_settings, TOKENIZER, objective)  # type: ignore[arg-type]
     found = set()
-    loaded = [*next(iter(TrainLoader(rows.train, objective, config))).micro_batches]
-    of = {name: list(EvalLoader(source, objective, config)) for name, source in rows.validation.items()}
+    loaded = [*next(iter(TrainLoader(rows.train, objective, config.data, config.training))).micro_batches]
+    of = {
+        name: list(EvalLoader(source, objective, config.data, config.training, config.evaluation))
+        for name, source in rows.validation.items()
+    }
     for name, held_out in [("", loaded), *of.items()]:
         for batch in held_out:
             fields = {field: value.numpy() for field, value in batch.fields.items()}
@@ -171,14 +174,14 @@ def test_the_language_is_that_of_the_source(tmp_path: Path) -> None:
 def test_an_excerpt_has_the_language_of_the_recipe(tmp_path: Path) -> None:
     config = multilingual(tmp_path, split=None)
     objective = build_objective(config.objective, TOKENIZER)  # type: ignore[arg-type]
-    with excerpt(config.data.train[1].path, TOKENIZER, config, objective, 3) as (rows, _):  # type: ignore[arg-type]
+    with excerpt(config.data.train[1].path, TOKENIZER, config.row_settings, objective, 3) as (rows, _):  # type: ignore[arg-type]
         assert set(rows.samples(np.arange(3), np.zeros(3, dtype=np.int64))[0].language_ids) == {901}
     other = str(write_dataset(tmp_path / "other", documents(30, 5)))
     with (
-        excerpt(other, TOKENIZER, config, objective, 3) as (rows, _),  # type: ignore[arg-type]
+        excerpt(other, TOKENIZER, config.row_settings, objective, 3) as (rows, _),  # type: ignore[arg-type]
         pytest.raises(ConfigError, match=r"names no language; write data.train as \[\{path: PREFIX, language: en_XX"),
     ):
-        next(iter(EvalLoader(rows, objective, config)))
+        next(iter(EvalLoader(rows, objective, config.data, config.training, config.evaluation)))
 
 
 def test_an_unknown_language_is_refused(tmp_path: Path) -> None:
@@ -187,7 +190,7 @@ def test_an_unknown_language_is_refused(tmp_path: Path) -> None:
     changed = config.model_copy(update={"data": config.data.model_copy(update={"train": [source]})})
     objective = build_objective(config.objective, TOKENIZER)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="no special token zz_ZZ, which a source names as its language"):
-        build_run_rows(changed, TOKENIZER, objective)  # type: ignore[arg-type]
+        build_run_rows(changed.row_settings, TOKENIZER, objective)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +206,7 @@ def test_figures_are_the_published_ones(objective: dict[str, object], tmp_path: 
     config = config_of(objective=objective, data={"seq_length": 128})
     prefix = write_dataset(tmp_path / "data", documents(150))
     built = build_objective(config.objective, TOKENIZER)  # type: ignore[arg-type]
-    rows = build_rows([prefix], TOKENIZER, config, built)  # type: ignore[arg-type]
+    rows = build_rows([prefix], TOKENIZER, config.row_settings, built)  # type: ignore[arg-type]
     figures = statistics(rows, config, built, 700)
     assert len(figures) >= 4
     wrong = [figure for figure in figures if figure.distance > MOST_ERRORS]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.recipe.check import find_problems, unused_settings
-from ctxlm_ds.recipe.layout import data_parallel_size, layout_problems
+from ctxlm_ds.recipe.layout import layout_problems
 from ctxlm_ds.recipe.schema import RunConfig
 
 
@@ -125,8 +125,8 @@ def test_deepspeeds_pipeline_engine_really_refuses_stage_2() -> None:
 
 def test_data_parallel_size() -> None:
     parallel = {"tensor_parallel_size": 2, "pipeline_parallel_size": 4}
-    assert data_parallel_size(config_of(parallel=parallel), 32) == 4
-    assert data_parallel_size(config_of(), 32) == 32
+    assert config_of(parallel=parallel).parallel.data_parallel_size(32) == 4
+    assert config_of().parallel.data_parallel_size(32) == 32
 
 
 def test_settings_without_effect_in_this_layout() -> None:

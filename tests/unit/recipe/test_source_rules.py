@@ -52,4 +52,4 @@ def test_wrong_sources_are_told_with_their_place(tmp_path: Path) -> None:
 def test_names_are_short_where_they_can_be() -> None:
     train = ["data/wiki", "a/text_document", {"path": "b/text_document"}, {"path": "c/text_document", "name": "books"}]
     config = RunConfig.model_validate({"data": {"train": train}})
-    assert source_names(config) == ["wiki", "a/text_document", "b/text_document", "books"]
+    assert source_names(config.data) == ["wiki", "a/text_document", "b/text_document", "books"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.teacher_rules import needs_teacher, teacher_problems
 
@@ -24,11 +26,16 @@ def config_of(teacher: dict[str, Any] | None = TEACHER, **sections: dict[str, An
     return RunConfig.model_validate(values)
 
 
+def problems(config: RunConfig) -> Iterator[Problem]:
+    return teacher_problems(config.teacher, config.model, config.data, config.objective, config.parallel)
+
+
 def test_a_teacher_that_fits_has_no_problem() -> None:
-    assert needs_teacher(config_of()) and not needs_teacher(config_of(objective={"name": "masked_lm"}))
-    assert list(teacher_problems(config_of())) == []
-    assert list(teacher_problems(config_of(None))) == [], "its model is not known yet"
-    assert list(teacher_problems(config_of(None, objective={"name": "masked_lm"}))) == []
+    assert needs_teacher(config_of().objective)
+    assert not needs_teacher(config_of(objective={"name": "masked_lm"}).objective)
+    assert list(problems(config_of())) == []
+    assert list(problems(config_of(None))) == [], "its model is not known yet"
+    assert list(problems(config_of(None, objective={"name": "masked_lm"}))) == []
 
 
 @pytest.mark.parametrize(
@@ -48,6 +55,6 @@ def test_a_teacher_that_fits_has_no_problem() -> None:
     ],
 )  # fmt: skip
 def test_a_problem_is_told_with_the_teachers_settings(config: RunConfig, path: str, words: str) -> None:
-    (problem,) = teacher_problems(config)
+    (problem,) = problems(config)
     assert (problem.path, problem.text.startswith(words)) == (path, True), problem
     assert "teacher" in problem.path or any("teacher" in name for name in problem.involves) or path == "teacher"

@@ -74,8 +74,8 @@ def config_of(folder: Path, *overrides: str) -> RunConfig:
 
 def rows_of(config: RunConfig, tokenizer: Tokenizer) -> dict[str, object]:
     """What a checkpoint keeps of the data: indexes by content."""
-    rows = build_run_rows(config, tokenizer, build_objective(config.objective, tokenizer))
-    return rows.describe(config, tokenizer)
+    rows = build_run_rows(config.row_settings, tokenizer, build_objective(config.objective, tokenizer))
+    return rows.describe(config.data.train, tokenizer)
 
 
 def stage(folder: Path, into: Path, *overrides: str) -> list[str]:

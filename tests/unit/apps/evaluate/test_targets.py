@@ -52,7 +52,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 def plain_targets(targets: Targets) -> tuple[list[int], list[int]]:
     """The target tokens of the training rows, and of the evaluated ones."""
     steps = -(-len(targets.rows.train) // 4)
-    training = [batch for step in islice(TrainLoader(targets.rows.train, targets.objective, targets.config), steps)
+    loader = TrainLoader(targets.rows.train, targets.objective, targets.config.data, targets.config.training)
+    training = [batch for step in islice(loader, steps)
                 for batch in step.micro_batches]  # fmt: skip
     found = [np.concatenate([batch.fields["decoder_labels"].numpy().ravel() for batch in batches])
              for batches in (training, list(targets.held_out()))]  # fmt: skip

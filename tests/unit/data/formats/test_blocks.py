@@ -44,10 +44,10 @@ def config_of(seq_length: int, reset: bool = True, slots: int = 4, **sections: d
 def one_epoch(prefix: Path, config: RunConfig) -> list[Batch]:
     """Every row of an epoch once, in micro-batches of one row."""
     objective = build_objective(config.objective, TOKENIZER)
-    rows = build_rows([prefix], TOKENIZER, config, objective)
+    rows = build_rows([prefix], TOKENIZER, config.row_settings, objective)
     whole = {"global_batch_size": len(rows), "micro_batch_size": 1}
     one_step = config.model_copy(update={"training": config.training.model_copy(update=whole)})
-    return next(iter(TrainLoader(rows, objective, one_step))).micro_batches
+    return next(iter(TrainLoader(rows, objective, one_step.data, one_step.training))).micro_batches
 
 
 def predictions(batches: list[Batch]) -> list[tuple[int, int]]:
@@ -115,21 +115,21 @@ def test_the_two_kinds_of_blocks_have_indexes_of_their_own(tmp_path: Path) -> No
     built = [build_sample_index(prefix, TOKENIZER, config) for config in configs]
     assert len({index.directory for index in built}) == 3
     assert built[2].directory == built[3].directory
-    assert IndexPlace.of(prefix, TOKENIZER, config_of(4)).directory == built[0].directory
+    assert IndexPlace.of(prefix, TOKENIZER, config_of(4).row_settings).directory == built[0].directory
 
 
 def test_documents_without_an_end_are_refused_with_the_remedy(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", numbered_documents([[9], [9]]), False)
     with pytest.raises(DataError, match=r"do not end with the end-of-document token 3.* again with --append-eod"):
-        build_sample_index(prefix, TOKENIZER, config_of(4))
+        build_sample_index(prefix, TOKENIZER, config_of(4).row_settings)
 
 
 def test_preview_shows_the_text_and_what_its_end_predicts(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", numbered_documents([[3], [2]]), False, EOD)
     config = config_of(8)
     objective = build_objective(config.objective, TOKENIZER)
-    rows = build_rows([prefix], TOKENIZER, config)
-    (text,) = preview_rows(rows, objective, TOKENIZER, config, 3)
+    rows = build_rows([prefix], TOKENIZER, config.row_settings)
+    (text,) = preview_rows(rows, objective, TOKENIZER, config.data, config.training, 3)
     assert text.plain.splitlines() == [
         "row 0: 5 of 8 positions, 5 predictions",
         "  sequence 1 of 2",

@@ -62,9 +62,9 @@ def test_rows_are_those_of_transformers(tmp_path: Path, tokenizer: Path) -> None
     assert prefix.endswith("mnli_premise-hypothesis_document")
     config, own = recipe(prefix, tokenizer), load_tokenizer(tokenizer)
     objective = build_objective(config.objective, own)
-    rows = build_run_rows(config, own, objective).train
+    rows = build_run_rows(config.row_settings, own, objective).train
     assert len(rows) == PAIRS
-    builder = BatchBuilder(rows, objective, config, 0, "test")
+    builder = BatchBuilder(rows, objective, config.data, 0, "test")
     numbers = np.arange(PAIRS, dtype=np.int64)
     found = split_fields(builder(PlannedRows(numbers, np.zeros_like(numbers))), builder.fields)
     theirs = transformers.AutoTokenizer.from_pretrained(tokenizer)
@@ -98,7 +98,7 @@ def test_documents_of_other_sizes_are_refused(tmp_path: Path, tokenizer: Path) -
     (result,) = preprocess([str(path)], tokenizer, tmp_path / "plain", PreprocessConfig(split_sentences=True))
     config, own = recipe(result.prefix, tokenizer), load_tokenizer(tokenizer)
     with pytest.raises(DataError, match="needs documents of 2 texts, but one has 3; .* --json-keys A B --join-keys"):
-        build_run_rows(config, own, build_objective(config.objective, own))
+        build_run_rows(config.row_settings, own, build_objective(config.objective, own))
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def rows_of(folder: Path, config: RunConfig, documents: Documents, part: tuple[i
     prefix = folder / "d"
     if not prefix.with_suffix(".idx").exists():
         write_dataset(prefix, documents)
-    return build_rows([SourcePart(str(prefix), part)], TOKENIZER, config)
+    return build_rows([SourcePart(str(prefix), part)], TOKENIZER, config.row_settings)
 
 
 def read(rows: RowSource, epoch: int) -> list[list[int]]:
@@ -110,7 +110,7 @@ def test_row_r_of_a_step_continues_row_r_of_the_step_before(tmp_path: Path, samp
     documents = numbered_documents(SHAPE)
     config = config_of(sample_format, lanes=6)
     rows = rows_of(tmp_path, config, documents)
-    stream, whole = train_stream(rows, config), {epoch: read(rows, epoch) for epoch in range(3)}
+    stream, whole = train_stream(rows, config.data, config.training), {epoch: read(rows, epoch) for epoch in range(3)}
     steps = len(rows) // 6
     seen = []
     for step in range(2 * steps + 1):
@@ -127,12 +127,13 @@ def test_refusals(tmp_path: Path) -> None:
     documents = numbered_documents([[3, 4]])
     with pytest.raises(DataError, match=r"7 tokens are less than a row of data\.seq_length 8"):
         rows_of(tmp_path, config_of("lanes", 8), documents)
-    rows = rows_of(tmp_path, config_of("lanes", 2), documents)
+    config = config_of("lanes", 2)
+    rows = rows_of(tmp_path, config, documents)
     with pytest.raises(DataError, match="3 rows, fewer than the 4 lanes"):
-        train_stream(rows, config_of("lanes", 2))
+        train_stream(rows, config.data, config.training)
     write_dataset(tmp_path / "ended", documents, eod_id=END)
     with pytest.raises(DataError, match="again without --append-eod"):
-        build_rows([tmp_path / "ended"], TOKENIZER, config_of("bidirectional_lanes", 2))
+        build_rows([tmp_path / "ended"], TOKENIZER, config_of("bidirectional_lanes", 2).row_settings)
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_damaged_records_are_refused(tmp_path: Path) -> None:
             records[field][3] = value
             del records
             with pytest.raises(DataError, match="sample 3 of its index does not fit the dataset"):
-                sample_of(IndexPlace.of(prefix, BERT, config).open(BERT), 3)
+                sample_of(IndexPlace.of(prefix, BERT, config.row_settings).open(BERT), 3)
             refused += 1
             path.write_bytes(whole)
     assert refused >= 18

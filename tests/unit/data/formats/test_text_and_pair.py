@@ -99,7 +99,7 @@ def test_damaged_records_are_refused(tmp_path: Path) -> None:
                 records[field][number] = value
                 del records
                 with pytest.raises(DataError, match=f"sample {number} of its index does not fit the dataset"):
-                    sample_of(IndexPlace.of(prefix, TOKENIZER, config).open(TOKENIZER), number)
+                    sample_of(IndexPlace.of(prefix, TOKENIZER, config.row_settings).open(TOKENIZER), number)
                 refused += 1
                 path.write_bytes(whole)
     assert refused > 30

@@ -46,14 +46,14 @@ def test_an_index_that_cannot_fit_is_refused_before_it_is_written(
 def test_opening_what_was_not_built_names_the_command(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", random_documents(5))
     with pytest.raises(DataError, match="ctxlm samples"):
-        IndexPlace.of(prefix, BERT, config_of("full_sentences")).open(BERT)
+        IndexPlace.of(prefix, BERT, config_of("full_sentences").row_settings).open(BERT)
 
 
 def test_an_excerpt_leaves_nothing_and_says_what_it_is_of(tmp_path: Path) -> None:
     prefix, config = write_dataset(tmp_path / "d", random_documents(320, sentences=2)), config_of("full_sentences")
     objective = build_objective(config.objective, BERT)
     before = sorted(tmp_path.iterdir())
-    with excerpt(str(prefix), BERT, config, objective, 2) as (rows, told):
+    with excerpt(str(prefix), BERT, config.row_settings, objective, 2) as (rows, told):
         assert rows.indexes[0].meta["dataset"]["documents"] == [0, 300]
         assert "only the first 300 of 320 documents" in told
         expected = build_sample_index(SourcePart(str(prefix), (0, 300)), BERT, config)
@@ -62,7 +62,7 @@ def test_an_excerpt_leaves_nothing_and_says_what_it_is_of(tmp_path: Path) -> Non
     shutil.rmtree(expected.directory)
     assert not folder.parent.exists() and sorted(tmp_path.iterdir()) == before
     whole = build_sample_index(prefix, BERT, config)
-    with excerpt(str(prefix), BERT, config, objective, 2) as (rows, told):
+    with excerpt(str(prefix), BERT, config.row_settings, objective, 2) as (rows, told):
         assert rows.indexes[0].directory == whole.directory and "all 320 documents" in told
 
 

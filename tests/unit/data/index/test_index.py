@@ -66,7 +66,7 @@ def test_packed_rows(tmp_path: Path) -> None:
 def test_rows_of_several_datasets_are_one_space(tmp_path: Path) -> None:
     prefixes = [write_dataset(tmp_path / name, random_documents(10, seed=seed)) for seed, name in enumerate("abc")]
     config = config_of("full_sentences")
-    rows = build_rows(prefixes, BERT, config)
+    rows = build_rows(prefixes, BERT, config.row_settings)
     assert len(rows) == sum(len(index) for index in rows.indexes)
     located = [locate(rows, row) for row in range(len(rows))]
     expected = [(index, number) for index in rows.indexes for number in range(len(index))]

@@ -42,7 +42,7 @@ def sources(folder: Path, config: RunConfig) -> RowSource:
     prefixes = [folder / name for name in "abc"]
     for number, prefix in enumerate(prefixes):
         write_dataset(prefix, random_documents(5 + 10 * number, seed=number), eod_id=TOKENIZER.sep_id)
-    return build_rows(prefixes, TOKENIZER, config)
+    return build_rows(prefixes, TOKENIZER, config.row_settings)
 
 
 def assert_same(samples: Samples, number: int, index: SampleIndex, sample_number: int) -> None:
@@ -98,7 +98,7 @@ def test_damaged_rows_are_named(tmp_path: Path) -> None:
         values = np.lib.format.open_memmap(path, mode="r+")
         values[2:] = value
         del values
-        opened = IndexPlace.of(prefix, TOKENIZER, config).open(TOKENIZER)
+        opened = IndexPlace.of(prefix, TOKENIZER, config.row_settings).open(TOKENIZER)
         with pytest.raises(DataError, match=message):
             RowSource([opened]).samples(np.array([1, 2]), np.zeros(2, dtype=np.int64))
         path.write_bytes(whole)

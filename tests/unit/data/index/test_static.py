@@ -48,7 +48,7 @@ def test_static_masking_stores_each_copy(tmp_path: Path, packing: bool) -> None:
             assert len(example.prediction_positions) >= 1
             masks.add((len(sample.input_ids), tuple(example.prediction_positions.tolist())))
     assert len(masks) > 0.5 * len(index.records)
-    again = IndexPlace.of(prefix, BERT, config).open(BERT)
+    again = IndexPlace.of(prefix, BERT, config.row_settings).open(BERT)
     assert np.array_equal(example_of(again, 5).input_ids, example_of(index, 5).input_ids)
 
 
@@ -66,7 +66,7 @@ def test_static_masks_differ_between_samples_of_one_length(tmp_path: Path) -> No
 def test_static_copies_of_several_sources(tmp_path: Path) -> None:
     config = run_config(objective={"masking": "static"}, data={"packing": True})
     prefixes = [write_dataset(tmp_path / name, random_documents(9, seed=ord(name))) for name in "ab"]
-    rows = build_rows(prefixes, TOKENIZER, config, build_objective(config.objective, TOKENIZER))
+    rows = build_rows(prefixes, TOKENIZER, config.row_settings, build_objective(config.objective, TOKENIZER))
     wanted = np.random.default_rng(0).permutation(len(rows))
     examples, row_starts = rows.examples(wanted)
     for place, row in enumerate(wanted.tolist()):
@@ -91,4 +91,4 @@ def test_damaged_masked_copies_are_named(tmp_path: Path, name: str) -> None:
     values[:] = np.iinfo(values.dtype).max
     del values
     with pytest.raises(DataError, match=r"the masked copy of sample 5 is damaged; delete the folder"):
-        example_of(IndexPlace.of(prefix, TOKENIZER, config).open(TOKENIZER), 5)
+        example_of(IndexPlace.of(prefix, TOKENIZER, config.row_settings).open(TOKENIZER), 5)

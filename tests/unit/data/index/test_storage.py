@@ -27,13 +27,13 @@ def test_damage_is_named(tmp_path: Path) -> None:
     whole = samples.read_bytes()
     samples.write_bytes(whole[:-5])
     with pytest.raises(DataError, match=rf"samples\.npy: has {len(whole) - 5} bytes instead of {len(whole)}"):
-        IndexPlace.of(prefix, BERT, config).open(BERT)
+        IndexPlace.of(prefix, BERT, config.row_settings).open(BERT)
     samples.unlink()
     with pytest.raises(DataError, match="is missing"):
-        IndexPlace.of(prefix, BERT, config).open(BERT)
+        IndexPlace.of(prefix, BERT, config.row_settings).open(BERT)
     (directory / "meta.json").write_text("{")
     with pytest.raises(DataError, match=r"meta\.json"):
-        IndexPlace.of(prefix, BERT, config).open(BERT)
+        IndexPlace.of(prefix, BERT, config.row_settings).open(BERT)
     samples.write_bytes(b"not an array" * 10)
     with pytest.raises(DataError, match="not readable"):
         open_array(directory, "samples")
@@ -113,7 +113,7 @@ def test_a_renamed_index_is_refused(tmp_path: Path) -> None:
     meta = json.loads((one / "meta.json").read_text())
     (one / "meta.json").write_text(json.dumps(meta | {"files": {"samples.npy": 5}}))
     with pytest.raises(DataError, match="not the description of a sample index"):
-        IndexPlace.of(prefix, BERT, short).open(BERT)
+        IndexPlace.of(prefix, BERT, short.row_settings).open(BERT)
 
 
 def test_growing_arrays_are_plain_npy_files(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_every_format_masks_whole_spans(
     section = {"name": "masked_lm", "spans": "given", "whole_word": True, "masking": masking, "mask_prob": 0.3}
     config = run_config(data=data, objective=section)
     objective = build_objective(config.objective, tokenizer)
-    (index,) = build_rows([dataset.prefix], tokenizer, config, objective).indexes
+    (index,) = build_rows([dataset.prefix], tokenizer, config.row_settings, objective).indexes
     numbers = np.arange(len(index.records))
     samples = index.reader.read(numbers)
     flags = {}
@@ -264,7 +264,7 @@ def test_without_whole_words_other_tokens_are_units(
     dataset = made(corpus, tokenizers["wordpiece"], tmp_path, split_sentences=True)
     config = run_config(data={"sample_format": "full_sentences"}, objective={"name": "masked_lm", "spans": "given"})
     objective = build_objective(config.objective, tokenizer)
-    (index,) = build_rows([dataset.prefix], tokenizer, config, objective).indexes
+    (index,) = build_rows([dataset.prefix], tokenizer, config.row_settings, objective).indexes
     samples = index.reader.read(np.arange(len(index.records)))
     budgets = objective.budgets(samples.lengths, config.data)
     examples = objective.corrupt_batch(samples, stream_key(1, "mask"), budgets)
@@ -287,4 +287,4 @@ def test_masks_of_given_spans_need_a_dataset_that_has_them(
         [str(corpus)], tokenizers["wordpiece"], tmp_path / "set", PreprocessConfig(split_sentences=True)
     )
     with pytest.raises(DataError, match="gives no spans.*--spans-key"):
-        build_rows([plain.prefix], tokenizer, config, build_objective(config.objective, tokenizer))
+        build_rows([plain.prefix], tokenizer, config.row_settings, build_objective(config.objective, tokenizer))

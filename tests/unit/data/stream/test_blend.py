@@ -50,7 +50,7 @@ def recipe(blend: str = "concatenate", sources: list[dict[str, Any]] | None = No
 
 
 def stream_of(config: RunConfig, counts: tuple[int, ...] = COUNTS) -> RowStream:
-    return train_stream(Rows(counts), config)  # type: ignore[arg-type]
+    return train_stream(Rows(counts), config.data, config.training)  # type: ignore[arg-type]
 
 
 def read(stream: RowStream, count: int, first: int = 0) -> PlannedRows:
@@ -167,7 +167,7 @@ def test_temperature(temperature: float, exponent: float) -> None:
 def test_shares_are_what_the_stream_gives() -> None:
     for name, config in RECIPES.items():
         read_shares = np.bincount(sources_of(read(stream_of(config), 18_160).rows)) / 18_160
-        assert stream_shares(Rows(), config) == pytest.approx(read_shares, abs=0.012), name  # type: ignore[arg-type]
+        assert stream_shares(Rows(), config.data, config.training) == pytest.approx(read_shares, abs=0.012), name  # type: ignore[arg-type]
 
 
 def test_a_tiny_share_still_comes_and_a_tiny_source_repeats() -> None:

@@ -15,7 +15,7 @@ from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.schema import RunConfig
-from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
+from tests.sample_data import FakeTokenizer, random_documents, run_config, train_loader, write_dataset
 
 TOKENIZER: Any = FakeTokenizer()
 BLENDS: dict[str, dict[str, Any]] = {
@@ -39,13 +39,13 @@ def setup(folder: Path, blend: str, **training: Any) -> tuple[RunRows, Objective
     data["train"] = [place | source for place, source in zip(places, data.pop("sources"), strict=True)]
     config = run_config(data=data, training=training, objective={"name": "masked_lm"})
     objective = build_objective(config.objective, TOKENIZER)
-    return build_run_rows(config, TOKENIZER, objective), objective, config
+    return build_run_rows(config.row_settings, TOKENIZER, objective), objective, config
 
 
 def steps_of(
     made: tuple[RunRows, Objective, RunConfig], count: int, rank: int = 0, size: int = 1, start: int = 0
 ) -> list[Step]:
-    loader = TrainLoader(made[0].train, *made[1:], data_parallel_rank=rank, data_parallel_size=size, start_row=start)
+    loader = train_loader(made[0].train, *made[1:], ranks=(rank, size), start_row=start)
     return list(itertools.islice(loader, count))
 
 
@@ -74,7 +74,7 @@ def test_masks_change_with_the_source_s_own_epoch(folder: Path, blend: str) -> N
     """The small source comes round often: its rows come again with other masks."""
     made = setup(folder, blend)
     rows = rows_of([steps_of(made, 40)])
-    planned = train_stream(made[0].train, made[2]).at(np.arange(320))
+    planned = train_stream(made[0].train, made[2].data, made[2].training).at(np.arange(320))
     small = planned.rows >= len(made[0].train.indexes[0])
     assert planned.epochs[small].max() > planned.epochs[~small].max() + 1
     seen: dict[int, set[bytes]] = {}
@@ -89,6 +89,6 @@ def test_masks_change_with_the_source_s_own_epoch(folder: Path, blend: str) -> N
 @pytest.mark.parametrize("blend", BLENDS)
 def test_a_stage_without_data_counts_the_same_epochs(folder: Path, blend: str) -> None:
     rows, objective, config = setup(folder, blend)
-    idle = TrainLoader(rows.train, objective, config, start_row=24, idle=True)
+    idle = TrainLoader(rows.train, objective, config.data, config.training, start_row=24, idle=True)
     own = steps_of((rows, objective, config), 30, start=24)
     assert [step.epoch for step in itertools.islice(idle, 30)] == [step.epoch for step in own]

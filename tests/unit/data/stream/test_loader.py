@@ -30,7 +30,7 @@ from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.objectives.masked_lm import MaskedLM
 from ctxlm_ds.recipe.schema import RunConfig
-from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
+from tests.sample_data import FakeTokenizer, eval_loader, random_documents, run_config, train_loader, write_dataset
 
 TOKENIZER = FakeTokenizer()
 Setup = tuple[RowSource, Objective, RunConfig]
@@ -44,11 +44,11 @@ def setup(folder: Path, documents: int = 30, **sections: dict[str, Any]) -> Setu
         if not prefix.with_suffix(".idx").exists():
             write_dataset(prefix, random_documents(documents, sentences=4, seed=seed))
     objective = build_objective(config.objective, TOKENIZER)
-    return build_rows(prefixes, TOKENIZER, config, objective), objective, config
+    return build_rows(prefixes, TOKENIZER, config.row_settings, objective), objective, config
 
 
 def steps_of(made: Setup, count: int, rank: int = 0, size: int = 1, start_row: int = 0) -> list[Step]:
-    loader = TrainLoader(*made, data_parallel_rank=rank, data_parallel_size=size, start_row=start_row)
+    loader = train_loader(*made, ranks=(rank, size), start_row=start_row)
     steps = list(itertools.islice(loader, count))
     loader.close()
     return steps
@@ -74,7 +74,7 @@ def test_training_masks_follow_the_seed(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", [[list(range(5, 60))]])
     config = run_config(data={"sample_format": "full_sentences"}, objective={"name": "masked_lm"})
     objective = build_objective(config.objective, TOKENIZER)
-    rows = build_rows([prefix], TOKENIZER, config, objective)
+    rows = build_rows([prefix], TOKENIZER, config.row_settings, objective)
     masks = []
     for seed in (7, 7, 8):
         training = config.training.model_copy(update={"seed": seed})
@@ -118,7 +118,7 @@ def test_a_growing_batch_reads_the_same_rows(tmp_path: Path, workers: int, size:
     for done in (3, 5, 7):
         again = [steps_of(made, 8 - done, rank, size, start_row=sum(sizes[:done])) for rank in range(size)]
         assert global_rows(again) == steps[done:]
-    idle = TrainLoader(*made, data_parallel_size=size, idle=True)
+    idle = train_loader(*made, ranks=(0, size), idle=True)
     assert [step.rows_consumed for step in itertools.islice(idle, 8)] == sizes
 
 
@@ -140,7 +140,7 @@ def test_a_resume_goes_on_exactly(tmp_path: Path, masking: str) -> None:
 def test_a_loader_restarts_at_another_row(tmp_path: Path, workers: int) -> None:
     """As one that was made for it; the workers of before are gone."""
     made = setup(tmp_path, data={"num_workers": workers})
-    loader = TrainLoader(*made)
+    loader = train_loader(*made)
     list(itertools.islice(loader, 3))
     pids = [worker.pid for worker in loader._arrays._workers] if workers else []  # type: ignore[union-attr]
     again = list(itertools.islice(loader.restart(41), 2))
@@ -148,7 +148,7 @@ def test_a_loader_restarts_at_another_row(tmp_path: Path, workers: int) -> None:
     assert global_rows([again]) == global_rows([steps_of(made, 2, start_row=41)])
     assert [step.epoch for step in again] == [step.epoch for step in steps_of(made, 2, start_row=41)]
     loader.close()
-    idle = TrainLoader(*made, idle=True)
+    idle = train_loader(*made, idle=True)
     assert [step.epoch for step in itertools.islice(idle.restart(41), 2)] == [step.epoch for step in again]
 
 
@@ -191,7 +191,7 @@ def test_small_micro_batches_are_made_together_and_nothing_changes(
 def test_micro_batches_are_sent_to_a_gpu_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_gpu: bool) -> None:
     """One int32 array in one copy for each piece of work; the loaders' own device decides, not the machine's."""
     made = setup(tmp_path, data={"num_workers": 1})
-    steps, held_out = steps_of(made, 3), list(EvalLoader(*made))
+    steps, held_out = steps_of(made, 3), list(eval_loader(*made))
     sent: list[torch.Tensor] = []
     waits: list[Any] = []
     kernels = SimpleNamespace(wait_stream=waits.append)
@@ -202,10 +202,10 @@ def test_micro_batches_are_sent_to_a_gpu_alone(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(collate_module, "_copy_stream", lambda device: "copies")
     monkeypatch.setattr(collate_module, "_send", lambda packed, device: (sent.append(packed), packed)[1])
     device = torch.device("cuda", 0) if has_gpu else torch.device("cpu")
-    loader = TrainLoader(*made, device=device)
+    loader = train_loader(*made, device=device)
     found = list(itertools.islice(loader, 3))
     loader.close()
-    found_held_out = list(EvalLoader(*made, device=device))
+    found_held_out = list(eval_loader(*made, device=device))
     assert len(sent) == len(waits) == (3 + len(held_out) if has_gpu else 0)
     assert all(packed.dtype == torch.int32 for packed in sent)
     assert global_rows([found]) == global_rows([steps])
@@ -215,7 +215,9 @@ def test_micro_batches_are_sent_to_a_gpu_alone(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_micro_batches_on_a_gpu_are_those_of_the_cpu(tmp_path: Path) -> None:
     made = setup(tmp_path)
-    there, here = (list(itertools.islice(TrainLoader(*made, device=torch.device(name)), 3)) for name in ("cuda", "cpu"))
+    there, here = (
+        list(itertools.islice(train_loader(*made, device=torch.device(name)), 3)) for name in ("cuda", "cpu")
+    )
     for one, other in zip(there, here, strict=True):
         for sent, kept in zip(one.micro_batches, other.micro_batches, strict=True):
             assert all(sent.fields[name].is_cuda for name in kept.fields)
@@ -263,14 +265,14 @@ def test_loading_leaves_the_runs_random_numbers_alone(tmp_path: Path) -> None:
 
 def test_evaluation_is_always_the_same_and_covers_its_rows_once(tmp_path: Path) -> None:
     limits = {"evaluation": {"max_rows": 21}}
-    whole = [list(EvalLoader(*setup(tmp_path, **limits)))]
-    again = [list(EvalLoader(*setup(tmp_path, **limits, data={"num_workers": 1})))]
+    whole = [list(eval_loader(*setup(tmp_path, **limits)))]
+    again = [list(eval_loader(*setup(tmp_path, **limits, data={"num_workers": 1})))]
     expected = [row for batch in whole[0] for row in rows_of_batch(batch)]
     assert [row for batch in again[0] for row in rows_of_batch(batch)] == expected
     assert len(expected) == 22 and len(set(expected)) == 22
     for size, micro in ((2, 2), (4, 4), (3, 1)):
         made = setup(tmp_path, **limits, training={"micro_batch_size": micro, "global_batch_size": 48})
-        ranks = [list(EvalLoader(*made, data_parallel_rank=rank, data_parallel_size=size)) for rank in range(size)]
+        ranks = [list(eval_loader(*made, ranks=(rank, size))) for rank in range(size)]
         assert len({len(batches) for batches in ranks}) == 1
         rows = [row for group in zip(*ranks, strict=True) for batch in group for row in rows_of_batch(batch)]
         assert rows[:21] == expected[:21]
@@ -282,8 +284,12 @@ def test_evaluation_is_always_the_same_and_covers_its_rows_once(tmp_path: Path) 
 def test_evaluation_masks_do_not_depend_on_the_seed(tmp_path: Path) -> None:
     rows, objective, config = setup(tmp_path)
     other = run_config(training={"seed": 99})
-    one = [rows_of_batch(batch) for batch in EvalLoader(rows, objective, config)]
-    assert one == [rows_of_batch(batch) for batch in EvalLoader(rows, objective, other)]
+    one = [
+        rows_of_batch(batch) for batch in EvalLoader(rows, objective, config.data, config.training, config.evaluation)
+    ]
+    assert one == [
+        rows_of_batch(batch) for batch in EvalLoader(rows, objective, other.data, other.training, other.evaluation)
+    ]
 
 
 def test_evaluation_has_its_own_share_of_masks(tmp_path: Path) -> None:
@@ -291,7 +297,7 @@ def test_evaluation_has_its_own_share_of_masks(tmp_path: Path) -> None:
     plain = setup(tmp_path, objective={"mask_prob": 0.15})
 
     def labels(made: Setup) -> list[list[int]]:
-        fields = torch.cat([batch.fields["masked_lm_labels"] for batch in EvalLoader(*made)])
+        fields = torch.cat([batch.fields["masked_lm_labels"] for batch in eval_loader(*made)])
         return [row[row != IGNORE_LABEL].tolist() for row in fields]
 
     assert labels((rows, objective, config)) == labels(plain)
@@ -314,7 +320,7 @@ def test_no_rows_are_refused() -> None:
 
 def test_a_killed_worker_is_reported(tmp_path: Path) -> None:
     made = setup(tmp_path, data={"num_workers": 1, "prefetch_steps": 1})
-    loader = TrainLoader(*made)
+    loader = train_loader(*made)
     steps = iter(loader)
     next(steps)
     workers = loader._arrays._workers  # type: ignore[union-attr]
@@ -326,7 +332,7 @@ def test_a_killed_worker_is_reported(tmp_path: Path) -> None:
 def test_workers_leave_signals_to_the_training_process(tmp_path: Path) -> None:
     """srun and Ctrl-C signal every process; the step that is under way must still get its data."""
     made = setup(tmp_path, data={"num_workers": 1, "prefetch_steps": 1})
-    loader = TrainLoader(*made)
+    loader = train_loader(*made)
     steps = iter(loader)
     next(steps)
     pid = loader._arrays._workers[0].pid  # type: ignore[union-attr]
@@ -346,7 +352,8 @@ import os, signal, sys
 from pathlib import Path
 from ctxlm_ds.data.stream.loader import TrainLoader
 from tests.unit.data.stream.test_loader import setup
-loader = TrainLoader(*setup(Path({str(tmp_path)!r}), data={{"num_workers": 2}}))
+from tests.sample_data import train_loader
+loader = train_loader(*setup(Path({str(tmp_path)!r}), data={{"num_workers": 2}}))
 steps = iter(loader)
 next(steps)
 print(*(worker.pid for worker in loader._arrays._workers), flush=True)
@@ -374,7 +381,7 @@ class Refusing(MaskedLM):
 def test_errors_of_workers_keep_their_message(tmp_path: Path, workers: int) -> None:
     rows, _, config = setup(tmp_path, data={"num_workers": workers})
     with pytest.raises(DataError) as caught:
-        next(iter(TrainLoader(rows, Refusing(config.objective), config)))
+        next(iter(TrainLoader(rows, Refusing(config.objective), config.data, config.training)))
     assert str(caught.value) == "samples.npy: damaged; build it again"
 
 
@@ -389,7 +396,7 @@ def test_order_of_a_huge_row_space_needs_no_memory() -> None:
 def test_a_rank_without_data_keeps_step_with_the_others(tmp_path: Path, size: int, start_row: int) -> None:
     """A pipeline stage between the first and the last: the same rows and epochs a step, the same number of batches."""
     rows, objective, config = made = setup(tmp_path, data={"num_workers": 0}, training={"micro_batch_size": 2})
-    loader = TrainLoader(*made, data_parallel_size=size, start_row=start_row, idle=True)
+    loader = train_loader(*made, ranks=(0, size), start_row=start_row, idle=True)
     idle = itertools.islice(loader, 40)
     real = steps_of(made, 40, 0, size, start_row)
     assert real[-1].epoch > real[0].epoch
@@ -397,5 +404,5 @@ def test_a_rank_without_data_keeps_step_with_the_others(tmp_path: Path, size: in
         assert (ours.rows_consumed, ours.epoch) == (theirs.rows_consumed, theirs.epoch)
         assert not ours.micro_batches and not ours.num_tokens and not any(ours.counts.values())
         assert ours.counts.keys() == theirs.counts.keys()
-    held_out = EvalLoader(rows, objective, config, 0, size)
+    held_out = EvalLoader(rows, objective, config.data, config.training, config.evaluation, (0, size))
     assert len(held_out) == len(list(held_out)) > 0

@@ -10,12 +10,11 @@ import torch
 
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.data.stream.loader import EvalLoader, TrainLoader
 from ctxlm_ds.data.stream.preview import preview_rows
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.schema import RunConfig
-from tests.sample_data import numbered_documents
+from tests.sample_data import eval_loader, numbered_documents, train_loader
 from tests.unit.data.formats.test_lanes import SHAPE, TOKENIZER, config_of, rows_of
 
 LANES, LENGTH, STEPS = 8, 5, 7
@@ -46,7 +45,7 @@ def lanes_of(made: Made, size: int, start_row: int = 0) -> list[list[int]]:
     """The tokens of each lane in STEPS steps of `size` ranks."""
     lanes: list[list[int]] = [[] for _ in range(LANES)]
     for rank in range(size):
-        loader = TrainLoader(*made, rank, size, start_row)
+        loader = train_loader(*made, ranks=(rank, size), start_row=start_row)
         for step in itertools.islice(loader, STEPS):
             for index, batch in enumerate(step.micro_batches):
                 for row, tokens in enumerate(tokens_of([batch])):
@@ -66,8 +65,8 @@ def test_lanes_do_not_depend_on_the_ranks_and_a_resume_continues_them(made: Made
 def test_an_evaluation_reads_its_rows_once_in_lanes(made: Made) -> None:
     found = {}
     for size in (1, 2):
-        parts = [list(EvalLoader(*made, rank, size)) for rank in range(size)]
-        assert {len(part) for part in parts} == {len(EvalLoader(*made, 0, size))} == {7 * 4 // size}
+        parts = [list(eval_loader(*made, ranks=(rank, size))) for rank in range(size)]
+        assert {len(part) for part in parts} == {len(eval_loader(*made, ranks=(0, size)))} == {7 * 4 // size}
         found[size] = tokens_of([batch for group in zip(*parts, strict=True) for batch in group])
     assert found[1] == found[2]
     rows = [row for row in found[1] if row]
@@ -88,5 +87,5 @@ def test_a_preview_of_few_rows_shows_lanes(made: Made) -> None:
     rows, objective, config = made
     larger = config.training.model_copy(update={"global_batch_size": 1000})
     few = config.model_copy(update={"training": larger})
-    shown = list(preview_rows(rows, objective, TOKENIZER, few, 3))  # type: ignore[arg-type]
+    shown = list(preview_rows(rows, objective, TOKENIZER, few.data, few.training, 3))  # type: ignore[arg-type]
     assert len(shown) == 3 and all("5 of 5 positions" in text.plain for text in shown)

@@ -45,8 +45,8 @@ def test_the_plan_says_what_the_run_will_read(folder: Path) -> None:
     data = config.data.model_validate(config.data.model_dump() | {"train": weights})
     training = config.training.model_copy(update={"max_steps": 100, "max_tokens": 123456})
     config = config.model_copy(update={"data": data, "training": training})
-    train, held_out = build_rows(train_parts(config), TOKENIZER, config), held_out_rows(config)
-    lines = plan_lines(config, train, held_out)
+    train, held_out = build_rows(train_parts(config.data), TOKENIZER, config.row_settings), held_out_rows(config)
+    lines = plan_lines(config.data, config.training, config.evaluation, train, held_out)
     assert "100 steps of 8 rows of 64 positions: 800 rows (unless max_tokens 123,456 ends it before)" in lines[0]
     assert "sources by weight, split 80,12,8" in lines[0]
     cells = {line.split()[0]: line.split()[1:] for line in lines[2:5]}
@@ -66,8 +66,13 @@ def test_the_plan_after_a_resume_counts_what_was_read(folder: Path) -> None:
     """30 steps of 16 rows, then 70 of 8."""
     config = recipe(folder)
     config = config.model_copy(update={"training": config.training.model_copy(update={"max_steps": 100})})
-    train = build_rows(train_parts(config), TOKENIZER, config)
-    head, _, *table = plan_lines(config, train, {}, steps_done=30, rows_read=480)
+    train = build_rows(train_parts(config.data), TOKENIZER, config.row_settings)
+    head, _, *table = plan_lines(
+        config.data, config.training, config.evaluation, train, {}, steps_done=30, rows_read=480
+    )
     assert "has read 480 rows in 30 steps and reads 70 more steps of 8 rows" in head and "1,040 rows in all" in head
     assert table[-1].split()[-2] == f"{1040 / len(train):.2f}"
-    assert "has read 480 rows in 200 steps and reads 0 more" in plan_lines(config, train, {}, 200, 480)[0]
+    assert (
+        "has read 480 rows in 200 steps and reads 0 more"
+        in plan_lines(config.data, config.training, config.evaluation, train, {}, 200, 480)[0]
+    )

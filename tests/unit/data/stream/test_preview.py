@@ -40,7 +40,11 @@ def blended_rows(folder: Path, blend: str, weights: tuple[Any, Any], **data: Any
     settings = {"train": sources, "blend": blend, "sample_format": "doc_sentences", "seq_length": 32, **data}
     config = run_config(data=settings, objective={"name": "masked_lm"})
     objective = build_objective(config.objective, TOKENIZER)
-    return build_rows([source["path"] for source in sources], TOKENIZER, config, objective), objective, config
+    return (
+        build_rows([source["path"] for source in sources], TOKENIZER, config.row_settings, objective),
+        objective,
+        config,
+    )
 
 
 def render_example(example: Example, tokenizer: FakeTokenizer) -> Text:
@@ -110,30 +114,32 @@ def test_a_packed_row_shows_its_sequences_and_labels() -> None:
 def test_shows_what_training_reads_first(tmp_path: Path) -> None:
     config = run_config(data={"packing": True})
     objective = build_objective(config.objective, TOKENIZER)
-    rows = build_rows([write_dataset(tmp_path / "d", random_documents(20))], TOKENIZER, config, objective)
-    shown = [text.plain for text in preview_rows(rows, objective, TOKENIZER, config, 2)]
-    batch = next(iter(TrainLoader(rows, objective, config))).micro_batches[0]
+    rows = build_rows([write_dataset(tmp_path / "d", random_documents(20))], TOKENIZER, config.row_settings, objective)
+    shown = [text.plain for text in preview_rows(rows, objective, TOKENIZER, config.data, config.training, 2)]
+    batch = next(iter(TrainLoader(rows, objective, config.data, config.training))).micro_batches[0]
     for text, ids in zip(shown, batch.fields["input_ids"], strict=True):
         lines = [line for line in text.splitlines() if line.startswith("  [CLS]")]
         tokens = [token.strip("[]").split("→")[0] for line in lines for token in line.split()]
         names = [TOKENIZER.id_to_token(token_id).strip("[]") for token_id in ids.tolist() if token_id != 0]
         assert tokens == names
-    assert len(list(preview_rows(rows, objective, TOKENIZER, config, 10**6))) == len(rows)
+    assert len(list(preview_rows(rows, objective, TOKENIZER, config.data, config.training, 10**6))) == len(rows)
 
 
 def test_a_dataset_of_a_blend_can_be_looked_at_alone(tmp_path: Path) -> None:
     train = [{"path": str(tmp_path / name), "weight": 1} for name in "de"]
     config = run_config(data={"train": train, "blend": "weighted"})
     objective = build_objective(config.objective, TOKENIZER)
-    rows = build_rows([write_dataset(tmp_path / "d", random_documents(20))], TOKENIZER, config, objective)
-    shown, wanted = (list(preview_rows(rows, objective, TOKENIZER, each, 5)) for each in (config, run_config()))
+    rows = build_rows([write_dataset(tmp_path / "d", random_documents(20))], TOKENIZER, config.row_settings, objective)
+    shown, wanted = (
+        list(preview_rows(rows, objective, TOKENIZER, each.data, each.training, 5)) for each in (config, run_config())
+    )
     assert [text.plain for text in shown] == [text.plain for text in wanted]
 
 
 @pytest.mark.parametrize("blend", BLENDS, ids=lambda blend: blend["blend"])
 def test_every_row_of_a_stretch_is_named(tmp_path: Path, blend: dict[str, Any]) -> None:
     rows, _, config = blended_rows(tmp_path, **blend)
-    batch = BatchRows(rows, config)
+    batch = BatchRows(rows, config.data, config.training)
     first, count = len(rows) - 5, 40  # across the end of an epoch
     planned = batch.plan(first, count)
     expected: dict[tuple[str, int], list[int]] = {}
@@ -156,11 +162,11 @@ def test_what_is_shown_is_what_was_trained_on(tmp_path: Path) -> None:
     """The text of a batch in the middle of a run, masks and all, from its place in the stream alone."""
     rows, objective, config = blended_rows(tmp_path, **BLENDS[0])
     first = 5 * BATCH
-    step = next(iter(TrainLoader(rows, objective, config, start_row=first)))
+    step = next(iter(TrainLoader(rows, objective, config.data, config.training, start_row=first)))
     ids = np.concatenate([batch.fields["input_ids"].numpy() for batch in step.micro_batches])
-    batch = BatchRows(rows, config)
+    batch = BatchRows(rows, config.data, config.training)
     planned, titles = batch.plan(first, BATCH), batch.titles(first, BATCH)
-    shown = list(preview_planned(rows, objective, TOKENIZER, config, planned, titles))
+    shown = list(preview_planned(rows, objective, TOKENIZER, config.data, config.training.seed, planned, titles))
     assert len(shown) == len(ids) == BATCH
     for text, row, title in zip(shown, ids, titles, strict=True):
         heading, line = text.plain.splitlines()

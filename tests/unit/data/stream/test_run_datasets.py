@@ -35,7 +35,10 @@ def recipe(folder: Path, split: str | None = "80,12,8", **data: Any) -> RunConfi
 
 
 def held_out_rows(config: RunConfig) -> dict[str, RowSource]:
-    return {name: build_rows([part], TOKENIZER, config, held_out=True) for name, part in held_out_parts(config).items()}
+    return {
+        name: build_rows([part], TOKENIZER, config.row_settings, held_out=True)
+        for name, part in held_out_parts(config.data).items()
+    }
 
 
 def documents_of(rows: RowSource) -> dict[str, set[int]]:
@@ -64,9 +67,9 @@ def test_no_document_is_in_two_parts(folder: Path, sample_format: str) -> None:
         for part in ("valid", "test")
     ]
     config = recipe(folder, sample_format=sample_format, validation=validation)
-    train = build_rows(train_parts(config), TOKENIZER, config)
+    train = build_rows(train_parts(config.data), TOKENIZER, config.row_settings)
     held_out = held_out_rows(config)
-    refuse_overlap(train, held_out, config)
+    refuse_overlap(train, held_out, config.data)
     parts = [documents_of(train), *map(documents_of, held_out.values())]
     for name, total in (("one", 40), ("two", 25)):
         of_dataset = [found[name] for found in parts if name in found]
@@ -76,28 +79,28 @@ def test_no_document_is_in_two_parts(folder: Path, sample_format: str) -> None:
 
 def test_with_a_split_alone_each_valid_part_is_held_out(folder: Path) -> None:
     config = recipe(folder)
-    assert train_parts(config) == [
+    assert train_parts(config.data) == [
         SourcePart(str(folder / "one"), (0, 32)), SourcePart(str(folder / "two"), (0, 20)),
     ]  # fmt: skip
-    assert held_out_parts(config) == {
+    assert held_out_parts(config.data) == {
         "one": SourcePart(str(folder / "one"), (32, 37)), "two": SourcePart(str(folder / "two"), (20, 23)),
     }  # fmt: skip
-    assert held_out_parts(recipe(folder, "1,0,0")) == {}
+    assert held_out_parts(recipe(folder, "1,0,0").data) == {}
 
 
 def test_without_a_split_every_document_is_trained_on(folder: Path) -> None:
     config = recipe(folder, None, validation=[{"name": "v", "path": "else"}])
-    assert train_parts(config) == [SourcePart(str(folder / "one")), SourcePart(str(folder / "two"))]
-    assert held_out_parts(config) == {"v": SourcePart("else")}
-    assert held_out_parts(recipe(folder, None)) == {}
+    assert train_parts(config.data) == [SourcePart(str(folder / "one")), SourcePart(str(folder / "two"))]
+    assert held_out_parts(config.data) == {"v": SourcePart("else")}
+    assert held_out_parts(recipe(folder, None).data) == {}
 
 
 def test_a_part_without_documents_is_told(folder: Path) -> None:
     with pytest.raises(DataError, match="split 1,99 gives its train part none of its 40 documents"):
-        train_parts(recipe(folder, "1,99"))
+        train_parts(recipe(folder, "1,99").data)
     named = recipe(folder, "99,0,1", validation=[{"name": "v", "path": str(folder / "one"), "part": "valid"}])
     with pytest.raises(DataError, match="gives its valid part none"):
-        held_out_parts(named)
+        held_out_parts(named.data)
 
 
 def test_a_copy_under_another_name_is_still_the_same_documents(
@@ -108,15 +111,17 @@ def test_a_copy_under_another_name_is_still_the_same_documents(
     copy = {"name": "copy", "path": str(folder / "copy")}
     for split, part, refused in (("9,1", "all", True), ("9,1", "valid", False), ("9,1", "train", False)):
         config = recipe(folder, split, validation=[copy | {"part": part}])
-        train = build_rows(train_parts(config), TOKENIZER, config)
+        train = build_rows(train_parts(config.data), TOKENIZER, config.row_settings)
         if refused:
             with pytest.raises(DataError, match="copy has documents of the training source .*one"):
-                refuse_overlap(train, held_out_rows(config), config)
+                refuse_overlap(train, held_out_rows(config), config.data)
         else:
-            refuse_overlap(train, held_out_rows(config), config)
+            refuse_overlap(train, held_out_rows(config), config.data)
     assert not caplog.records
     config = recipe(folder, None, validation=[copy])
-    refuse_overlap(build_rows(train_parts(config), TOKENIZER, config), held_out_rows(config), config)
+    refuse_overlap(
+        build_rows(train_parts(config.data), TOKENIZER, config.row_settings), held_out_rows(config), config.data
+    )
     assert "warning: held-out source copy" in caplog.text and "data.split keeps them apart" in caplog.text
 
 
@@ -129,9 +134,9 @@ def test_a_training_source_named_twice_under_two_paths_is_refused(folder: Path, 
             (folder / name).unlink()
     config = recipe(folder, train=[str(folder / "one"), str(folder / "copy")])
     with pytest.raises(DataError, match=r"data\.train: .*copy is a copy of .*one: .*`epochs: 2`"):
-        refuse_copies(build_rows(train_parts(config), TOKENIZER, config), config)
+        refuse_copies(build_rows(train_parts(config.data), TOKENIZER, config.row_settings), config.data)
     if not has_json:
         content = bytearray((folder / "copy.bin").read_bytes())
         content[0] ^= 1
         (folder / "copy.bin").write_bytes(content)
-        refuse_copies(build_rows(train_parts(config), TOKENIZER, config), config)
+        refuse_copies(build_rows(train_parts(config.data), TOKENIZER, config.row_settings), config.data)

@@ -48,7 +48,7 @@ def recipe(folder: Path, **objective: object) -> RunConfig:
 def test_random_tokens_have_the_shares_of_the_corpus(tmp_path: Path) -> None:
     config = recipe(tmp_path)
     objective = build_objective(config.objective, TOKENIZER)  # type: ignore[arg-type]
-    rows = build_run_rows(config, TOKENIZER, objective).train  # type: ignore[arg-type]
+    rows = build_run_rows(config.row_settings, TOKENIZER, objective).train  # type: ignore[arg-type]
     tokens = np.concatenate([index.dataset.tokens for index in rows.indexes])
     tokens = tokens[tokens >= FIRST_WORD_ID]
     drawn = []
@@ -73,7 +73,7 @@ def test_random_tokens_have_the_shares_of_the_corpus(tmp_path: Path) -> None:
 def test_the_sample_of_a_large_corpus_is_of_all_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = recipe(tmp_path)
     objective = build_objective(config.objective, TOKENIZER)  # type: ignore[arg-type]
-    rows = build_run_rows(config, TOKENIZER, objective).train  # type: ignore[arg-type]
+    rows = build_run_rows(config.row_settings, TOKENIZER, objective).train  # type: ignore[arg-type]
     special = np.arange(TOKENIZER.vocab_size) < FIRST_WORD_ID
     every = corpus_tokens.sample_tokens(rows, 1, special)
     assert len(every) == sum(int((index.dataset.tokens >= FIRST_WORD_ID).sum()) for index in rows.indexes)
@@ -92,8 +92,8 @@ def test_ranks_and_resumes_draw_the_same(tmp_path: Path) -> None:
 
     def steps(rank: int, ranks: int, start: int, count: int) -> list[np.ndarray]:
         objective = build_objective(config.objective, TOKENIZER)  # type: ignore[arg-type]
-        rows = build_run_rows(config, TOKENIZER, objective).train  # type: ignore[arg-type]
-        loader = iter(TrainLoader(rows, objective, config, rank, ranks, start_row=start))
+        rows = build_run_rows(config.row_settings, TOKENIZER, objective).train  # type: ignore[arg-type]
+        loader = iter(TrainLoader(rows, objective, config.data, config.training, (rank, ranks), start_row=start))
         batches = [batch.fields["input_ids"].numpy() for _ in range(count) for batch in next(loader).micro_batches]
         return batches
 
@@ -111,7 +111,7 @@ def test_static_masks_cannot_have_them(tmp_path: Path) -> None:
 def test_a_preview_has_them_too(tmp_path: Path) -> None:
     config = recipe(tmp_path)
     objective = build_objective(config.objective, TOKENIZER)  # type: ignore[arg-type]
-    with excerpt(str(tmp_path / "set0"), TOKENIZER, config, objective, 2) as (rows, _):  # type: ignore[arg-type]
+    with excerpt(str(tmp_path / "set0"), TOKENIZER, config.row_settings, objective, 2) as (rows, _):  # type: ignore[arg-type]
         samples, _ = rows.samples(np.arange(2), np.zeros(2, dtype=np.int64))
         assert len(objective.corrupt_batch(samples, stream_key(1, "mask"), np.full(2, 100)).input_ids)
 
@@ -120,7 +120,7 @@ def test_rare_tokens_are_chosen_more_often(tmp_path: Path) -> None:
     """Shares are those of draws without replacement by count^-smoothing, which numpy makes one after another."""
     config = recipe(tmp_path, random_tokens="vocabulary", count_smoothing=0.7)
     objective = build_objective(config.objective, TOKENIZER)  # type: ignore[arg-type]
-    rows = build_run_rows(config, TOKENIZER, objective).train  # type: ignore[arg-type]
+    rows = build_run_rows(config.row_settings, TOKENIZER, objective).train  # type: ignore[arg-type]
     tokens = np.concatenate([index.dataset.tokens for index in rows.indexes])
     weights = np.maximum(np.bincount(tokens, minlength=TOKENIZER.vocab_size), 1.0) ** -0.7
     assert np.array_equal(objective._rules.weights[FIRST_WORD_ID:], weights[FIRST_WORD_ID:])

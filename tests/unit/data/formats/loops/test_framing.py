@@ -62,7 +62,7 @@ def test_dense_full_sentences_have_separators_between_documents(tmp_path: Path) 
 def test_a_damaged_index_is_named_and_never_read_beyond_the_dataset(tmp_path: Path, sample_format: str) -> None:
     """Every field of a record overwritten: an error, or a sample that is what the record now says."""
     prefix = write_dataset(tmp_path / "d", random_documents(20), eod_id=TOKENIZER.sep_id)
-    index = build_sample_index(prefix, TOKENIZER, rows_tests.config_of(sample_format))
+    index = build_sample_index(prefix, TOKENIZER, rows_tests.config_of(sample_format).row_settings)
     path = index.directory / "samples.npy"
     whole = path.read_bytes()
     tokens, refused = IndexedDataset(prefix).tokens, 0
@@ -74,7 +74,7 @@ def test_a_damaged_index_is_named_and_never_read_beyond_the_dataset(tmp_path: Pa
                 continue
             records[field][3] = value
             del records
-            opened = IndexPlace.of(prefix, TOKENIZER, rows_tests.config_of(sample_format)).open(TOKENIZER)
+            opened = IndexPlace.of(prefix, TOKENIZER, rows_tests.config_of(sample_format).row_settings).open(TOKENIZER)
             try:
                 sample = sample_of(opened, 3)
             except DataError as error:
@@ -95,7 +95,9 @@ def test_tokens_outside_the_vocabulary_are_refused(tmp_path: Path, token: int) -
     documents[7][0][0] = token
     config = run_config(data={"sample_format": "full_sentences"}, objective={"whole_word": True})
     objective = build_objective(config.objective, TOKENIZER)
-    rows = build_rows([write_dataset(tmp_path / "d", documents)], TOKENIZER, config, objective)
+    rows = build_rows([write_dataset(tmp_path / "d", documents)], TOKENIZER, config.row_settings, objective)
     with pytest.raises(DataError, match=r"does not fit the dataset, whose tokens are below 1000; .* --verify"):
-        for _, _ in zip(range(1 + len(rows) // 8), TrainLoader(rows, objective, config), strict=False):
+        for _, _ in zip(
+            range(1 + len(rows) // 8), TrainLoader(rows, objective, config.data, config.training), strict=False
+        ):
             pass
