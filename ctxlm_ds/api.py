@@ -107,7 +107,7 @@ class Run:
         self._deepspeed = build_deepspeed_config(config, given, self._ranks.world_size)
 
     def __enter__(self) -> Run:
-        from ctxlm_ds.pretrain import join_ranks, make_run_dir
+        from ctxlm_ds.pretrain import check_judged_tasks, join_ranks, judge_checkpoints, make_run_dir
         from ctxlm_ds.process.launch import StopSignal
         from ctxlm_ds.process.run_lock import RunLock
 
@@ -120,7 +120,9 @@ class Run:
         self._lock = RunLock(self.run_dir, on_loss=lambda: os._exit(EXIT_UNEXPECTED))
         try:
             topology.run_on_rank_0(self._lock.acquire)
+            check_judged_tasks(self.config, topology)
             self._trainer = build_run(self.config, self._deepspeed, self._lock, topology, StopSignal())
+            judge_checkpoints(self._trainer, self.run_dir)
             self._trainer.begin()
         except BaseException:
             self._lock.release()

@@ -194,7 +194,9 @@ def pretrain(
                 if output_log is not None:
                     output_log.open(lock.run_dir)
             with explain_out_of_memory(config):
+                check_judged_tasks(config, topology)
                 trainer = build_run(config, deepspeed_config, lock, topology, stop_signal)
+                judge_checkpoints(trainer, lock.run_dir)
                 leave_waiting_to_watchdog()
                 end = train(trainer, watchdog, lock.run_dir, ranks)
             print_communication(deepspeed_config)
@@ -202,6 +204,30 @@ def pretrain(
             lock.release()
         distributed.destroy_process_group()
     return end.signal_number
+
+
+def check_judged_tasks(config: RunConfig, topology: Topology) -> None:
+    """Check the tasks of evaluation.downstream before anything is built.
+
+    Raises:
+        ConfigError, DataError: a task lacks something, or the family cannot do it; raised on every rank.
+    """
+    if config.evaluation.downstream:
+        from ctxlm_ds.apps.downstream.during_run import check_tasks
+
+        topology.run_on_rank_0_first(lambda: check_tasks(config.evaluation.downstream, config.model.family))
+
+
+def judge_checkpoints(trainer: Trainer, run_dir: Path) -> None:
+    """Add the hook that judges checkpoints on the tasks of evaluation.downstream, on rank 0."""
+    if trainer.evaluation.downstream and trainer.engine.topology.is_main:
+        from ctxlm_ds.apps.downstream.during_run import DownstreamHook
+
+        save_minutes, signal = trainer.start.config.watchdog.save_minutes, trainer.stop_signal
+        judge = DownstreamHook(
+            trainer.evaluation.downstream, save_minutes, run_dir, trainer.hooks.call, lambda: bool(signal.number)
+        )
+        trainer.hooks.prepend(judge)
 
 
 def run_directory(config: RunConfig) -> Path:
@@ -260,8 +286,8 @@ def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) 
 
     trainer.hooks.append(WatchdogHook(watchdog))
     watchdog.writing_age_s = trainer.saves.saver.pending_age_s
-    if trainer.topology.is_main:
-        trainer.hooks.append(HistoryHook(run_dir, ranks, environment(trainer.engine, trainer.config)))
+    if trainer.engine.topology.is_main:
+        trainer.hooks.append(HistoryHook(run_dir, ranks, environment(trainer.engine, trainer.training)))
         trainer.hooks.append(ReportHook(run_dir))
     trainer.validation = {name: watchdog.watched(batches) for name, batches in trainer.validation.items()}
     if trainer.continuations is not None:

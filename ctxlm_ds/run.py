@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,42 +14,39 @@ from ctxlm_ds import atomic
 from ctxlm_ds.checkpoint.fixed_settings import refuse_changed_settings
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints
-from ctxlm_ds.data.index.index import RowSource
-from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.data.stream.held_out import tokens_per_word
-from ctxlm_ds.data.stream.loader import EvalLoader, TrainLoader
 from ctxlm_ds.data.stream.plan_table import plan_lines
 from ctxlm_ds.data.stream.preview import BatchRows
-from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
-from ctxlm_ds.errors import ConfigError, DataError
+from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.export.initial_weights import load_initial_moments, load_initial_weights, warn_of_other_tokens
-from ctxlm_ds.export.stored_loader import StoredEvalLoader, StoredTrainLoader, open_rows
-from ctxlm_ds.export.stored_outputs import TRAIN
-from ctxlm_ds.export.stored_rows import StoredRows
+from ctxlm_ds.export.stored_loader import open_rows
 from ctxlm_ds.export.teacher import teacher_values, with_checked_teacher
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_run_layers
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.parts.decoder_loss import with_decoder_losses
 from ctxlm_ds.objectives.base import Objective
-from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.launch import StopSignal
+from ctxlm_ds.process.line_file import METRICS_NAME
 from ctxlm_ds.process.run_history import SAVE_FAILED, append_event
 from ctxlm_ds.process.run_lock import RunLock
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES, load_object
+from ctxlm_ds.run_data import RunData, build_data, build_loaders, held_out_words
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import resolve
 from ctxlm_ds.tokenizers.report import log_unused_rows
-from ctxlm_ds.tokenizers.word_counts import word_counts
-from ctxlm_ds.training.continuations import build_continuations, encode_prompts
+from ctxlm_ds.training.continuations import build_continuations
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.runtime import compile_setting, device_type, explain_out_of_memory
-from ctxlm_ds.training.hooks.hook_setup import check_hooks
-from ctxlm_ds.training.hooks.hooks import Hooks, build_hooks
+from ctxlm_ds.training.hooks.hook_setup import build_trackers, build_user_hooks, check_hooks
+from ctxlm_ds.training.hooks.hooks import Hook, Hooks, RunStart
+from ctxlm_ds.training.hooks.metrics import MetricsWriter
+from ctxlm_ds.training.hooks.profiler import PROFILE_DIR, ProfilerHook
+from ctxlm_ds.training.hooks.status import StatusHook
+from ctxlm_ds.training.hooks.utilization import peak_row_seconds
 from ctxlm_ds.training.loop.recovery import Recovery
 from ctxlm_ds.training.loop.saves import Saves
 from ctxlm_ds.training.loop.state import TrainState
@@ -57,6 +54,29 @@ from ctxlm_ds.training.loop.trainer import Trainer
 from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
 
 logger = logging.getLogger("ctxlm_ds")
+
+
+class RunStates:
+    """States of a run: the state of a checkpoint, or the state that the run begins with."""
+
+    def __init__(self, config: RunConfig, manager: CheckpointManager, checkpoints: TrainingCheckpoints) -> None:
+        self.checkpoints = checkpoints
+        self._config, self._manager = config, manager
+
+    def load(self, folder: Path | None) -> TrainState:
+        """Load a checkpoint, or the initial weights if there is none."""
+        state = self.checkpoints.resume(folder)
+        if state is None:
+            self.checkpoints.engine.forget_updates()
+            initialize_weights(self._config, self.checkpoints.engine)
+        return state or TrainState()
+
+    def load_last_good(self) -> TrainState:
+        """Load the newest intact checkpoint, or the initial weights."""
+        good = self.load(self._manager.find_resumable())
+        # Later checkpoints belong to the abandoned steps; no restart may resume from them.
+        self._manager.remove_after(good.step)
+        return good
 
 
 def build_run(
@@ -67,80 +87,75 @@ def build_run(
     Raises:
         ConfigError, DataError, TokenizerError, CheckpointError: a mistake of the user, on every rank.
     """
-    run_dir = lock.run_dir
     config, tokenizer = resolve_on_every_rank(config, topology)
     if topology.is_main:
         log_unused_rows(config.model.vocab_size or 0, tokenizer.output_size)
-    objective = build_objective(config.objective, tokenizer)
-    prompts = encode_prompts(config, objective, tokenizer)
-    manager = CheckpointManager(run_dir, config.checkpoint, topology, lock)
+    manager = CheckpointManager(lock.run_dir, config.checkpoint, topology, lock)
     newest = find_start(config, tokenizer, manager, topology)
-    logger.info("reading the data")
-    rows = build_rows_by_node(config, tokenizer, objective, topology)
-    data = agreed_data(rows.describe(config.data.train, tokenizer), topology)
-    engine = build_engine(config, deepspeed_config, objective, topology)
-    checkpoints = TrainingCheckpoints(manager, engine, config, run_dir / "tokenizer", data)
+    data = build_data(config, tokenizer, topology)
+    engine = build_engine(config, deepspeed_config, data.objective, topology)
+    checkpoints = TrainingCheckpoints(manager, engine, config, lock.run_dir / "tokenizer", data.description)
+    states = RunStates(config, manager, checkpoints)
+    state = states.load(newest)
+    topology.run_on_rank_0(lambda: write_run_folder(config, tokenizer, lock.run_dir, state.step))
+    hooks = Hooks(build_hooks(config, lock.run_dir, topology, stop_signal))
+    return build_trainer(config, lock.run_dir, data, states, state, hooks, stop_signal)
 
-    def load(folder: Path | None) -> TrainState:
-        state = checkpoints.resume(folder)
-        if state is None:
-            engine.forget_updates()
-            initialize_weights(config, engine)
-        return state or TrainState()
 
-    def load_last_good() -> TrainState:
-        good = load(manager.find_resumable())
-        # Later checkpoints belong to the abandoned steps; no restart may resume from them.
-        manager.remove_after(good.step)
-        return good
-
-    def record_failure(step: int, reason: str) -> bool:
-        return not topology.is_main or append_event(run_dir, SAVE_FAILED, step=step, why=reason)
-
-    state = load(newest)
+def build_trainer(
+    config: RunConfig,
+    run_dir: Path,
+    data: RunData,
+    states: RunStates,
+    state: TrainState,
+    hooks: Hooks,
+    stop_signal: StopSignal,
+) -> Trainer:
+    """Build loaders, saves and recovery around an engine that has the weights of `state`."""
+    engine, rows = states.checkpoints.engine, data.rows
+    topology, training = engine.topology, config.training
     for line in plan_lines(
-        config.data, config.training, config.evaluation, rows.train, rows.validation, state.step, state.rows_consumed
+        config.data, training, config.evaluation, rows.train, rows.validation, state.step, state.rows_consumed
     ):
         logger.info("%s", line)
-    topology.run_on_rank_0(lambda: write_run_folder(config, tokenizer, run_dir, state.step))
-    last_row = config.training.rows_after(config.training.max_steps - state.step, state.rows_consumed)
-    stored = topology.run_together(lambda: open_rows(config, rows, tokenizer, engine.module.inputs, last_row))
+    last_row = training.rows_after(training.max_steps - state.step, state.rows_consumed)
+    stored = topology.run_together(lambda: open_rows(config, rows, data.tokenizer, engine.module.inputs, last_row))
     steps, validation = build_loaders(
-        config, rows, objective, topology, state.rows_consumed, stored, engine.device
+        config, rows, data.objective, topology, state.rows_consumed, stored, engine.device
     )
+    named_rows = BatchRows(rows.train, config.data, training) if topology.is_main else None
     return Trainer(
-        config=config,
+        start=RunStart(state.step, training.max_steps, config, states.checkpoints.changed_settings, state.tokens),
+        training=training,
+        evaluation=config.evaluation,
         engine=engine,
-        schedule=LearningRateSchedule(config.schedule, config.optimizer.learning_rate, config.training.max_steps),
+        schedule=LearningRateSchedule(config.schedule, config.optimizer.learning_rate, training.max_steps),
         steps=steps,
         validation=validation,
-        saves=Saves(config.checkpoint, checkpoints, record_failure),
-        recovery=Recovery(
-            config.anomalies,
-            run_dir,
-            BatchRows(rows.train, config.data, config.training) if topology.is_main else None,
-            load_last_good=load_last_good,
-            steps_from=steps.restart,
-        ),
-        hooks=build_all_hooks(config, run_dir, topology, stop_signal),
-        topology=topology,
+        saves=Saves(config.checkpoint, states.checkpoints, partial(record_failure, run_dir, topology.is_main)),
+        recovery=Recovery(config.anomalies, run_dir, named_rows, states.load_last_good, steps.restart),
+        hooks=hooks,
         stop_signal=stop_signal,
         state=state,
-        changed_settings=checkpoints.changed_settings,
-        tokens_per_word=topology.compute_on_rank_0(lambda: held_out_words(config, rows, objective, tokenizer)),
-        continuations=build_continuations(config, prompts, rows, objective, tokenizer, topology),
+        tokens_per_word=topology.compute_on_rank_0(lambda: held_out_words(config, data)),
+        continuations=build_continuations(config, data.prompts, rows, data.objective, data.tokenizer, topology),
     )
+
+
+def record_failure(run_dir: Path, is_main: bool, step: int, reason: str) -> bool:
+    """Append a failed save to the history on rank 0; return False if that failed too."""
+    return not is_main or append_event(run_dir, SAVE_FAILED, step=step, why=reason)
 
 
 def resolve_on_every_rank(config: RunConfig, topology: Topology) -> tuple[RunConfig, Tokenizer]:
-    """Return the resolved recipe with its teacher, and its tokenizer, after checking the tasks that judge it.
+    """Return the resolved recipe with its teacher, and its tokenizer.
 
     Raises:
         ConfigError, DataError, TokenizerError: a mistake of the user, on every rank.
     """
     config, tokenizer = topology.run_on_rank_0_first(partial(resolve, config))
     config = agreed_teacher(config, tokenizer, topology)
-    topology.run_on_rank_0_first(partial(check_downstream, config, builds_hooks=topology.is_main))
+    topology.run_on_rank_0(partial(check_hooks, config))
     return config, tokenizer
 
 
@@ -158,90 +173,40 @@ def find_start(
     if newest is not None:
         topology.run_on_rank_0_first(lambda: refuse_changed_settings(newest, config))
     elif config.initialize_from is None:
-        refuse_missing_source(config)
+        refuse_missing_source(config.initialize_moments, config.initialize_layers)
     elif topology.is_main:
         warn_of_other_tokens(config.initialize_from, tokenizer)
     return newest
 
 
-def check_downstream(config: RunConfig, builds_hooks: bool = False) -> None:
-    """Refuse tasks of evaluation.downstream that lack something or that the family cannot do, and hooks likewise."""
-    if builds_hooks:
-        check_hooks(config)
-    if config.evaluation.downstream:
-        load_object("ctxlm_ds.apps.downstream.during_run:check_tasks")(config)
-
-
-def build_all_hooks(config: RunConfig, run_dir: Path, topology: Topology, stop_signal: StopSignal) -> Hooks:
-    """Return the hooks of this rank; the one that judges checkpoints on tasks is on rank 0."""
-    hooks = Hooks(build_hooks(config, run_dir, topology, stop_signal))
-    if config.evaluation.downstream and topology.is_main:
-        judge = load_object("ctxlm_ds.apps.downstream.during_run:DownstreamHook")
-        hooks.prepend(judge(config, run_dir, hooks.call, lambda: bool(stop_signal.number)))
+def build_hooks(
+    config: RunConfig, run_dir: Path, topology: Topology, stop_signal: StopSignal | None = None
+) -> list[Hook]:
+    """Build metrics, trackers, the user's hooks and status on rank 0, and the profiler on every rank if enabled."""
+    hooks: list[Hook] = []
+    if topology.is_main:
+        interval_steps, peak = config.logging.interval_steps, peak_row_seconds(config, topology.world_size)
+        hooks.append(MetricsWriter(run_dir / METRICS_NAME, interval_steps, peak))
+        hooks += build_trackers(config, run_dir, peak)
+        hooks += build_user_hooks(config)
+        hooks.append(StatusHook(run_dir, interval_steps, stop_signal))
+    if config.profiler.num_steps > 0:
+        hooks.append(ProfilerHook(config.profiler, run_dir / PROFILE_DIR, topology.rank))
     return hooks
 
 
-def held_out_words(
-    config: RunConfig, rows: RunRows, objective: Objective, tokenizer: Tokenizer
-) -> dict[str, float]:
-    """Return the tokens per word of the held-out sources of a causal model, if its tokens keep the text's spaces."""
-    term = next((term for term in objective.terms if term.has_perplexity), None)
-    counts = None if term is None or objective.next_tokens is None else word_counts(tokenizer)
-    if term is None or counts is None:
-        return {}
-    loaders = {
-        name: EvalLoader(source, objective, config.data, config.training, config.evaluation)
-        for name, source in rows.validation.items()
-    }
-    found = {name: tokens_per_word(loader, term, counts) for name, loader in loaders.items()}
-    return {name: number for name, number in found.items() if number is not None}
-
-
-def refuse_missing_source(config: RunConfig) -> None:
+def refuse_missing_source(moments: bool, layers: Sequence[int] | str | None) -> None:
     """Raise ConfigError if settings need initialize_from, which is not set."""
-    if config.initialize_moments:
+    if moments:
         raise ConfigError(
             "initialize_moments is true, but initialize_from is not set: name the run of the first phase, e.g. "
             "--set initialize_from=runs/phase1, or set initialize_moments=false"
         )
-    if config.initialize_layers is not None:
+    if layers is not None:
         raise ConfigError(
-            f"initialize_layers is {config.initialize_layers}, but initialize_from is not set: name the model whose "
+            f"initialize_layers is {layers}, but initialize_from is not set: name the model whose "
             "layers initialize this one, e.g. the teacher, or set initialize_layers=null for random weights"
         )
-
-
-def build_rows_by_node(config: RunConfig, tokenizer: Tokenizer, objective: Objective, topology: Topology) -> RunRows:
-    """Build or open the rows of the run on every rank.
-
-    The first rank of each node builds missing sample indexes or waits for another node, then the others open them. This
-    works with local and shared disks. Rank 0 also compares the checksums of existing indexes, unless they are as they
-    were when they were last compared.
-
-    Raises:
-        ConfigError, DataError: build_run_rows failed on any rank; raised on every rank.
-    """
-
-    def build() -> RunRows:
-        return build_run_rows(config.row_settings, tokenizer, objective, verify=topology.is_main, trust=True)
-
-    rows = topology.run_together(lambda: build() if topology.local_rank == 0 else None)
-    return topology.run_together(lambda: build() if rows is None else rows)
-
-
-def agreed_data(own: dict[str, Any], topology: Topology) -> dict[str, Any]:
-    """Return the description of the data after checking that every rank has the same.
-
-    Raises:
-        DataError: a rank has other data; raised on every rank.
-    """
-    first = topology.broadcast_object(own)
-    for rank, description in topology.gather_some(None if own == first else own).items():
-        raise DataError(
-            f"rank {rank} reads other data than rank 0 ({description} instead of {first}); copy the same "
-            "datasets to every node and check them with ctxlm inspect --verify"
-        )
-    return own
 
 
 def agreed_teacher(config: RunConfig, tokenizer: Tokenizer, topology: Topology) -> RunConfig:
@@ -260,58 +225,16 @@ def agreed_teacher(config: RunConfig, tokenizer: Tokenizer, topology: Topology) 
     return config
 
 
-def build_loaders(
-    config: RunConfig,
-    rows: RunRows,
-    objective: Objective,
-    topology: Topology,
-    start_row: int,
-    stored: Mapping[str, StoredRows],
-    device: torch.device | None = None,
-) -> tuple[TrainLoader, Mapping[str, Iterable[Batch | None]]]:
-    """Return the training steps and the held-out batches; inner pipeline stages get no data.
-
-    Args:
-        config: the recipe.
-        rows: of the run.
-        objective: makes the batches.
-        topology: the ranks.
-        start_row: first row of the training steps.
-        stored: a teacher's outputs by part (export/stored_loader.py), empty if there are none.
-        device: where the batches are used; None for the CPU.
-    """
-    idle = 0 < topology.pipeline_parallel_rank < topology.pipeline_parallel_size - 1
-    ranks = topology.data_parallel_rank, topology.data_parallel_size
-
-    def held_out(name: str, source: RowSource) -> EvalLoader:
-        if stored:
-            return StoredEvalLoader(
-                stored[f"eval/{name}"],
-                source,
-                objective,
-                config.data,
-                config.training,
-                config.evaluation,
-                ranks,
-                device,
-            )
-        return EvalLoader(source, objective, config.data, config.training, config.evaluation, ranks, device)
-
-    loaders = {name: held_out(name, source) for name, source in rows.validation.items()}
-    validation = {name: [None] * len(loader) if idle else loader for name, loader in loaders.items()}
-    arguments = (rows.train, objective, config.data, config.training, ranks, start_row, idle, device)
-    return StoredTrainLoader(stored[TRAIN], *arguments) if stored else TrainLoader(*arguments), validation
-
-
 def build_engine(
     config: RunConfig, deepspeed_config: dict[str, Any], objective: Objective, topology: Topology
 ) -> Engine:
-    """Build the engine without setting the weights.
+    """Build the engine, with the values of frozen parameters but without setting the weights.
 
     Raises:
         ConfigError: the layout or the model is impossible, or does not fit in memory.
         KernelError: a kernel that the recipe names cannot run here.
     """
+
     def kernels_of(precision: str) -> KernelSet:
         return KernelSet(config.kernels, device_type(), DTYPES[precision])
 
@@ -338,11 +261,19 @@ def build_engine(
         engine = Engine(config, deepspeed_config, list_layers, objective, topology)
     layers = f", layers compiled ({config.training.compile_mode})" if compiled else ""
     logger.info("kernels: %s, %s%s", kernels.describe(), engine.optimizer_choice, layers)
-    family, whole = FAMILIES.get(config.model.family), engine.whole_model
-    fresh = partial(whole.initial_value, seed=config.training.seed)
-    frozen = load_object(family.frozen)(config.model) if family.frozen else fresh
-    engine.load_frozen(teacher_values(config) if objective.teacher_outputs else frozen)
+    engine.load_frozen(frozen_values(config, engine))
     return engine
+
+
+def frozen_values(config: RunConfig, engine: Engine) -> Callable[[str], torch.Tensor]:
+    """Return a function from the name of a frozen parameter, of the teacher or of the model, to its complete value."""
+    if engine.objective.teacher_outputs:
+        return teacher_values(config)
+    family = FAMILIES.get(config.model.family)
+    if family.frozen:
+        values: Callable[[str], torch.Tensor] = load_object(family.frozen)(config.model)
+        return values
+    return partial(engine.whole_model.initial_value, seed=config.training.seed)
 
 
 def initialize_weights(config: RunConfig, engine: Engine) -> None:

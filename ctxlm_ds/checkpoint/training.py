@@ -52,7 +52,7 @@ class TrainingCheckpoints:
         path, documents [first, last), rows, and index, the key of its samples; only the key is compared.
         """
         self._manager = manager
-        self._engine = engine
+        self.engine = engine
         self._config = config
         self._tokenizer_dir = tokenizer_dir
         self._data = dict(data)
@@ -123,7 +123,7 @@ class TrainingCheckpoints:
 
     def _finisher(self, state: TrainState) -> Callable[[Path, list[Any]], None]:
         """Return the function by which rank 0 adds the other files, all of this moment."""
-        scalars = self._engine.scalars()
+        scalars = self.engine.scalars()
         document = {"train_state": state.to_dict(), "data": self._data, "environment": self._environment()}
         described = json.dumps(document, indent=1)
 
@@ -136,7 +136,7 @@ class TrainingCheckpoints:
         return finish
 
     def _environment(self) -> dict[str, Any]:
-        return environment(self._engine, self._config)
+        return environment(self.engine, self._config.training)
 
     def resume(self, folder: Path | None) -> TrainState | None:
         """Load a checkpoint of this run (CheckpointManager.find_resumable) and return its state; None without one.
@@ -156,8 +156,8 @@ class TrainingCheckpoints:
         reader = CheckpointReader(folder)
         scalars = reader.scalars()
         self._load_chunks(reader, int(scalars.get("optimizer_updates", 0)))
-        self._engine.restore_scalars(scalars)
-        _load_carried(self._engine, reader, described["environment"])
+        self.engine.restore_scalars(scalars)
+        _load_carried(self.engine, reader, described["environment"])
         state = TrainState.from_dict(described["train_state"])
         saved_config = load_saved_config(folder / "config.yaml")
         differences = self._changed_environment(described["environment"])
@@ -171,15 +171,15 @@ class TrainingCheckpoints:
     def _load_chunks(self, reader: CheckpointReader, updates: int) -> None:
         kinds = reader.moment_kinds()
         if kinds:
-            self._engine.prepare_optimizer_state(updates, kinds)
-        for fragment in self._engine.fragments():
+            self.engine.prepare_optimizer_state(updates, kinds)
+        for fragment in self.engine.fragments():
             held = (fragment.start, fragment.length, fragment.shard)
             fragment.weight().copy_(reader.read(fragment.name, WEIGHT_KIND, *held))
-            state = self._engine.optimizer_state(fragment.owner)
+            state = self.engine.optimizer_state(fragment.owner)
             for kind in (kind for kind in kinds if kind in state):
                 view = fragment.moment(state, kind)
                 view.copy_(reader.read(fragment.name, kind, *held))
-        self._engine.weights_changed()
+        self.engine.weights_changed()
 
     def _changed_environment(self, saved: Mapping[str, Any]) -> list[str]:
         """Return what keeps the resume from being bitwise, as `name old -> new`."""

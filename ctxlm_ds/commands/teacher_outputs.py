@@ -89,12 +89,13 @@ def main() -> None:
 def write_outputs(config: RunConfig, folder: Path, steps: int, topology: Topology) -> None:
     """Write what a folder lacks of the outputs for `steps` steps and the held-out rows; all ranks call it."""
     from ctxlm_ds.objectives.build import build_objective
-    from ctxlm_ds.run import agreed_teacher, build_rows_by_node, resolve
+    from ctxlm_ds.run import agreed_teacher, resolve
+    from ctxlm_ds.run_data import build_rows_by_node
 
     config, tokenizer = topology.run_on_rank_0_first(partial(resolve, config))
     config = agreed_teacher(config, tokenizer, topology)
     objective = build_objective(config.objective, tokenizer)
-    rows = build_rows_by_node(config, tokenizer, objective, topology)
+    rows = build_rows_by_node(config.row_settings, tokenizer, objective, topology)
     teacher = topology.run_together(lambda: TeacherPass(config, objective, rows))
     parts = deciding_parts(config, rows, config.training.rows_after(steps))
     micro_batch_size = config.training.micro_batch_size

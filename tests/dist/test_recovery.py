@@ -22,7 +22,7 @@ from ctxlm_ds.process.launch import StopSignal
 from ctxlm_ds.process.run_history import read_history
 from ctxlm_ds.recipe.schema import AnomaliesConfig, CheckpointConfig, RunConfig
 from ctxlm_ds.training.engine.engine import Engine
-from ctxlm_ds.training.hooks.hooks import Hook, Hooks, StepMetrics
+from ctxlm_ds.training.hooks.hooks import Hook, Hooks, RunStart, StepMetrics
 from ctxlm_ds.training.loop.recovery import Recovery
 from ctxlm_ds.training.loop.saves import Saves
 from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
@@ -133,10 +133,11 @@ def run_case(layout: Layout, case: Case, folder: Path) -> dict[str, Any]:
     recorder = Recorder(case.kill_after)
     rows = Rows() if engine.topology.is_main else None
     trainer = Trainer(
-        config=config, engine=engine, schedule=LearningRateSchedule(config.schedule, RATE, STEPS), steps=stream,
+        start=RunStart(state.step, config.training.max_steps, config, tokens=state.tokens), training=config.training,
+        evaluation=config.evaluation, engine=engine, schedule=LearningRateSchedule(config.schedule, RATE, STEPS), steps=stream,
         validation={}, saves=Saves(config.checkpoint, checkpoints),
         recovery=Recovery(settings, folder, rows, load, stream.restart), hooks=Hooks([recorder]),
-        topology=engine.topology, stop_signal=StopSignal(), state=state,
+        stop_signal=StopSignal(), state=state,
     )  # fmt: skip
     error = ""
     try:

@@ -12,7 +12,7 @@ from ctxlm_ds.errors import DataError
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.topology import build_topology
 from ctxlm_ds.process.run_lock import RunLock
-from ctxlm_ds.run import agreed_data, build_rows_by_node
+from ctxlm_ds.run_data import agreed_data, build_rows_by_node
 from tests.dist.forks import RanksFailed, fork_ranks
 from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
 
@@ -25,7 +25,7 @@ TOKENIZER: Any = FakeTokenizer()
 def _rows_of(rank: int, prefix: str, folder: str, ranks_a_node: int = 1) -> tuple[str, bytes]:
     topology = build_topology(rank % ranks_a_node, ranks_a_node)
     config = run_config(data={"train": [prefix], "sample_index_dir": folder})
-    rows = build_rows_by_node(config, TOKENIZER, build_objective(config.objective, TOKENIZER), topology).train
+    rows = build_rows_by_node(config.row_settings, TOKENIZER, build_objective(config.objective, TOKENIZER), topology).train
     return rows.indexes[0].meta["key"], rows.indexes[0].records.tobytes()
 
 

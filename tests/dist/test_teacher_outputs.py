@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ctxlm_ds import run as run_builder
+from ctxlm_ds.run_data import build_loaders
 from ctxlm_ds.data.stream.run_datasets import build_run_rows
 from ctxlm_ds.errors import ConfigError, CtxlmError, DataError
 from ctxlm_ds.export import stored_outputs
@@ -87,7 +88,7 @@ def train(
         stored = open_rows(config, rows, tokenizer, engine.module.inputs, last)
     except CtxlmError as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    steps, validation = run_builder.build_loaders(config, rows, objective, topology, start_row, stored)
+    steps, validation = build_loaders(config, rows, objective, topology, start_row, stored)
     read = islice(steps, STEPS - start_row // ROWS)
     results = [engine.train_step(step, number, LEARNING_RATE) for number, step in enumerate(read)]
     return {

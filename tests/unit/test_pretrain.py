@@ -30,7 +30,8 @@ def test_held_out_batches_and_passes_of_continuations_are_progress(
     continuations = SimpleNamespace(on_pass=None)
     trainer: Any = SimpleNamespace(
         hooks=Hooks([]), saves=SimpleNamespace(saver=SimpleNamespace(pending_age_s=lambda: None)),
-        topology=SimpleNamespace(is_main=False), validation={"heldout": [None, None]}, continuations=continuations,
+        engine=SimpleNamespace(topology=SimpleNamespace(is_main=False)),
+        validation={"heldout": [None, None]}, continuations=continuations,
     )  # fmt: skip
 
     def run() -> None:

@@ -31,9 +31,9 @@ class _SaveBenchmark:
     """Steps and saves of one run."""
 
     def __init__(self, trainer: Trainer) -> None:
-        self._topology, self._engine, self._state = trainer.topology, trainer.engine, trainer.state
+        self._topology, self._engine, self._state = trainer.engine.topology, trainer.engine, trainer.state
         self._steps = iter(trainer.steps)
-        self._learning_rate = trainer.config.optimizer.learning_rate
+        self._learning_rate = trainer.start.config.optimizer.learning_rate
         self._checkpoints = trainer.saves.saver
         self._seconds: dict[str, list[float]] = defaultdict(list)
 

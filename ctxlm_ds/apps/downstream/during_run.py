@@ -27,7 +27,6 @@ from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, list_files
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.check import JUDGED_FOLDERS
 from ctxlm_ds.recipe.evaluation import DownstreamTask
-from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import load_object
 from ctxlm_ds.training.hooks.hooks import Hook, RunEnd, RunStart, StepMetrics
 
@@ -57,19 +56,19 @@ class Work:
     """Of the task in the recipe."""
 
 
-def check_tasks(config: RunConfig) -> None:
+def check_tasks(tasks: Sequence[DownstreamTask], family: str) -> None:
     """Refuse tasks whose description, files or packages are missing, and those that the family cannot do.
 
     Raises:
         ConfigError, DataError: names what is missing or does not fit.
     """
-    if config.evaluation.downstream:
+    if tasks:
         load_object("ctxlm_ds.finetune:check_packages")()
-    for one in config.evaluation.downstream:
+    for one in tasks:
         _, task = load_task(one.task)
         for name in filter(None, (task.train, task.dev, task.test)):
             find_file(Path(one.data), name)
-        _check_family(config.model.family, one.task, task)
+        _check_family(family, one.task, task)
 
 
 def _check_family(family: str, name: str, task: TaskDescription) -> None:
@@ -104,7 +103,8 @@ class DownstreamHook(Hook):
 
     def __init__(
         self,
-        config: RunConfig,
+        tasks: Sequence[DownstreamTask],
+        save_minutes: float | None,
         run_dir: Path,
         call_hooks: Report,
         asked_to_stop: Callable[[], bool] = lambda: False,
@@ -113,15 +113,15 @@ class DownstreamHook(Hook):
         """Follow a run.
 
         Args:
-            config: the recipe.
+            tasks: evaluation.downstream of the recipe.
+            save_minutes: watchdog.save_minutes, the time that the other ranks' watchdogs allow for the end of a run.
             run_dir: of the run.
             call_hooks: calls a method of every hook.
             asked_to_stop: returns True if a signal asked the run to stop.
             make_command: the command of a task and the folder of a step.
         """
-        self._tasks = config.evaluation.downstream
-        minutes = config.watchdog.save_minutes  # the time that the other ranks' watchdogs allow for the end of a run
-        self._longest_wait_s = math.inf if minutes is None else minutes * 60.0 / 2
+        self._tasks = tasks
+        self._longest_wait_s = math.inf if save_minutes is None else save_minutes * 60.0 / 2
         self._folder, self._checkpoints = run_dir / FOLDER, run_dir / CHECKPOINTS_DIR
         self._call_hooks, self._asked_to_stop, self._make_command = call_hooks, asked_to_stop, make_command
         self._waiting: list[Work] = []

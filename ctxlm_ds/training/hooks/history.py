@@ -16,14 +16,14 @@ from ctxlm_ds.process.watchdog import Watchdog
 from ctxlm_ds.training.hooks.hooks import Hook, Phase, RunEnd, RunStart, StepMetrics
 
 if TYPE_CHECKING:
-    from ctxlm_ds.recipe.schema import RunConfig
+    from ctxlm_ds.recipe.schema import TrainingConfig
     from ctxlm_ds.training.engine.engine import Engine
 
 LOG_VARIABLE = "CTXLM_LOG_FILE"
 """Names the job's log if the starter knows it; stderr of this process may be a pipe to the launcher."""
 
 
-def environment(engine: Engine, config: RunConfig) -> dict[str, Any]:
+def environment(engine: Engine, training: TrainingConfig) -> dict[str, Any]:
     """Return what must be the same for a bitwise resume."""
     import torch
 
@@ -34,8 +34,8 @@ def environment(engine: Engine, config: RunConfig) -> dict[str, Any]:
         "pipeline_parallel_size": topology.pipeline_parallel_size,
         "sequence_parallel": engine.parallel.splits_tokens,
         "zero_stage": engine.zero_stage,
-        "micro_batch_size": config.training.micro_batch_size,
-        "precision": config.training.precision,
+        "micro_batch_size": training.micro_batch_size,
+        "precision": training.precision,
         "num_threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "machine": platform.machine(),

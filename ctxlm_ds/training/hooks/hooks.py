@@ -10,13 +10,9 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from ctxlm_ds.recipe.schema import RunConfig
-
-if TYPE_CHECKING:
-    from ctxlm_ds.parallel.topology import Topology
-    from ctxlm_ds.process.launch import StopSignal
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -214,27 +210,3 @@ def memory_bytes() -> int:
     except (OSError, IndexError, ValueError):
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def build_hooks(
-    config: RunConfig, run_dir: Path, topology: Topology, stop_signal: StopSignal | None = None
-) -> list[Hook]:
-    """Build metrics, trackers, the user's hooks and status on rank 0, and the profiler on every rank if enabled."""
-    # These modules import this one.
-    from ctxlm_ds.process.line_file import METRICS_NAME
-    from ctxlm_ds.training.hooks.hook_setup import build_trackers, build_user_hooks
-    from ctxlm_ds.training.hooks.metrics import MetricsWriter
-    from ctxlm_ds.training.hooks.profiler import PROFILE_DIR, ProfilerHook
-    from ctxlm_ds.training.hooks.status import StatusHook
-    from ctxlm_ds.training.hooks.utilization import peak_row_seconds
-
-    hooks: list[Hook] = []
-    if topology.is_main:
-        interval_steps, peak = config.logging.interval_steps, peak_row_seconds(config, topology.world_size)
-        hooks.append(MetricsWriter(run_dir / METRICS_NAME, interval_steps, peak))
-        hooks += build_trackers(config, run_dir, peak)
-        hooks += build_user_hooks(config)
-        hooks.append(StatusHook(run_dir, interval_steps, stop_signal))
-    if config.profiler.num_steps > 0:
-        hooks.append(ProfilerHook(config.profiler, run_dir / PROFILE_DIR, topology.rank))
-    return hooks

@@ -12,9 +12,9 @@ from functools import partial
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.errors import TrainingError
-from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.launch import STOP_SIGNALS, StopSignal
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.evaluation import EvaluationConfig
+from ctxlm_ds.recipe.schema import TrainingConfig
 from ctxlm_ds.training.continuations import Continuations
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.forward_backward import StepInterrupted
@@ -37,7 +37,10 @@ INTERRUPT_CHECK_S = 5.0
 class Trainer:
     """Runs steps until a limit or a signal, with evaluations and saves."""
 
-    config: RunConfig
+    start: RunStart
+    """What hooks receive before the first step."""
+    training: TrainingConfig
+    evaluation: EvaluationConfig
     engine: Engine
     schedule: LearningRateSchedule
     steps: Iterable[Step]
@@ -46,11 +49,8 @@ class Trainer:
     saves: Saves
     recovery: Recovery
     hooks: Hooks
-    topology: Topology
     stop_signal: StopSignal
     state: TrainState = field(default_factory=TrainState)
-    changed_settings: Sequence[str] = ()
-    """Settings that a resume found changed."""
     tokens_per_word: Mapping[str, float] = field(default_factory=dict)
     """Of held-out sources whose words are known."""
     continuations: Continuations | None = None
@@ -77,13 +77,10 @@ class Trainer:
         # A checkpoint is written after its step's evaluation, so a resumed step has had both.
         self._last_evaluation_step = self.state.step or -1
         self.saves.start(self.state.step, lambda phase: self.hooks.call("on_phase", phase))
-        start = RunStart(
-            self.state.step, self.config.training.max_steps, self.config, self.changed_settings, self.state.tokens
-        )
         # The history gets a start here; from now on a Ctrl-C must also give it an end.
         self._expect_stop()
         self.stop_signal.starting = False
-        self.hooks.call("on_run_start", start)
+        self.hooks.call("on_run_start", self.start)
         self._iterator = StepsAhead(self.steps)
         self.engine.passes.interrupted = self._interrupted
 
@@ -118,7 +115,7 @@ class Trainer:
             logger.info("the first step also prepares the kernels, which may take half a minute")
         else:
             logger.info("nothing is left to train; a larger %s continues the run", reason.partition(" ")[0])
-        if reason is None and self.state.step == 0 and self.config.initialize_from is not None:
+        if reason is None and self.state.step == 0 and self.start.config.initialize_from is not None:
             self._evaluate_start()
         while reason is None:
             metrics = self.step()
@@ -127,7 +124,7 @@ class Trainer:
                 continue
             reason = self._limit_reached() or self._asked_to_stop()
             self.hooks.call("on_step_end", metrics)
-            interval_steps = self.config.evaluation.interval_steps
+            interval_steps = self.evaluation.interval_steps
             if interval_steps and self.state.step % interval_steps == 0:
                 self._evaluate_once()
             if reason is None:
@@ -141,7 +138,7 @@ class Trainer:
 
     def _evaluate_start(self) -> None:
         """Evaluate the weights that a run starts from, unless it is to stop already."""
-        if not self.topology.all_reduce_max([float(self.stop_signal.requested)])[0]:
+        if not self.engine.topology.all_reduce_max([float(self.stop_signal.requested)])[0]:
             self.evaluate()
 
     def _evaluate_once(self) -> None:
@@ -221,12 +218,12 @@ class Trainer:
             epoch=step.epoch,
             skipped_steps=self.state.skipped_steps,
             rollbacks=self.state.rollbacks,
-            loss_scale=result.loss_scale if self.config.training.precision == "fp16" else None,
+            loss_scale=result.loss_scale if self.training.precision == "fp16" else None,
             step_rows=step.rows_consumed,
         )
 
     def _limit_reached(self) -> str | None:
-        limits = self.config.training
+        limits = self.training
         if self.state.step >= limits.max_steps:
             return f"training.max_steps ({limits.max_steps}) reached"
         if limits.max_tokens is not None and self.state.tokens >= limits.max_tokens:
@@ -236,7 +233,7 @@ class Trainer:
     def _look_ahead(self) -> Ahead:
         """Return the next step and this rank's flags, for the agreement at the end of a step's passes."""
         signals = (float(self.stop_signal.number == number) for number in STOP_SIGNALS)
-        limit_hours = self.config.training.max_hours
+        limit_hours = self.training.max_hours
         late = limit_hours is not None and time.monotonic() - self._started_s >= limit_hours * SECONDS_PER_HOUR
         flags = (*signals, float(late), self._micro_batch_s, *self.saves.flags())
         # A signal from now on counts in the next step.
@@ -251,14 +248,14 @@ class Trainer:
         self._is_late = bool(late)
         self.saves.agree(saves)
         if micro_batch_s:
-            self._check_every = max(1, int(INTERRUPT_CHECK_S * self.topology.world_size / micro_batch_s))
+            self._check_every = max(1, int(INTERRUPT_CHECK_S * self.engine.topology.world_size / micro_batch_s))
 
     def _asked_to_stop(self) -> str | None:
         """Return why to stop if any rank had a signal or was past the wall-time limit; the same on every rank."""
         if self._signal_number:
             self._stopped_by_signal = self.stop_signal.requested = True
             return f"stopped by signal {signal.Signals(self._signal_number).name}"
-        return f"training.max_hours ({self.config.training.max_hours}) reached" if self._is_late else None
+        return f"training.max_hours ({self.training.max_hours}) reached" if self._is_late else None
 
     def _interrupted(self, index: int) -> bool:
         """Return True, on all ranks together, if a rank has been asked to stop; before some micro-batches only."""
@@ -271,7 +268,7 @@ class Trainer:
         own = float(self.stop_signal.number)
         # A signal from now on counts at a later check.
         self._expect_stop(index + 1)
-        self._signal_number = int(self.topology.all_reduce_max([own])[0])
+        self._signal_number = int(self.engine.topology.all_reduce_max([own])[0])
         return bool(self._signal_number)
 
     def _expect_stop(self, index: int = 0, done: int = 0) -> None:
@@ -281,10 +278,10 @@ class Trainer:
         about a stop, and completed if none of its micro-batches is such a one.
         """
         steps, every = self.state.step + done, self._check_every
-        ended = steps >= self.config.training.max_steps or self._limit_reached() is not None
+        ended = steps >= self.training.max_steps or self._limit_reached() is not None
         # Later steps do not agree before their first micro-batch.
         next_check = max(-(-index // every) * every, every if done or self._micro_batch_s else 0)
-        abandoned = next_check < max(self._micro_batches, 1) and self.topology.pipeline_parallel_size == 1
+        abandoned = next_check < max(self._micro_batches, 1) and self.engine.topology.pipeline_parallel_size == 1
         self.stop_signal.step = steps if ended or abandoned else steps + 1
 
 

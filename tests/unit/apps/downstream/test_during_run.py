@@ -44,7 +44,8 @@ class Run:
         self.folder, self.told = folder, []
         self.how = how
         self.config = RunConfig(evaluation=EvaluationConfig(downstream=entries))
-        self.hook = DownstreamHook(self.config, folder, self.hear, make_command=self.judge)
+        save_minutes = self.config.watchdog.save_minutes
+        self.hook = DownstreamHook(entries, save_minutes, folder, self.hear, make_command=self.judge)
 
     def judge(self, task: DownstreamTask, folder: Path) -> list[str]:
         return [sys.executable, "-c", JUDGE, str(folder), task.name, self.how]
@@ -214,19 +215,22 @@ def test_tasks_and_files_are_checked_at_the_start(tmp_path: Path) -> None:
         task = DownstreamTask(**{"task": "cola", "data": str(tmp_path), "every_steps": 2} | settings)
         return RunConfig(evaluation=EvaluationConfig(downstream=[task]))
 
+    def check(config: RunConfig) -> None:
+        check_tasks(config.evaluation.downstream, config.model.family)
+
     with pytest.raises(ConfigError, match="no shipped task"):
-        check_tasks(config(task="cole"))
+        check(config(task="cole"))
     with pytest.raises(DataError, match=r"train.tsv: no such file"):
-        check_tasks(config())
+        check(config())
     (tmp_path / "train.jsonl").touch()
     mine = tmp_path / "mine.yaml"
     mine.write_text("{kind: text_to_text, format: jsonl, train: train.jsonl, dev: train.jsonl, "
                     "columns: {text: a, label: b}}")  # fmt: skip
     with pytest.raises(ConfigError, match=r"no model of model.family bert for tasks of kind text_to_text \(ForSeq"):
-        check_tasks(config(task=str(mine)))
+        check(config(task=str(mine)))
     mine.write_text("{kind: regression, format: jsonl, train: train.jsonl, dev: train.jsonl, "
                     "columns: {text: a, label: b}}")  # fmt: skip
-    check_tasks(config(task=str(mine)))
+    check(config(task=str(mine)))
     (line,) = [config(train_layers=0, seed=3).evaluation.downstream[0]]
     words = command(line, tmp_path)
     assert words[words.index("--train-layers") + 1] == "0" and "--max-train-examples" not in words

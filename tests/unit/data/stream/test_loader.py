@@ -313,7 +313,7 @@ def test_uneven_batches_are_refused() -> None:
 def test_no_rows_are_refused() -> None:
     config = run_config()
     objective = build_objective(config.objective, TOKENIZER)
-    for loader in (TrainLoader, EvalLoader):
+    for loader in (train_loader, eval_loader):
         with pytest.raises(DataError, match="no rows"):
             loader(RowSource([]), objective, config)
 

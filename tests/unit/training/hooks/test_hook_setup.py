@@ -11,9 +11,9 @@ from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.pretrain import main
 from ctxlm_ds.recipe.schema import LoggingConfig, RunConfig
+from ctxlm_ds.run import build_hooks
 from ctxlm_ds.training.hooks import hook_setup
 from ctxlm_ds.training.hooks.hook_setup import build_user_hooks, check_hooks, trackers_of
-from ctxlm_ds.training.hooks.hooks import build_hooks
 
 MODULE = '''
 from ctxlm_ds.training.hooks.hooks import Hook, StepMetrics

@@ -10,7 +10,8 @@ import pytest
 
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.recipe.schema import LoggingConfig, ProfilerConfig, RunConfig
-from ctxlm_ds.training.hooks.hooks import Hook, Hooks, StepMetrics, build_hooks
+from ctxlm_ds.run import build_hooks
+from ctxlm_ds.training.hooks.hooks import Hook, Hooks, StepMetrics
 from tests.unit.training.hooks.test_metrics import end, metrics_of, start
 
 

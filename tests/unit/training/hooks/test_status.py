@@ -16,7 +16,8 @@ import pytest
 
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.recipe.schema import LoggingConfig, RunConfig, TrainingConfig
-from ctxlm_ds.training.hooks.hooks import RunEnd, RunStart, build_hooks
+from ctxlm_ds.run import build_hooks
+from ctxlm_ds.training.hooks.hooks import RunEnd, RunStart
 from ctxlm_ds.training.hooks.status import Forecast, StatusHook, TimeLeft, figures_line, rough_duration, rough_moment
 from tests.unit.training.hooks.test_metrics import end, metrics_of, start
 

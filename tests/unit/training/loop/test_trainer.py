@@ -17,7 +17,7 @@ from ctxlm_ds.process.launch import STOP_SIGNALS, StopSignal
 from ctxlm_ds.recipe.evaluation import EvaluationConfig
 from ctxlm_ds.recipe.schema import CheckpointConfig, RunConfig, ScheduleConfig, TrainingConfig
 from ctxlm_ds.training.engine.engine import Engine
-from ctxlm_ds.training.hooks.hooks import Hook, Hooks, RunEnd, StepMetrics
+from ctxlm_ds.training.hooks.hooks import Hook, Hooks, RunEnd, RunStart, StepMetrics
 from ctxlm_ds.training.loop.recovery import Recovery
 from ctxlm_ds.training.loop.saves import Saves
 from ctxlm_ds.training.loop.state import TrainState
@@ -104,12 +104,13 @@ def run_trainer(
     stop_signal.requested, stop_signal.name = stopped, "SIGTERM" if stopped else None
     held_out = slice_batch(global_batch(99), MICRO * topology.rank, MICRO * (topology.rank + 1))
     trainer = Trainer(
-        config=config, engine=engine,
+        start=RunStart(state.step, config.training.max_steps, config, tokens=state.tokens), training=config.training,
+        evaluation=config.evaluation, engine=engine,
         schedule=LearningRateSchedule(config.schedule, config.optimizer.learning_rate, config.training.max_steps),
         steps=steps or steps_from(state.step, *place), validation={"held_out": [held_out]},
         saves=Saves(config.checkpoint, RecordingSaver(lambda step: recorder.events.append(("save", step)))),
         recovery=Recovery(config.anomalies, Path(), None, nothing_bad, nothing_bad),
-        hooks=Hooks([recorder]), topology=topology, stop_signal=stop_signal, state=state,
+        hooks=Hooks([recorder]), stop_signal=stop_signal, state=state,
     )  # fmt: skip
     error = None
     try:

@@ -1,0 +1,147 @@
+"""Data of a run on every rank: tokenizer, rows, loaders, and what evaluations count by."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ctxlm_ds.data.index.index import RowSource
+from ctxlm_ds.data.sample import Batch
+from ctxlm_ds.data.stream.held_out import tokens_per_word
+from ctxlm_ds.data.stream.loader import EvalLoader, TrainLoader
+from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
+from ctxlm_ds.errors import DataError
+from ctxlm_ds.export.stored_loader import StoredEvalLoader, StoredTrainLoader
+from ctxlm_ds.export.stored_outputs import TRAIN
+from ctxlm_ds.export.stored_rows import StoredRows
+from ctxlm_ds.objectives.base import Objective
+from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import RowSettings
+from ctxlm_ds.tokenizers.base import Tokenizer
+from ctxlm_ds.tokenizers.word_counts import word_counts
+from ctxlm_ds.training.continuations import encode_prompts
+
+logger = logging.getLogger("ctxlm_ds")
+
+
+@dataclass(frozen=True)
+class RunData:
+    """What a run reads."""
+
+    tokenizer: Tokenizer
+    objective: Objective
+    prompts: list[list[int]]
+    """evaluation.prompts, encoded."""
+    rows: RunRows
+    description: dict[str, Any]
+    """Facts of the training rows, the same on every rank and in every start of the run."""
+
+
+def build_data(config: RunConfig, tokenizer: Tokenizer, topology: Topology) -> RunData:
+    """Build or open what a run reads.
+
+    Raises:
+        ConfigError, DataError: a prompt or a source does not fit, or a rank has other data; raised on every rank.
+    """
+    objective = build_objective(config.objective, tokenizer)
+    prompts = encode_prompts(config, objective, tokenizer)
+    logger.info("reading the data")
+    rows = build_rows_by_node(config.row_settings, tokenizer, objective, topology)
+    description = agreed_data(rows.describe(config.data.train, tokenizer), topology)
+    return RunData(tokenizer, objective, prompts, rows, description)
+
+
+def build_rows_by_node(
+    settings: RowSettings, tokenizer: Tokenizer, objective: Objective, topology: Topology
+) -> RunRows:
+    """Build or open the rows of the run on every rank.
+
+    The first rank of each node builds missing sample indexes or waits for another node, then the others open them. This
+    works with local and shared disks. Rank 0 also compares the checksums of existing indexes, unless they are as they
+    were when they were last compared.
+
+    Raises:
+        ConfigError, DataError: build_run_rows failed on any rank; raised on every rank.
+    """
+
+    def build() -> RunRows:
+        return build_run_rows(settings, tokenizer, objective, verify=topology.is_main, trust=True)
+
+    rows = topology.run_together(lambda: build() if topology.local_rank == 0 else None)
+    return topology.run_together(lambda: build() if rows is None else rows)
+
+
+def agreed_data(own: dict[str, Any], topology: Topology) -> dict[str, Any]:
+    """Return the description of the data after checking that every rank has the same.
+
+    Raises:
+        DataError: a rank has other data; raised on every rank.
+    """
+    first = topology.broadcast_object(own)
+    for rank, description in topology.gather_some(None if own == first else own).items():
+        raise DataError(
+            f"rank {rank} reads other data than rank 0 ({description} instead of {first}); copy the same "
+            "datasets to every node and check them with ctxlm inspect --verify"
+        )
+    return own
+
+
+def build_loaders(
+    config: RunConfig,
+    rows: RunRows,
+    objective: Objective,
+    topology: Topology,
+    start_row: int,
+    stored: Mapping[str, StoredRows],
+    device: torch.device | None = None,
+) -> tuple[TrainLoader, Mapping[str, Iterable[Batch | None]]]:
+    """Return the training steps and the held-out batches; inner pipeline stages get no data.
+
+    Args:
+        config: the recipe.
+        rows: of the run.
+        objective: makes the batches.
+        topology: the ranks.
+        start_row: first row of the training steps.
+        stored: a teacher's outputs by part (export/stored_loader.py), empty if there are none.
+        device: where the batches are used; None for the CPU.
+    """
+    idle = 0 < topology.pipeline_parallel_rank < topology.pipeline_parallel_size - 1
+    ranks = topology.data_parallel_rank, topology.data_parallel_size
+
+    def held_out(name: str, source: RowSource) -> EvalLoader:
+        if stored:
+            return StoredEvalLoader(
+                stored[f"eval/{name}"],
+                source,
+                objective,
+                config.data,
+                config.training,
+                config.evaluation,
+                ranks,
+                device,
+            )
+        return EvalLoader(source, objective, config.data, config.training, config.evaluation, ranks, device)
+
+    loaders = {name: held_out(name, source) for name, source in rows.validation.items()}
+    validation = {name: [None] * len(loader) if idle else loader for name, loader in loaders.items()}
+    arguments = (rows.train, objective, config.data, config.training, ranks, start_row, idle, device)
+    return StoredTrainLoader(stored[TRAIN], *arguments) if stored else TrainLoader(*arguments), validation
+
+
+def held_out_words(config: RunConfig, data: RunData) -> dict[str, float]:
+    """Return the tokens per word of the held-out sources of a causal model, if its tokens keep the text's spaces."""
+    term = next((term for term in data.objective.terms if term.has_perplexity), None)
+    counts = None if term is None or data.objective.next_tokens is None else word_counts(data.tokenizer)
+    if term is None or counts is None:
+        return {}
+    sections = config.data, config.training, config.evaluation
+    loaders = {name: EvalLoader(rows, data.objective, *sections) for name, rows in data.rows.validation.items()}
+    found = {name: tokens_per_word(loader, term, counts) for name, loader in loaders.items()}
+    return {name: number for name, number in found.items() if number is not None}
