@@ -107,11 +107,11 @@ class Run:
         self._deepspeed = build_deepspeed_config(config, given, self._ranks.world_size)
 
     def __enter__(self) -> Run:
-        from ctxlm_ds.pretrain import check_judged_tasks, join_ranks, judge_checkpoints, make_run_dir
+        from ctxlm_ds.pretrain import check_judged_tasks, join_ranks, judge_checkpoints
         from ctxlm_ds.process.launch import StopSignal
-        from ctxlm_ds.process.run_lock import RunLock
+        from ctxlm_ds.process.run_lock import RunLock, make_run_dir
 
-        self.run_dir = make_run_dir(self.config)
+        self.run_dir = make_run_dir(self.config.directory)
         topology = join_ranks(self.config, self._deepspeed, self._ranks)
         # Keep the process group for the next run: DeepSpeed keeps groups derived from it.
         atexit.register(_leave_ranks)

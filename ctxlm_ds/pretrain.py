@@ -8,29 +8,25 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.apps.plan.check_lines import missing_lines, model_lines, run_lines
-from ctxlm_ds.checkpoint.progress import read_progress
-from ctxlm_ds.console import at_least, program, run_command, setup_logging
-from ctxlm_ds.errors import EXIT_UNEXPECTED, ConfigError, TokenizerError, TrainingError
+from ctxlm_ds.apps.plan.check_run import MODULE, check_only, deepspeed_settings, parse_arguments
+from ctxlm_ds.console import run_command, setup_logging
+from ctxlm_ds.errors import EXIT_UNEXPECTED, TrainingError
 from ctxlm_ds.installed import check_installed
 from ctxlm_ds.process.failure import FailureReport
 from ctxlm_ds.process.launch import RankInfo, StopSignal, discover_ranks, prepare_process
 from ctxlm_ds.process.launcher import end_torchrun
 from ctxlm_ds.process.local_ranks import run_ranks, without_ranks
 from ctxlm_ds.process.output_log import OutputLog
+from ctxlm_ds.process.run_lock import RunLock, make_run_dir
 from ctxlm_ds.process.watchdog import Watchdog
 from ctxlm_ds.recipe.check import schedule_warnings, unused_settings
-from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG, build_deepspeed_config, load_deepspeed_json
-from ctxlm_ds.recipe.load import dump_config, load_config
+from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.recipe.teacher_rules import needs_teacher
-from ctxlm_ds.training.hooks.hook_setup import check_hooks
 
 if TYPE_CHECKING:
     from ctxlm_ds.parallel.topology import Topology
@@ -39,24 +35,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ctxlm_ds")
 
-MODULE = "ctxlm_ds.pretrain"
-
-
-def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the command line; arguments that launchers add (--local_rank) are ignored."""
-    parser = argparse.ArgumentParser(prog=program(MODULE), description="Pretrain from a recipe.", allow_abbrev=False)
-    parser.add_argument("--config", required=True, metavar="RECIPE", help="recipe: a path or the name of a shipped one")
-    parser.add_argument("--deepspeed_config", metavar="JSON", help="DeepSpeed JSON: a path or a name in ds_configs/")
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="override settings")
-    ranks_help = "start N ranks on this machine; with --check: number of ranks of the planned run"
-    parser.add_argument("--ranks", type=at_least(1), default=1, metavar="N", help=ranks_help)
-    parser.add_argument("--world-size", type=at_least(1), metavar="N", help="with --check: the same as --ranks")
-    parser.add_argument("--check", action="store_true", help="only check the recipe and describe the run in brief")
-    parser.add_argument("--print", action="store_true", help="with --check: print the resolved recipe instead")
-    parser.add_argument("--wait-for-lock", type=float, default=90.0, metavar="S", help="seconds to wait for a live run")
-    parser.add_argument("--deepspeed", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
-    return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -95,56 +73,6 @@ def _rank_command(words: Sequence[str]) -> list[str]:
     return [*start, *without_ranks(words)]
 
 
-def check_only(arguments: argparse.Namespace) -> None:
-    """Check a recipe for a planned number of ranks without importing torch."""
-    world_size = arguments.world_size or arguments.ranks
-    config = load_config(arguments.config, arguments.set, world_size)
-    if needs_teacher(config.objective) and config.teacher.path is not None:
-        from ctxlm_ds.export.teacher import with_teacher
-
-        config = with_teacher(config)
-    deepspeed = load_deepspeed_json(_deepspeed_source(arguments, config))
-    zero = _deepspeed_settings(arguments, config, world_size).get("zero_optimization") or {}
-    deepspeed["zero_optimization"] = zero
-    check_hooks(config)
-    if arguments.print:
-        sys.stdout.write(dump_config(config))
-        return
-    config, run_dir = _with_vocabulary(config), run_directory(config)
-    progress = read_progress(run_dir, config)
-    for line in schedule_warnings(config):
-        logger.warning("%s", line)
-    lines = run_lines(config, int(zero.get("stage", 0)), world_size, run_dir) + missing_lines(config)
-    lines += [] if progress is None else [f"  {progress.describe()}"]
-    sys.stdout.writelines(f"{line}\n" for line in lines)
-    sys.stdout.flush()
-    changes = ["--set", *arguments.set] if arguments.set else []
-    plan = f"ctxlm plan {shlex.join(['--config', arguments.config, *changes])}"
-    for_gpus = getattr(arguments, "gpus_per_node", None) is not None  # of `ctxlm submit`, for other machines
-    sys.stdout.writelines(f"{line}\n" for line in model_lines(config, deepspeed, world_size, plan, for_gpus))
-
-
-def _with_vocabulary(config: RunConfig) -> RunConfig:
-    """Return the recipe with the size of its tokenizer's vocabulary; unchanged if the tokenizer cannot be opened."""
-    if config.tokenizer.path is None:
-        return config
-    try:
-        from ctxlm_ds.tokenizers.load import resolve
-
-        return resolve(config)[0]
-    except (ImportError, TokenizerError):
-        return config
-
-
-def _deepspeed_source(arguments: argparse.Namespace, config: RunConfig) -> str:
-    return str(arguments.deepspeed_config or config.deepspeed or DEFAULT_CONFIG)
-
-
-def _deepspeed_settings(arguments: argparse.Namespace, config: RunConfig, world_size: int) -> dict[str, Any]:
-    source = _deepspeed_source(arguments, config)
-    return build_deepspeed_config(config, load_deepspeed_json(source), world_size, source=f"DeepSpeed config {source}")
-
-
 def pretrain(
     arguments: argparse.Namespace, ranks: RankInfo, stop_signal: StopSignal, report: FailureReport,
     output_log: OutputLog | None = None,
@@ -165,18 +93,17 @@ def pretrain(
         CtxlmError: a mistake of the user, or the training failed.
     """
     config = load_config(arguments.config, arguments.set, ranks.world_size)
-    report.run_dir = run_directory(config)
-    deepspeed_config = _deepspeed_settings(arguments, config, ranks.world_size)
+    report.run_dir = config.directory
+    deepspeed_config = deepspeed_settings(arguments, config, ranks.world_size)
     for line in unused_settings(config):
         logger.info("note: %s", line)
     for line in schedule_warnings(config) if ranks.rank == 0 else []:
         logger.warning("%s", line)
-    with Watchdog(config.watchdog, make_run_dir(config), ranks) as watchdog:
+    with Watchdog(config.watchdog, make_run_dir(config.directory), ranks) as watchdog:
         topology = join_ranks(config, deepspeed_config, ranks)
 
         from torch import distributed
 
-        from ctxlm_ds.process.run_lock import RunLock
         from ctxlm_ds.run import build_run
         from ctxlm_ds.training.engine.runtime import (
             explain_out_of_memory,
@@ -186,7 +113,7 @@ def pretrain(
 
         leave_waiting_to_watchdog()
         # If another process takes the lock, this one must not write any more.
-        lock = RunLock(run_directory(config), on_loss=lambda: os._exit(EXIT_UNEXPECTED))
+        lock = RunLock(config.directory, on_loss=lambda: os._exit(EXIT_UNEXPECTED))
         try:
             topology.run_on_rank_0(lambda: lock.acquire(wait_s=arguments.wait_for_lock))
             if topology.is_main:
@@ -228,28 +155,6 @@ def judge_checkpoints(trainer: Trainer, run_dir: Path) -> None:
             trainer.evaluation.downstream, save_minutes, run_dir, trainer.hooks.call, lambda: bool(signal.number)
         )
         trainer.hooks.prepend(judge)
-
-
-def run_directory(config: RunConfig) -> Path:
-    """Return the run directory of a recipe."""
-    return Path(config.run_dir or Path("runs") / config.name)
-
-
-def make_run_dir(config: RunConfig) -> Path:
-    """Create the run directory of a recipe.
-
-    Raises:
-        ConfigError: it cannot be created or written.
-    """
-    run_dir = run_directory(config)
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = "not a folder" if isinstance(error, FileExistsError) else (error.strerror or str(error)).lower()
-        raise ConfigError(f"run_dir {run_dir} cannot be created: {reason}; set run_dir to another folder") from error
-    if not os.access(run_dir, os.W_OK | os.X_OK):
-        raise ConfigError(f"run_dir {run_dir} is not writable; set run_dir to another folder")
-    return run_dir
 
 
 def join_ranks(config: RunConfig, deepspeed_config: dict[str, Any], ranks: RankInfo) -> Topology:

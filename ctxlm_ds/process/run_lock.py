@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from ctxlm_ds.errors import RunLockedError
+from ctxlm_ds.errors import ConfigError, RunLockedError
 from ctxlm_ds.process.lock_record import ObservedLock, look_at_lock, this_process
 
 logger = logging.getLogger("ctxlm_ds")
@@ -273,3 +273,19 @@ class RunLock:
 
 def _who(holder: ObservedLock | None) -> str:
     return holder.record.describe() if holder is not None and holder.record is not None else "another process"
+
+
+def make_run_dir(run_dir: Path) -> Path:
+    """Create a run directory and return it.
+
+    Raises:
+        ConfigError: it cannot be created or written.
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "not a folder" if isinstance(error, FileExistsError) else (error.strerror or str(error)).lower()
+        raise ConfigError(f"run_dir {run_dir} cannot be created: {reason}; set run_dir to another folder") from error
+    if not os.access(run_dir, os.W_OK | os.X_OK):
+        raise ConfigError(f"run_dir {run_dir} is not writable; set run_dir to another folder")
+    return run_dir

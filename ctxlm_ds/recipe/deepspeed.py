@@ -309,7 +309,7 @@ def _settle_autos(section: dict[str, Any], path: tuple[str, ...]) -> Iterator[Pr
 
 def _separate_runs(result: dict[str, Any], config: RunConfig) -> None:
     """Give each run directory a separate folder on the NVMe disk, because DeepSpeed names its files by rank only."""
-    run_dir = os.path.abspath(config.run_dir or os.path.join("runs", config.name))
+    run_dir = os.path.abspath(config.directory)
     name = f"{config.name}-{hashlib.sha256(run_dir.encode()).hexdigest()[:8]}"
     for part in ("offload_optimizer", "offload_param"):
         section = result.get("zero_optimization", {}).get(part)

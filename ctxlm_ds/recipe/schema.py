@@ -6,6 +6,7 @@ format. Imports no torch.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, SerializeAsAny, WrapValidator
@@ -349,6 +350,11 @@ class RunConfig(Section):
     logging: LoggingConfig = LoggingConfig()
     profiler: ProfilerConfig = ProfilerConfig()
     kernels: KernelsConfig = KernelsConfig()
+
+    @property
+    def directory(self) -> Path:
+        """The run directory."""
+        return Path(self.run_dir or Path("runs") / self.name)
 
     @property
     def row_settings(self) -> RowSettings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.pretrain import check_only, parse_arguments, train
+from ctxlm_ds.pretrain import train
 from ctxlm_ds.process.launch import RankInfo
 from ctxlm_ds.process.watchdog import Watchdog
 from ctxlm_ds.recipe.schema import WatchdogConfig
@@ -47,14 +46,3 @@ def test_held_out_batches_and_passes_of_continuations_are_progress(
     train(trainer, watchdog, tmp_path, RANKS)
     assert [message["limit_s"] for message in told] == [60.0] * 6 + [math.inf]
     os.close(watchdog._scratch)
-
-
-@pytest.mark.parametrize("zero", [{"stage": "auto"}, None, "auto"])
-def test_a_check_reads_the_stage_as_the_run_does(
-    zero: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "mine.json").write_text(json.dumps({"zero_optimization": zero}))
-    monkeypatch.setattr("ctxlm_ds.pretrain.model_lines", lambda *_: [])
-    words = ["--config", "bert-tiny", "--check", "--deepspeed_config", str(tmp_path / "mine.json")]
-    check_only(parse_arguments([*words, "--set", "training.precision=fp32"]))
-    assert "ZeRO stage 0" in capsys.readouterr().out

@@ -188,14 +188,14 @@ def find_run(
 
 def read_recipe(words: Sequence[str], world_size: int) -> tuple[str, int]:
     """Check the recipe in this process; return the run's folder and the number of steps."""
-    from ctxlm_ds.pretrain import parse_arguments
+    from ctxlm_ds.apps.plan.check_run import parse_arguments
     from ctxlm_ds.recipe.check import check_config
     from ctxlm_ds.recipe.load import load_config
 
     arguments = parse_arguments(words)
     config = load_config(arguments.config, arguments.set)
     check_config(config, world_size)
-    return str(config.run_dir or Path("runs") / config.name), config.training.max_steps
+    return str(config.directory), config.training.max_steps
 
 
 def main() -> None:

@@ -163,7 +163,7 @@ def _run(words: Sequence[str], folder: Path | None = None, stdin: str = "") -> s
 
 def main() -> None:
     """Run a node's task, or by hand print the settings: `DIR --config RECIPE`, options of ctxlm_ds.pretrain."""
-    from ctxlm_ds.pretrain import parse_arguments
+    from ctxlm_ds.apps.plan.check_run import parse_arguments
     from ctxlm_ds.recipe.load import load_config
 
     arguments = parse_arguments(sys.argv[2:])

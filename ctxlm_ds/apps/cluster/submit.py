@@ -25,12 +25,13 @@ from ctxlm_ds.apps.cluster.job import refuse_run_of_another
 from ctxlm_ds.apps.cluster.run_files import SUBMITTED_NAME
 from ctxlm_ds.apps.cluster.slurm_commands import show_job
 from ctxlm_ds.apps.cluster.sweep import OPTION, RUN_DIR, SWEEP_NAME, SweepTask, read_sweep, tasks_of_array
+from ctxlm_ds.apps.plan.check_run import check_only
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.checkpoint.progress import read_progress
 from ctxlm_ds.console import at_least, counted, run_command
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.installed import checkout
-from ctxlm_ds.pretrain import check_only, make_run_dir, run_directory
+from ctxlm_ds.process.run_lock import make_run_dir
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
 
@@ -110,7 +111,7 @@ def check(args: argparse.Namespace, waits: bool = False) -> tuple[RunConfig, boo
     """
     world_size = args.nodes * args.ranks
     whole = load_config(args.recipe, args.set, world_size)
-    common, tasks = _sweep_tasks(args, run_directory(whole))
+    common, tasks = _sweep_tasks(args, whole.directory)
     configs = [
         load_config(args.recipe, [*common, *task.settings], world_size, dict.fromkeys(task.settings, task.place))
         for task in tasks
@@ -120,12 +121,12 @@ def check(args: argparse.Namespace, waits: bool = False) -> tuple[RunConfig, boo
     check_only(first)
     for config in configs:
         try:
-            refuse_run_of_another(run_directory(config), None, partial(show_job, patience_s=PATIENCE_S))
+            refuse_run_of_another(config.directory, None, partial(show_job, patience_s=PATIENCE_S))
         except ConfigError as error:
             if not waits:
                 raise
             print(f"  warning: {error}")
-    progress = [read_progress(run_directory(config), config) for config in configs]
+    progress = [read_progress(config.directory, config) for config in configs]
     begun = [each for each in progress if each is not None]
     num_complete = sum(each.complete for each in begun)
     if len(tasks) > 1 and begun:
@@ -191,7 +192,7 @@ class Submission:
         self, args: argparse.Namespace, config: RunConfig, profile: Path, options: Sequence[str], script: Path
     ) -> None:
         self._args, self._config, self._script = args, config, script
-        self._run_dir = run_directory(config)
+        self._run_dir = config.directory
         log = f"{self._run_dir}/slurm-%j.log"
         tasks: list[str] = []
         if args.sweep is not None:
@@ -223,7 +224,7 @@ class Submission:
 
     def _make_folders(self) -> None:
         """Make the run directories, which Slurm needs for the log, and keep the sweep."""
-        run_dir, sweep = make_run_dir(self._config), self._args.sweep
+        run_dir, sweep = make_run_dir(self._config.directory), self._args.sweep
         if sweep is None:
             return
         kept, text = run_dir / SWEEP_NAME, sweep.read_text(encoding="utf-8")

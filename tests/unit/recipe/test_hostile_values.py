@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.pretrain import make_run_dir
+from ctxlm_ds.process.run_lock import make_run_dir
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, load_deepspeed_json
 from ctxlm_ds.recipe.load import load_config
@@ -90,7 +90,7 @@ def test_a_repeated_override_is_reported(caplog: pytest.LogCaptureFixture) -> No
 def test_a_run_directory_that_cannot_exist_is_one_error(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be created: .*; set run_dir to another folder"):
-        make_run_dir(RunConfig(run_dir=str(tmp_path / name)))
+        make_run_dir(tmp_path / name)
 
 
 def test_sigterm_ends_a_check() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds import pretrain
 from ctxlm_ds.apps.cluster import submit
 from ctxlm_ds.apps.cluster.job import refuse_run_of_another
+from ctxlm_ds.apps.plan import check_run
 from ctxlm_ds.checkpoint.folders import step_name
 from ctxlm_ds.checkpoint.manifest import hash_files, write_manifest
 from ctxlm_ds.errors import CheckpointError, ConfigError
@@ -50,7 +50,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
     # In place of a process of its own, which builds the model.
-    monkeypatch.setattr("ctxlm_ds.pretrain.model_lines", lambda config, *_: [f"vocabulary {config.model.vocab_size}"])
+    monkeypatch.setattr(
+        "ctxlm_ds.apps.plan.check_run.model_lines", lambda config, *_: [f"vocabulary {config.model.vocab_size}"]
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     for name in ("CTXLM_HOME", "CTXLM_ENV", "REFUSED"):
@@ -141,7 +143,7 @@ def test_a_run_goes_on_or_is_complete(site: Path, capsys: pytest.CaptureFixture[
     for main in (submit.main, submit.check_main):
         with pytest.raises(CheckpointError, match="training.seed: 1234 -> 9"):
             main(["mine.yaml", "--set", "training.seed=9"])
-    pretrain.check_only(pretrain.parse_arguments(["--config", "mine.yaml", "--check"]))
+    check_run.check_only(check_run.parse_arguments(["--config", "mine.yaml", "--check"]))
     assert "  resumes at step 2 of 4\n" in capsys.readouterr().out and not Path("told").exists()
 
 
@@ -232,7 +234,7 @@ def test_the_vocabulary_is_that_of_the_tokenizer(site: Path, capsys: pytest.Capt
     size = load_tokenizer("tok").output_size
     submit.check_main(["mine.yaml"])
     assert f"vocabulary {size}\n" in capsys.readouterr().out
-    pretrain.check_only(pretrain.parse_arguments(["--config", "mine.yaml", "--check", "--set", "tokenizer.path=no"]))
+    check_run.check_only(check_run.parse_arguments(["--config", "mine.yaml", "--check", "--set", "tokenizer.path=no"]))
     assert "vocabulary None\n" in capsys.readouterr().out
 
 
