@@ -43,6 +43,20 @@ MAX_SETTING_CHARACTERS = 300
 MAX_EXTENDS = 20
 
 
+@dataclass(frozen=True, slots=True)
+class RenamedSetting:
+    """A setting that has a new name. Its old name is accepted with a warning for one minor version."""
+
+    section: str
+    old: str
+    new: str
+    removed_in: str
+    """Version in which the old name becomes an unknown setting."""
+
+
+RENAMED: list[RenamedSetting] = []
+
+
 @dataclass(slots=True)
 class RawRecipe:
     """Settings merged so far, where each was written, and problems of reading them."""
@@ -73,8 +87,24 @@ class RawRecipe:
             value = {part: value}
         if not isinstance(value, dict):
             raise ConfigError(f"{name}: a recipe is a section of settings, not {show_value(value)}")
+        self._take_new_names(value)
         self._switch(value)
         self._merge_section(self.data, value, ())
+
+    def _take_new_names(self, new: dict[str, Any]) -> None:
+        """Replace old names of settings (RENAMED) in the newest source, with a warning for each."""
+        for one in RENAMED:
+            section, old, name = new.get(one.section), (one.section, one.old), f"{one.section}.{one.new}"
+            if not isinstance(section, dict) or one.old not in section:
+                continue
+            place = self.places[-1].get(old, "")
+            if one.new in section:
+                self.problems.append(Problem(dotted(old), f"is the old name of {name}; give one of them", where=place))
+            section.setdefault(one.new, section.pop(one.old))
+            moved = {(*old[:1], one.new, *path[2:]): line for path, line in self.places[-1].items() if path[:2] == old}
+            self.places[-1] = {**moved, **self.places[-1]}
+            now = f"{dotted(old)} is now {name}; version {one.removed_in} refuses the old name"
+            logger.warning("%s: %s", place, now)
 
     def _merge_section(self, target: dict[str, Any], new: dict[str, Any], path: SettingPath) -> None:
         for key, value in new.items():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.choices import CHOICES
 from ctxlm_ds.recipe.describe import all_settings
-from ctxlm_ds.recipe.load import dump_config, load_config, shipped_recipes
+from ctxlm_ds.recipe.load import RenamedSetting, dump_config, load_config, load_saved_config, shipped_recipes
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.misspelling import misspell
 
@@ -262,3 +262,20 @@ def test_loading_and_checking_needs_no_torch_and_less_than_a_second() -> None:
 def test_a_value_of_no_possible_kind_is_one_problem(value: str) -> None:
     with pytest.raises(ConfigError, match="1 problem\n  initialize_layers: .*: expected a list of .* or one of spread"):
         load_config("bert-tiny", [f"initialize_layers={value}"])
+
+
+def test_the_old_name_of_a_setting_warns_for_one_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("ctxlm_ds.recipe.load.RENAMED", [RenamedSetting("training", "steps", "max_steps", "0.3")])
+    monkeypatch.setattr("ctxlm_ds.recipe.load.logger.propagate", True)
+    recipe = write(tmp_path / "r.yaml", "name: r\ntraining:\n  steps: 7\n")
+    with caplog.at_level("WARNING", "ctxlm_ds"):
+        assert load_config(recipe).training.max_steps == load_saved_config(recipe).training.max_steps == 7
+        assert load_config(recipe, ["training.steps=8"]).training.max_steps == 8
+    assert f"{recipe}:3: training.steps is now training.max_steps; version 0.3 refuses the old name" in caplog.text
+    assert "--set training.steps=8: training.steps is now" in caplog.text
+    write(recipe, "name: r\ntraining:\n  max_steps: 5\n  steps: 7\n")
+    assert problems_of(recipe)[0].startswith("training.steps: is the old name of training.max_steps; give one of them")
+    write(recipe, "name: r\ntraining:\n  steps: many\n")
+    assert f"[{recipe}:3]" in line_about(problems_of(recipe), "training.max_steps")
