@@ -11,7 +11,7 @@ PIP_INSTALL := PIP_CONSTRAINT=$(abspath constraints.txt) $(BIN)/python -m pip in
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help install operators pretrain downstream test test-fast test-slurm mutants check soak bench docs clean
+.PHONY: help install operators pretrain downstream test test-fast test-pythons test-slurm mutants check soak bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -47,6 +47,13 @@ test-fast: install ## unit tests without several ranks, in some minutes; ARGS ar
 mutants: operators ## break the package in 60 places, one at a time: do the tests notice? (an hour)
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
+PYTHONS ?= 3.10 3.12 3.13
+test-pythons: ## `make test-fast` under PYTHONS="3.10 3.12 3.13", each in .venv-VERSION; a missing interpreter is skipped
+	@for version in $(PYTHONS); do \
+		python$$version --version >/dev/null 2>&1 || { echo "Python $$version is not installed: skipped"; continue; }; \
+		$(MAKE) --no-print-directory test-fast PYTHON=python$$version VENV=.venv-$$version || exit 1; \
+	done
+
 test-slurm: operators ## the tests that need a Slurm cluster; each worker starts one (root, slurm-wlm, munge)
 	@$(BIN)/python -m pytest -m 'slurm and not soak' -n $(WORKERS) --dist loadfile tests/slurm $(ARGS)
 
@@ -66,10 +73,10 @@ bench: install ## measure what this machine can show and write the tables of doc
 
 docs: install ## write docs/config.md from the schema, and build the site of docs/ into site/
 	@$(BIN)/python tools/write_config_docs.py
-	@$(BIN)/python -c 'import material' 2>/dev/null || $(PIP_INSTALL) -e '.[docs]'
+	@$(BIN)/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null || $(PIP_INSTALL) -e '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html; to read it at http://localhost:8000: $(BIN)/mkdocs serve"
 
 clean: ## remove .venv and what checks and tests leave; runs/ stays
-	rm -rf $(VENV) build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-3.* build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
