@@ -1,4 +1,4 @@
-"""Our encoders against transformers' own: logits, losses, gradients, fifty training steps, parameter counts."""
+"""Our encoders against transformers' own beside the contract: packed rows, padding as a random token, pre-LN."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from ctxlm_ds.parallel.cross_entropy import classification_sums
 from ctxlm_ds.recipe.sections import ModelSection
 from tests.encoder_batches import PAD_ID, batch_of, random_batch, random_rows, tiny_model
 from tests.parity.mapping import Ids, copy_weights, hf_inputs, hf_labels, hf_model, key_map_of, our_model, randomize
-from tests.sections import model_section
 
 SEQ_LENGTH = 20
 LENGTHS = [[20], [13], [4], [9]]
@@ -60,22 +59,6 @@ def their_logits(model: nn.Module, batch: Batch, config: ModelSection) -> list[T
     """Masked-LM logits at the prediction slots [b, p, v], then next-sentence logits [b, 1, 2] where there are any."""
     result = model(**hf_inputs(batch, config))
     return list(export_of(config.family).their_outputs(result, batch.fields).values())
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_logits_loss_and_all_gradients(name: str) -> None:
-    config, outputs = MODELS[name]
-    ours, theirs, key_map = pair(config, outputs)
-    batch = random_batch(LENGTHS, config, SEQ_LENGTH, terms_of(outputs))
-    for got, wanted in zip(ours.run(batch.fields).values(), their_logits(theirs, batch, config), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
-
-    our_value = our_loss(ours, batch)
-    our_value.backward()
-    their_value = theirs(**hf_inputs(batch, config), **hf_labels(batch, config)).loss
-    their_value.backward()
-    torch.testing.assert_close(our_value, their_value, rtol=1e-5, atol=0)
-    compare_gradients(ours, theirs, key_map)
 
 
 def compare_gradients(ours: nn.Module, theirs: nn.Module, key_map: KeyMap) -> None:
@@ -191,30 +174,3 @@ def test_pre_layer_norm_is_transformers_roberta_prelayernorm() -> None:
     batch = random_batch(LENGTHS, config, SEQ_LENGTH, terms_of(MASKED_LM))
     (got,), (wanted,) = ours.run(batch.fields).values(), their_logits(theirs, batch, config)
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
-
-
-BASE = {"hidden_size": 768, "num_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
-LARGE = {"hidden_size": 1024, "num_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
-
-
-@pytest.mark.parametrize(
-    ("family", "vocab_size", "size", "low", "high"),
-    [
-        ("bert", 30522, BASE, 109.5e6, 110.2e6),
-        ("bert", 30522, LARGE, 335e6, 340e6),
-        ("roberta", 50265, BASE, 124e6, 126e6),
-        ("roberta", 50265, LARGE, 354e6, 357e6),
-    ],
-)
-def test_published_sizes(family: str, vocab_size: int, size: dict[str, int], low: float, high: float) -> None:
-    config = model_section(family=family, vocab_size=vocab_size, **size)
-    outputs = BERT if family == "bert" else MASKED_LM
-    with torch.device("meta"):
-        ours = our_model(config, outputs)
-        theirs = hf_model(config, outputs)
-    assert all(parameter.is_meta for parameter in ours.parameters())
-    count = sum(parameter.numel() for parameter in ours.parameters())
-    assert low < count < high
-    # RobertaForMaskedLM keeps one row of token types, which ours adds to the positions.
-    extra = config.hidden_size if family == "roberta" else 0
-    assert count + extra == theirs.num_parameters()

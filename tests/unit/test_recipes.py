@@ -19,6 +19,7 @@ from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.load import RECIPE_DIR, load_config, shipped_recipes
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.measure import describe, with_vocabulary
+from tests.each import each
 
 RECIPES = shipped_recipes()
 PUBLISHED_MILLIONS = {
@@ -148,7 +149,7 @@ def test_the_promised_recipes_are_there() -> None:
     }
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@each("name", RECIPES)
 def test_loads_and_is_possible(name: str) -> None:
     config = load_config(name)
     assert config.name == name
@@ -160,7 +161,7 @@ def test_loads_and_is_possible(name: str) -> None:
     assert built["train_batch_size"] == config.training.global_batch_size
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@each("name", RECIPES)
 def test_says_where_every_figure_comes_from(name: str) -> None:
     text = (RECIPE_DIR / f"{name}.yaml").read_text(encoding="utf-8")
     header = [line for line in text.splitlines() if line.startswith("#")]
@@ -172,13 +173,13 @@ def test_says_where_every_figure_comes_from(name: str) -> None:
     assert max(map(len, text.splitlines())) <= 120
 
 
-@pytest.mark.parametrize("name", PUBLISHED_MILLIONS)
+@each("name", PUBLISHED_MILLIONS)
 def test_has_as_many_parameters_as_published(name: str) -> None:
     # The papers count the encoder; heads add up to 1 % and BERT-large's 340M is itself rounded.
     assert num_parameters(load_config(name)) / 1e6 == pytest.approx(PUBLISHED_MILLIONS[name], rel=0.02)
 
 
-@pytest.mark.parametrize("name", DISCRIMINATOR_MILLIONS)
+@each("name", DISCRIMINATOR_MILLIONS)
 def test_a_discriminator_has_as_many_parameters_as_published(name: str) -> None:
     model = with_vocabulary(load_config(name).model)
     count = describe_model(model, ("replaced_logits",)).num_parameters
@@ -187,7 +188,7 @@ def test_a_discriminator_has_as_many_parameters_as_published(name: str) -> None:
     assert num_parameters(load_config(name)) < 1.1 * count
 
 
-@pytest.mark.parametrize("name", ["bert-tiny", "bert-base", "bert-large", "roberta-base", "roberta-large"])
+@each("name", ["bert-tiny", "bert-base", "bert-large", "roberta-base", "roberta-large"])
 def test_has_as_many_parameters_as_transformers_own_model(name: str) -> None:
     config = load_config(name)
     shape = with_vocabulary(config.model)
@@ -212,7 +213,7 @@ def test_has_as_many_parameters_as_transformers_own_model(name: str) -> None:
     assert num_parameters(config) == expected
 
 
-@pytest.mark.parametrize("name", ["bert-base", "bert-large", "roberta-base", "roberta-large"])
+@each("name", ["bert-base", "bert-large", "roberta-base", "roberta-large"])
 def test_published_shape_is_that_of_transformers_defaults(name: str) -> None:
     shape = load_config(name).model
     reference = transformers.BertConfig() if shape.family == "bert" else transformers.RobertaConfig()
@@ -275,7 +276,7 @@ def test_published_batches_and_lengths() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["gpt2-small", "gpt2-medium", "gpt1"])
+@each("name", ["gpt2-small", "gpt2-medium", "gpt1"])
 def test_gpts_have_the_shape_of_transformers_defaults(name: str) -> None:
     shape = load_config(name).model
     defaults = transformers.GPT2Config() if shape.family == "gpt2" else transformers.OpenAIGPTConfig()

@@ -28,7 +28,6 @@ from transformers import (
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import CheckpointError, ExportError
 from ctxlm_ds.export.huggingface import from_hf, to_hf
-from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, random_weights, write_checkpoint, write_run
 
@@ -95,20 +94,6 @@ def test_hugging_face_to_ours_and_back_is_bitwise(kind: str, tokenizer_folder: P
 def config_values(folder: Path) -> dict:
     """All settings as transformers reads them, defaults included."""
     return {key: value for key, value in AutoConfig.from_pretrained(folder).to_dict().items() if key != "_name_or_path"}
-
-
-def test_ours_to_hugging_face_and_back_is_bitwise(kind: str, tokenizer_folder: Path, tmp_path: Path) -> None:
-    config = make_config(kind, tokenizer_folder, load_tokenizer(tokenizer_folder).vocab_size)
-    weights = random_weights(config)
-    run = write_run(tmp_path / "run", config, weights)
-    to_hf(run, tmp_path / "hf")
-    from_hf(tmp_path / "hf", tmp_path / "back")
-    reader = CheckpointReader(tmp_path / "back")
-    assert set(reader.names()) == set(weights)
-    for name, value in weights.items():
-        assert torch.equal(reader.read_full(name), value), name
-    back = load_config(tmp_path / "back" / "config.yaml")
-    assert back.model == config.model and back.objective.name == config.objective.name
 
 
 def test_the_export_loads_as_its_class_with_every_tensor(kind: str, tokenizer_folder: Path, tmp_path: Path) -> None:

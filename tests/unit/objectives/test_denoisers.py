@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
-import pytest
 
 from ctxlm_ds.objectives.denoisers import LONGEST_TEXT, MOST_NOISE, Denoiser
+from tests.each import each
 
 PUBLISHED = Denoiser(0.15, 3.0)
 
@@ -40,8 +42,7 @@ def test_568_tokens_give_512_and_114() -> None:
     assert PUBLISHED.counts(568) == (85, 28)
 
 
-@pytest.mark.parametrize("input_length", [32, 128, 256, 511, 512, 1024, 2048])
-@pytest.mark.parametrize(("density", "mean"), [(0.15, 3.0), (0.15, 8.0), (0.5, 3.0), (0.5, 8.0)])
+@each("input_length, density, mean", product([32, 128, 511, 512, 2048], [0.15, 0.5], [3.0, 8.0]))
 def test_lengths_are_those_of_the_published_helper(input_length: int, density: float, mean: float) -> None:
     denoiser = Denoiser(density, mean)
     length = denoiser.text_length(input_length)
@@ -51,7 +52,7 @@ def test_lengths_are_those_of_the_published_helper(input_length: int, density: f
     assert abs(denoiser.lengths(length)[1] - target) <= (density == 0.5)
 
 
-@pytest.mark.parametrize(("density", "mean"), [(0.15, 3.0), (0.5, 3.0), (0.25, 32.0), (0.1, 2.0)])
+@each("density, mean", [(0.15, 3.0), (0.5, 3.0), (0.25, 32.0), (0.1, 2.0)])
 def test_counts_are_those_of_the_published_mask(density: float, mean: float) -> None:
     denoiser = Denoiser(density, mean)
     for length in range(2, 3000):
@@ -81,9 +82,7 @@ def test_a_mode_token_takes_a_place_of_the_input() -> None:
     assert denoiser.lengths(length)[0] <= 512
 
 
-@pytest.mark.parametrize("mean", [1.0, 2.5, 3.0, 64.0, 1e6])
-@pytest.mark.parametrize("density", [1e-6, 0.15, 0.5, 0.7, MOST_NOISE])
-@pytest.mark.parametrize("input_length", [8, 9, 33, 500, 3001])
+@each("density, mean, input_length", product([1e-6, 0.15, 0.5, MOST_NOISE], [1.0, 2.5, 64.0, 1e6], [8, 9, 33, 3001]))
 def test_the_text_is_the_longest_that_fits(density: float, mean: float, input_length: int) -> None:
     denoiser = Denoiser(density, mean)
     length = denoiser.text_length(input_length)

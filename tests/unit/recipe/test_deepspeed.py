@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, load_deepspeed_json
 from ctxlm_ds.recipe.deepspeed_values import deepspeed_keys
 from ctxlm_ds.recipe.schema import RunConfig
+from tests.each import each
 from tests.misspelling import misspell
 
 CONFIG_DIR = Path(__file__).resolve().parents[3] / "ds_configs"
@@ -37,8 +39,7 @@ def test_shipped_configs_are_those_promised() -> None:
     assert set(SHIPPED) == {"zero0", "zero1", "zero2", "zero3", "pipeline"} | offloading
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("name", SHIPPED)
+@each("name, precision", itertools.product(SHIPPED, ("fp32", "bf16", "fp16")))
 def test_deepspeed_accepts_what_is_built_from_the_shipped_ones(name: str, precision: str) -> None:
     import deepspeed
 

@@ -10,6 +10,7 @@ from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.deepspeed_rules import ELEMENTWISE_OPTIMIZERS, REFUSED, REFUSED_OPTIMIZERS
 from ctxlm_ds.recipe.schema import RunConfig
+from tests.each import each
 
 
 def config_of(**sections: Any) -> RunConfig:
@@ -30,7 +31,7 @@ def nested(path: str, value: Any) -> dict[str, Any]:
     return value
 
 
-@pytest.mark.parametrize("path", sorted(REFUSED))
+@each("path", sorted(REFUSED))
 def test_a_refused_feature_names_its_key_and_reason(path: str) -> None:
     neutral, reason = REFUSED[path]
     value: Any = {"some": 1} if path in ("checkpoint", "datastates_ckpt") or "quant" in path else 7
@@ -43,7 +44,7 @@ def test_a_refused_feature_names_its_key_and_reason(path: str) -> None:
             build_deepspeed_config(config_of(), nested(path, same), 1)
 
 
-@pytest.mark.parametrize("kind", sorted(REFUSED_OPTIMIZERS))
+@each("kind", sorted(REFUSED_OPTIMIZERS))
 def test_an_optimizer_that_cannot_be_exact_is_refused(kind: str) -> None:
     text = refusal({"optimizer": {"type": kind, "params": {}}}, optimizer={"name": "from_ds_config"})
     assert f"optimizer.type: {kind}: {REFUSED_OPTIMIZERS[kind]}" in text

@@ -18,6 +18,7 @@ from ctxlm_ds.recipe.choices import CHOICES
 from ctxlm_ds.recipe.describe import all_settings
 from ctxlm_ds.recipe.load import RenamedSetting, dump_config, load_config, load_saved_config, shipped_recipes
 from ctxlm_ds.recipe.schema import RunConfig
+from tests.each import each
 from tests.misspelling import misspell
 
 
@@ -155,7 +156,7 @@ def test_every_misspelt_setting_is_reported_with_its_path_and_the_right_name(
     assert f"[--set {override}]" in line
 
 
-@pytest.mark.parametrize("section", SECTIONS)
+@each("section", SECTIONS)
 def test_every_misspelt_section_is_reported(tmp_path: Path, section: str) -> None:
     for position in range(len(section)):
         for kind in ("drop", "double", "swap"):
@@ -217,7 +218,7 @@ def test_malformed_overrides(tmp_path: Path, override: str) -> None:
         load_config(write(tmp_path / "r.yaml", ""), [override])
 
 
-@pytest.mark.parametrize("name", shipped_recipes())
+@each("name", shipped_recipes())
 def test_what_is_dumped_loads_equal(tmp_path: Path, name: str) -> None:
     plain = load_config(name)
     sources: list[Any] = ["no"] if plain.data.in_lanes else ["a", "no", "6e-4"]  # rows in lanes have one source

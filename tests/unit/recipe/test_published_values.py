@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from ctxlm_ds.recipe.load import load_config, shipped_recipes
+from tests.each import each
 from tests.unit.recipe.published_families import (
     BART,
     BART_LAPTOP,
@@ -309,13 +310,13 @@ def test_the_table_has_every_shipped_recipe() -> None:
     assert set(PUBLISHED) == set(shipped_recipes())
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@each("name", PUBLISHED)
 def test_a_recipe_has_the_published_values(name: str) -> None:
     flat = flatten(load_config(name).model_dump())
     assert {key: flat.get(key, "no such setting") for key in PUBLISHED[name]} == PUBLISHED[name]
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@each("name", PUBLISHED)
 def test_every_setting_that_decides_the_result_is_in_the_table(name: str) -> None:
     """What a recipe sets in these sections, itself or through `extends`, has an entry."""
     config = load_config(name)
@@ -334,7 +335,7 @@ ELMO_MILLIONS = {"elmo-original": 93.6, "elmo-small": 13.6}
 """allennlp.org/elmo, which counts no softmax."""
 
 
-@pytest.mark.parametrize("name", ELMO_MILLIONS)
+@each("name", ELMO_MILLIONS)
 def test_an_elmo_has_the_published_number_of_parameters_before_the_softmax(name: str) -> None:
     from ctxlm_ds.training.measure import describe
 
@@ -356,7 +357,7 @@ meta-llama/Llama-3.2-1B, google-t5/t5-small, t5-base, google/t5-v1_1-base, faceb
 mbart-large-cc25 have."""
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@each("name", PARAMETERS)
 def test_a_model_has_the_published_number_of_parameters(name: str) -> None:
     from ctxlm_ds.training.measure import describe
 
@@ -367,13 +368,13 @@ TOKENS_A_STEP = {"llama-125m": 2.1e6, "llama-1b": 4.2e6}
 """Liu 2024: 32 rows of 2,048 on each of 32 GPUs; Llama 2's table 1: 4M."""
 
 
-@pytest.mark.parametrize("name", TOKENS_A_STEP)
+@each("name", TOKENS_A_STEP)
 def test_a_step_has_the_published_number_of_tokens(name: str) -> None:
     config = load_config(name)
     assert config.training.global_batch_size * config.data.seq_length == pytest.approx(TOKENS_A_STEP[name], rel=0.01)
 
 
-@pytest.mark.parametrize("name", ["llama-125m", "llama-1b"])
+@each("name", ["llama-125m", "llama-1b"])
 def test_a_token_costs_two_operations_per_weight_and_four_per_pair_of_positions(name: str) -> None:
     """Kaplan 2020 (arXiv:2001.08361), table 1, with the scores of all pairs. Grouped heads change the weights only."""
     from ctxlm_ds.training.measure import describe, measure

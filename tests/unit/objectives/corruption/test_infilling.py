@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from ctxlm_ds.data.numba_random import stream, stream_key
 from ctxlm_ds.data.sample import NO_LABEL, NO_LANGUAGE, Sample, Samples, TargetExample, TargetExamples
 from ctxlm_ds.objectives.corruption.infilling import InfillingRules, corrupt, poisson_ends
+from tests.each import each
 from tests.ragged import samples_from, single_sample
 from tests.unit.objectives.corruption.infilling_reference import StreamDraws, by_rule
 
@@ -60,8 +62,7 @@ OTHERS: dict[str, dict[str, object]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", [*TABLE_1, *OTHERS])
-@pytest.mark.parametrize("length", [1, 2, 7, 60, 200])
+@each("name, length", product([*TABLE_1, *OTHERS], [1, 60]))
 def test_the_published_rules_give_the_same(name: str, length: int) -> None:
     rules = rules_of(**(TABLE_1 | OTHERS)[name])
     samples = samples_from(texts(25, length))
