@@ -1,4 +1,4 @@
-"""Registries of families, objectives and sample formats, each entry imported at first use.
+"""Registries of families, objectives, sample formats, optimizers and schedules, each entry imported at first use.
 
 An entry of this package is one line here. Other packages add entries through the entry-point groups below
 (docs/extending.md). Imports only the standard library, so that a login node can check a recipe.
@@ -142,5 +142,30 @@ FORMATS = Registry(
         "chunks": "ctxlm_ds.data.formats.chunks:Chunks",
         "lanes": "ctxlm_ds.data.formats.lanes:Lanes",
         "bidirectional_lanes": "ctxlm_ds.data.formats.lanes:BidirectionalLanes",
+    },
+)
+OPTIMIZERS = Registry(
+    "optimizer",
+    "ctxlm_ds.optimizers",
+    {
+        "adamw": "ctxlm_ds.training.optimizers.adamw:AdamW",
+        "stable_adamw": "ctxlm_ds.training.optimizers.stable_adamw:StableAdamW",
+        "lamb": "ctxlm_ds.training.optimizers.lamb:Lamb",
+        "muon": "ctxlm_ds.training.optimizers.muon:Muon",
+        "adafactor": "ctxlm_ds.training.optimizers.adafactor:Adafactor",
+        "adagrad": "ctxlm_ds.training.optimizers.adagrad:Adagrad",
+        "from_ds_config": "ctxlm_ds.training.optimizers.from_ds_config:FromDeepSpeedConfig",
+    },
+)
+SCHEDULES = Registry(
+    "schedule",
+    "ctxlm_ds.schedules",
+    {
+        "linear": "ctxlm_ds.training.schedules.schedule:Linear",
+        "polynomial": "ctxlm_ds.training.schedules.schedule:Polynomial",
+        "cosine": "ctxlm_ds.training.schedules.schedule:Cosine",
+        "inverse_sqrt": "ctxlm_ds.training.schedules.schedule:InverseSqrt",
+        "wsd": "ctxlm_ds.training.schedules.schedule:WarmupStableDecay",
+        "constant": "ctxlm_ds.training.schedules.schedule:Constant",
     },
 )

@@ -19,8 +19,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from ctxlm_ds.recipe.deepspeed_rules import ELEMENTWISE_OPTIMIZERS
 from ctxlm_ds.recipe.deepspeed_values import KEYS_FILE, DeepSpeedKeys, KeyPath
+from ctxlm_ds.training.optimizers.from_ds_config import ELEMENTWISE
 
 Value = KeyPath | str | frozenset[str] | None
 """What an expression stands for: the dictionary at a path, a text, one of several texts, or nothing known."""
@@ -100,7 +100,7 @@ def installed_optimizers() -> dict[str, list[str]]:
         found = [list(inspect.signature(one).parameters)[1:] for one in classes]
         return [name for name in found[0] if all(name in other for other in found)]
 
-    torch_names = {kind: names(getattr(torch.optim, kind)) for kind in ELEMENTWISE_OPTIMIZERS if kind != "Lion"}
+    torch_names = {kind: names(getattr(torch.optim, kind)) for kind in ELEMENTWISE if kind != "Lion"}
     adam = [name for name in names(FusedAdam, DeepSpeedCPUAdam) if name != "amsgrad"]
     return torch_names | {
         "Lion": names(FusedLion, DeepSpeedCPULion),

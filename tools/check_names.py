@@ -13,19 +13,26 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES
+from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, OPTIMIZERS, SCHEDULES
 
 ROOT = Path(__file__).resolve().parent.parent
-OWN_FILES = ("ctxlm_ds/families/", "ctxlm_ds/objectives/", "ctxlm_ds/data/formats/", "ctxlm_ds/registry.py")
-OTHER_MEANINGS = {"ctxlm_ds/apps/text/train_tokenizer.py": {"albert", "gpt1", "gpt2"}}
-"""Names that mean something else in a file: a type of tokenizer."""
+REGISTRIES = (FAMILIES, OBJECTIVES, FORMATS, OPTIMIZERS, SCHEDULES)
+OWN_FILES = (
+    "ctxlm_ds/families/", "ctxlm_ds/objectives/", "ctxlm_ds/data/formats/", "ctxlm_ds/training/optimizers/",
+    "ctxlm_ds/training/schedules/", "ctxlm_ds/registry.py",
+)
+OTHER_MEANINGS = {
+    "ctxlm_ds/apps/text/train_tokenizer.py": {"albert", "gpt1", "gpt2"},
+    "ctxlm_ds/recipe/sections.py": {"linear", "constant"},
+}
+"""Names that mean something else in a file: a type of tokenizer, the shape of a warmup."""
 ATTRIBUTES = {"is_decoder"}
 """Attributes that ask for a family without its name."""
 
 
 def registered_names() -> set[str]:
     """Return every name that only its own files may compare with."""
-    names = {*FAMILIES.shipped_names(), *OBJECTIVES.shipped_names(), *FORMATS.shipped_names()}
+    names = {name for registry in REGISTRIES for name in registry.shipped_names()}
     for name in OBJECTIVES.shipped_names():
         names |= {term.name for term in OBJECTIVES.get(name).terms}
     return names

@@ -23,15 +23,15 @@ DEFAULT_OUTPUT = Path(__file__).resolve().parent.parent / "docs" / "config.md"
 HEADER = ("| Setting | Default | Expects | Meaning |", "|---|---|---|---|")
 INTRODUCTION = """# Settings of a recipe
 
-Written from the schema (`ctxlm_ds/recipe/schema.py` and the registered families, objectives and sample formats) by
+Written from the schema (`ctxlm_ds/recipe/schema.py` and the registered entries) by
 `tools/write_config_docs.py`; `make check` compares the two.
 
 A recipe is a YAML file. `extends` names another recipe, shipped or your own, that it starts from: sections merge, other
 values are replaced. `--set section.name=value` on the command line comes last. Numbers may be written `6e-4` or
 `1_000_000`; the only booleans are `true` and `false`.
 
-`model.family`, `objective.name` and `data.sample_format` decide which further settings their sections have. A recipe
-that changes one of them keeps the inherited settings that both have and drops the others.
+`model.family`, `objective.name`, `data.sample_format`, `optimizer.name` and `schedule.name` decide which further settings
+their sections have. A recipe that changes one of them keeps the inherited settings that both have and drops the others.
 """
 
 

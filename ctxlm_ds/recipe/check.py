@@ -1,6 +1,7 @@
 """Checks of combinations of settings: each problem has its settings, their values and a remedy.
 
-Rules of one family, objective or format are in its own section, layouts over ranks in layout.py. Imports no torch.
+Rules of one entry (a family, an objective, an optimizer) are in its own section, layouts over ranks in layout.py.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from ctxlm_ds.recipe.teacher_rules import teacher_problems
 
 JUDGED_FOLDERS = ("checkpoint", "hf")
 """A judged checkpoint and its export, in the folder that has a folder for each task (apps/downstream/during_run.py)."""
-DECAYS_TO_THE_END = ("linear", "polynomial", "cosine", "wsd")
 
 
 def check_config(config: RunConfig, world_size: int | None) -> None:
@@ -82,15 +82,6 @@ def unused_settings(config: RunConfig) -> list[str]:
     idle = {
         "data.temperature": config.data.blend != "temperature",
         "training.initial_loss_scale_power": config.training.precision != "fp16",
-        "optimizer.trust_ratio": config.optimizer.name != "lamb",
-        "optimizer.matrix_learning_rate": config.optimizer.name != "muon",
-        "optimizer.matrix_scale": config.optimizer.name != "muon",
-        "optimizer.momentum": config.optimizer.name != "muon",
-        "optimizer.initial_accumulator": config.optimizer.name != "adagrad",
-        "schedule.power": config.schedule.name != "polynomial",
-        "schedule.decay_fraction": config.schedule.name != "wsd",
-        "schedule.decay_shape": config.schedule.name != "wsd",
-        "schedule.decay_from": config.schedule.name not in ("linear", "polynomial", "cosine"),
         "anomalies.spike_threshold": config.anomalies.spike == "ignore",
         "anomalies.spike_window_steps": config.anomalies.spike == "ignore",
         "anomalies.max_skips": "skip" not in (config.anomalies.non_finite, config.anomalies.spike),
@@ -100,14 +91,6 @@ def unused_settings(config: RunConfig) -> list[str]:
     }
     for section in (*CHOICES, "evaluation"):
         idle |= {f"{section}.{name}": True for name in getattr(config, section).idle_settings}
-    if config.schedule.name == "constant":
-        idle["schedule.final_learning_rate"] = True
-    if config.optimizer.name == "adafactor":
-        idle |= {"optimizer.betas": True, "optimizer.eps": True}
-    if config.optimizer.name == "adagrad":
-        idle["optimizer.betas"] = True
-    if config.optimizer.name == "from_ds_config":
-        idle |= {f"optimizer.{name}": True for name in ("betas", "eps", "weight_decay", "decay_biases")}
     sentences = []
     for path, without_effect in idle.items():
         section, name = path.split(".")
@@ -159,20 +142,8 @@ def _check_initial_layers(layers: list[int] | str | None, moments: bool) -> Iter
 
 def _check_optimizer(config: RunConfig) -> Iterator[Problem]:
     optimizer, kernel = config.optimizer, config.kernels.optimizer
-    if max(optimizer.betas) >= 1.0:
-        yield Problem("optimizer.betas", f"{list(optimizer.betas)}: with 1 a moment never changes; expected below 1")
-    if optimizer.name == "lamb" and kernel in ("torch", "deepspeed"):
-        text = f"{kernel} has no LAMB that is exact under ZeRO; set auto or reference"
-        yield Problem("kernels.optimizer", text, ("optimizer.name",))
-    if optimizer.name in ("muon", "stable_adamw", "adafactor", "adagrad") and kernel not in ("auto", "reference"):
-        text = f"{kernel} has no {optimizer.name} that is exact under ZeRO; set auto or reference"
-        yield Problem("kernels.optimizer", text, ("optimizer.name",))
-    if optimizer.momentum >= 1.0:
-        yield Problem("optimizer.momentum", f"{optimizer.momentum}: with 1 it never changes; expected below 1")
-    if optimizer.name == "from_ds_config" and kernel != "auto":
-        text = f"{kernel} has no effect if optimizer.name is from_ds_config; set auto"
-        yield Problem("kernels.optimizer", text, ("optimizer.name",))
-    if optimizer.name == "from_ds_config" and config.initialize_moments:
+    yield from optimizer.problems(kernel)
+    if optimizer.handed_over and config.initialize_moments:
         text = "true, but moments of an optimizer of the DeepSpeed JSON are unknown before its first update; set false"
         yield Problem("initialize_moments", text, ("optimizer.name",))
 
@@ -193,12 +164,8 @@ def _check_schedule(config: RunConfig) -> Iterator[Problem]:
             "shorten it or raise schedule.total_steps or training.max_steps"
         )
         yield Problem("schedule.warmup_steps", text, ("schedule.warmup_fraction", *steps))
-    elif schedule.name == "wsd" and warmup + (decay := round(schedule.decay_fraction * total)) > total:
-        yield Problem(
-            "schedule.decay_fraction",
-            f"{schedule.decay_fraction:g}: {decay} steps of decay and {warmup} of warmup exceed {total}; shorten one",
-            ("schedule.warmup_steps", "schedule.warmup_fraction", "schedule.name", *steps),
-        )
+    else:
+        yield from schedule.problems(total, warmup)
     if schedule.final_learning_rate > config.optimizer.learning_rate:
         text = (
             f"{schedule.final_learning_rate:g} is above the peak, optimizer.learning_rate "
@@ -210,7 +177,7 @@ def _check_schedule(config: RunConfig) -> Iterator[Problem]:
 
 def _check_steps(config: RunConfig, total: int) -> Iterator[Problem]:
     schedule, last = config.schedule, config.schedule.start_step + config.training.max_steps - 1
-    dead = schedule.name in DECAYS_TO_THE_END and schedule.final_learning_rate == 0.0
+    dead = schedule.decays_to_the_end and schedule.final_learning_rate == 0.0
     if dead and last > total:
         text = (
             f"{total} is before the run's last schedule step {last} (start_step {schedule.start_step} + "

@@ -1,4 +1,4 @@
-"""Sections whose settings depend on a name: `model` by its family, `objective` by its name, `data` by its format.
+"""Sections whose settings depend on a name: `model` by its family, `data` by its format, others by their `name`.
 
 The registry's entry has the class of the section; it is imported when a recipe names it. Imports no torch.
 """
@@ -15,8 +15,15 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.problems import did_you_mean, show_value
-from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection, Section
-from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, Registry
+from ctxlm_ds.recipe.sections import (
+    DataSection,
+    ModelSection,
+    ObjectiveSection,
+    OptimizerSection,
+    ScheduleSection,
+    Section,
+)
+from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Registry
 
 
 @dataclass(frozen=True)
@@ -57,9 +64,9 @@ class Choice:
         """Return the class of a raw section; None if its name chooses no entry."""
         return None if self.why_not(settings) else self._class_of(self.name(settings))
 
-    def make_default(self) -> Any:
-        """Return the default entry's section with its defaults."""
-        return self._class_of(self.default)()
+    def make(self, name: str | None = None, **settings: Any) -> Any:
+        """Return the section of an entry, or of the default one, with these settings and its defaults."""
+        return self._class_of(name or self.default)(**settings)
 
     def entries(self) -> dict[str, Any]:
         """Return every entry that can be imported, by name."""
@@ -95,7 +102,9 @@ class Choice:
 MODEL = Choice("model", "family", ModelSection, FAMILIES, "bert")
 OBJECTIVE = Choice("objective", "name", ObjectiveSection, OBJECTIVES, "masked_lm_nsp")
 DATA = Choice("data", "sample_format", DataSection, FORMATS, "segment_pair")
-CHOICES = {choice.section: choice for choice in (MODEL, OBJECTIVE, DATA)}
+OPTIMIZER = Choice("optimizer", "name", OptimizerSection, OPTIMIZERS, "adamw")
+SCHEDULE = Choice("schedule", "name", ScheduleSection, SCHEDULES, "linear")
+CHOICES = {choice.section: choice for choice in (MODEL, OBJECTIVE, DATA, OPTIMIZER, SCHEDULE)}
 
 
 def listed(names: Iterable[str], word: str = "or") -> str:

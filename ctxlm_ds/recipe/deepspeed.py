@@ -19,18 +19,11 @@ from typing import Any, NamedTuple
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.installed import shipped_folder
 from ctxlm_ds.recipe.deepspeed_rules import CURRICULUM, IGNORED, REFUSED, find_conflicts
-from ctxlm_ds.recipe.deepspeed_values import (
-    AUTO,
-    KeyPath,
-    deepspeed_keys,
-    monitor_problems,
-    optimizer_problems,
-    rules,
-    value_problems,
-)
+from ctxlm_ds.recipe.deepspeed_values import AUTO, KeyPath, deepspeed_keys, monitor_problems, rules, value_problems
 from ctxlm_ds.recipe.layout import batch_problems
 from ctxlm_ds.recipe.problems import Problem, did_you_mean, nearest_name, raise_problems, show_value, text_problem
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import OptimizerSection
 from ctxlm_ds.recipe.yaml_source import MAX_CHARACTERS, MAX_DEPTH
 from ctxlm_ds.untrusted_json import read_text
 
@@ -149,7 +142,7 @@ def build_deepspeed_config(
     problems += value_problems(result, {*REFUSED, *owned, "scheduler"})
     for path, value in owned.items():
         problems += _settle(result, path, value)
-    problems += _settle_optimizer(result, config)
+    problems += _settle_optimizer(result, config.optimizer)
     if result.pop("scheduler", AUTO) != AUTO:
         problems.append(Problem("scheduler", "the recipe's schedule section sets the learning rate; remove it here"))
     known = {problem.path for problem in problems}
@@ -229,57 +222,33 @@ def _settle(result: dict[str, Any], path: str, owned: Owned) -> Iterator[Problem
     holder[name] = owned.value
 
 
-def _settle_optimizer(result: dict[str, Any], config: RunConfig) -> Iterator[Problem]:
+def _settle_optimizer(result: dict[str, Any], optimizer: OptimizerSection) -> Iterator[Problem]:
     """Hand over the optimizer section, or check that it repeats the recipe and remove it."""
-    values = {
-        "lr": Owned("optimizer.learning_rate", config.optimizer.learning_rate),
-        "betas": Owned("optimizer.betas", list(config.optimizer.betas)),
-        "eps": Owned("optimizer.eps", config.optimizer.eps),
-        "weight_decay": Owned("optimizer.weight_decay", config.optimizer.weight_decay),
-    }
-    if config.optimizer.name == "from_ds_config":
-        yield from _hand_over_optimizer(result, values)
+    if optimizer.handed_over:
+        yield from optimizer.hand_over(result)
         return
     if (section := result.get("optimizer", AUTO)) != AUTO:
-        yield from _compare_optimizer(result, section, values, config.optimizer.name)
+        yield from _compare_optimizer(result, section, optimizer)
     result.pop("optimizer", None)
 
 
 def _compare_optimizer(
-    result: dict[str, Any], section: dict[str, Any], values: dict[str, Owned], name: str
+    result: dict[str, Any], section: dict[str, Any], optimizer: OptimizerSection
 ) -> Iterator[Problem]:
     hand_over = "or set optimizer.name to from_ds_config to use this section"
     kind = str(section.get("type", AUTO))
-    if kind.lower() not in ("auto", name) and (name, kind.lower()) != ("adamw", "adam"):
-        text = f"{kind} here, but {name} in the recipe (optimizer.name); change one, {hand_over}"
+    if kind.lower() not in (AUTO, optimizer.name, *optimizer.json_types):
+        text = f"{kind} here, but {optimizer.name} in the recipe (optimizer.name); change one, {hand_over}"
         yield Problem("optimizer.type", text)
         return
-    params = section.get("params", {})
+    params, values = section.get("params", {}), optimizer.json_values()
     for key, stood in list(params.items()) if isinstance(params, dict) else ():
         if key in values:
-            yield from _settle(result, f"optimizer.params.{key}", values[key])
+            owned = Owned(f"optimizer.{optimizer.json_params[key]}", values[key])
+            yield from _settle(result, f"optimizer.params.{key}", owned)
         elif stood != AUTO:
             text = f"{show_value(stood)}: the recipe's optimizer has no such setting; remove it here, {hand_over}"
             yield Problem(f"optimizer.params.{key}", text)
-
-
-def _hand_over_optimizer(result: dict[str, Any], values: dict[str, Owned]) -> Iterator[Problem]:
-    """Fill "auto" with the values of the recipe. The learning rate is always the recipe's, set by its schedule."""
-    section = result.get("optimizer", AUTO)
-    if section == AUTO or section.get("type", AUTO) == AUTO:
-        yield Problem(
-            "optimizer",
-            "missing, or without a type, but the recipe's optimizer.name from_ds_config uses this section; "
-            'add {"type": …, "params": {…}}, or set optimizer.name to another',
-        )
-        return
-    params = section["params"] = {} if section.get("params", AUTO) in (AUTO, None) else section["params"]
-    if not isinstance(params, dict):
-        yield Problem("optimizer.params", f"{show_value(params)}: expected a section")
-        return
-    yield from _settle(result, "optimizer.params.lr", values["lr"])
-    params |= {name: owned.value for name, owned in values.items() if params.get(name) == AUTO}
-    yield from optimizer_problems(section["type"], params)
 
 
 def bucket_hints(width: int | None) -> dict[str, int]:

@@ -11,7 +11,7 @@ from functools import reduce
 from typing import Any
 
 from ctxlm_ds.recipe.layout import stage_problems
-from ctxlm_ds.recipe.problems import Problem, nearest_name, show_value
+from ctxlm_ds.recipe.problems import Problem, show_value
 from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
 
 OWN_CHECKPOINTS = "ctxlm_ds writes checkpoints that every layout can read (docs/checkpoints.md)"
@@ -97,28 +97,6 @@ IGNORED = (
 )  # fmt: skip
 """Settings that have no effect with the values accepted here; DeepSpeed does not get them."""
 
-ELEMENTWISE_OPTIMIZERS = ("Adam", "AdamW", "Lion", "SGD", "RMSprop", "RAdam", "Adamax", "Adadelta", "Rprop")
-"""Optimizers that update each element independently, so that ZeRO may split parameters anywhere."""
-DEEPSPEED_SPELLS = frozenset({"adam", "adamw", "lion"})
-"""Names that DeepSpeed accepts in any case; all others must match torch.optim exactly."""
-REFUSED_OPTIMIZERS = {
-    "lamb": "its trust ratios would be those of the shards; optimizer.name lamb in the recipe is exact",
-    "onebitadam": "DeepSpeed has removed its 1-bit optimizers",
-    "onebitlamb": "DeepSpeed has removed its 1-bit optimizers",
-    "zerooneadam": "DeepSpeed has removed its 1-bit optimizers",
-    "muon": "its steps differ between ZeRO stages; optimizer.name muon in the recipe is exact",
-    "adagrad": "DeepSpeed rebuilds it without the parameter groups (the first step fails); that of the recipe is exact",
-    "adafactor": "ZeRO gives it flat shards, which have neither rows nor columns",
-    "lbfgs": "it evaluates the loss several times per step",
-    "sparseadam": "gradients here are dense",
-    "nadam": "it keeps a product of momenta that a checkpoint cannot hold",
-    "asgd": "it keeps averages that a checkpoint cannot hold",
-    "muadam": "the layers are not parametrised for it",
-    "muadamw": "the layers are not parametrised for it",
-    "musgd": "the layers are not parametrised for it",
-}
-
-
 DISABLED = (None, "auto")
 
 
@@ -133,9 +111,8 @@ def find_conflicts(config: RunConfig, settings: dict[str, Any], world_size: int)
     problems += stage_problems(config.parallel, config.training, config.teacher, stage)
     problems += _offload_rules(zero, stage)
     problems += _communication_rules(settings, zero, stage)
+    problems += config.optimizer.stage_problems(stage)
     problems += _partition_rules(zero, stage, config.parallel.data_parallel_size(world_size))
-    if config.optimizer.name == "from_ds_config":
-        problems += _optimizer_kind_problems(settings)
     return problems
 
 
@@ -145,20 +122,6 @@ def _refused_settings(settings: dict[str, Any]) -> Iterator[Problem]:
         value = reduce(_section, above, settings).get(name)
         if value not in DISABLED and not any(value is other or value == other for other in neutral):
             yield Problem(path, f"{show_value(value)}: {reason}; remove it")
-
-
-def _optimizer_kind_problems(settings: dict[str, Any]) -> Iterator[Problem]:
-    kind = _section(settings, "optimizer").get("type")
-    if kind in DISABLED:
-        return
-    allowed = ", ".join(ELEMENTWISE_OPTIMIZERS)
-    reason = REFUSED_OPTIMIZERS.get(kind.lower())
-    if reason is not None:
-        yield Problem("optimizer.type", f"{kind}: {reason}; choose one of {allowed}, or optimizer.name in the recipe")
-    elif kind not in ELEMENTWISE_OPTIMIZERS and kind.lower() not in DEEPSPEED_SPELLS:
-        near = nearest_name(kind, ELEMENTWISE_OPTIMIZERS)
-        hint = f"did you mean {near}? " if near else ""
-        yield Problem("optimizer.type", f"{kind}: {hint}expected one of {allowed}")
 
 
 def _stage_rules(training: TrainingConfig, stage: int) -> Iterator[Problem]:

@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from ctxlm_ds.recipe.describe import describe_type
 from ctxlm_ds.recipe.load import integral_floats_as_ints
-from ctxlm_ds.recipe.problems import Problem, did_you_mean, show_value
+from ctxlm_ds.recipe.problems import Problem, show_value
 
 KeyPath = tuple[str, ...]
 KEYS_FILE = Path(__file__).with_name("deepspeed_keys.json")
@@ -56,16 +56,6 @@ RULES: dict[str, Any] = {
     "optimizer.type": str,
     "seq_parallel_communication_data_type": Dtype | None,
 }
-OPTIMIZER_RULES: dict[str, Any] = {
-    "betas": tuple[Fraction, Fraction],
-    "etas": tuple[Factor, Factor],
-    "step_sizes": tuple[Factor, Factor],
-    **dict.fromkeys(("alpha", "dampening", "momentum", "rho"), Fraction),
-    "eps": Fraction,
-    "lr": Factor,
-    "weight_decay": Annotated[float, Field(ge=0.0, le=1000.0)],
-}
-"""Rules of the optimizers' parameters; the others are flags."""
 MONITORS = {
     "tensorboard": "set logging.trackers: [tensorboard] in the recipe",
     "wandb": "set logging.trackers: [wandb] in the recipe",
@@ -154,21 +144,6 @@ def type_problem(value: Any, annotation: Any) -> str | None:
     except ValidationError:
         return f"{show_value(value)}: expected {describe_type(annotation)}"
     return None
-
-
-def optimizer_problems(kind: str, params: dict[str, Any]) -> Iterator[Problem]:
-    """Yield parameters that an optimizer does not have, and values of a wrong type."""
-    if kind.lower() in ("adam", "adamw"):
-        known = deepspeed_keys().optimizers["torch_adam" if params.get("torch_adam") is True else "adam"]
-    else:
-        known = deepspeed_keys().optimizers.get(kind, deepspeed_keys().optimizers["Lion"])
-    for name, value in params.items():
-        path = f"optimizer.params.{name}"
-        if name not in known:
-            text = f"{kind} has no such parameter (value {show_value(value)}){did_you_mean(name, known)}"
-            yield Problem(path, text + f" (it has {', '.join(known)})")
-        elif value != AUTO and (reason := type_problem(value, OPTIMIZER_RULES.get(name, bool | None))):
-            yield Problem(path, reason)
 
 
 def monitor_problems(settings: dict[str, Any]) -> Iterator[Problem]:

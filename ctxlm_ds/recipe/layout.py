@@ -25,6 +25,7 @@ def layout_problems(
     yield from _pipeline_problems(parallel, config.model.num_blocks)
     yield from batch_problems(training, parallel, world_size)
     if zero_stage is not None:
+        yield from config.optimizer.stage_problems(zero_stage)
         yield from stage_problems(parallel, training, config.teacher, zero_stage)
 
 
@@ -33,12 +34,7 @@ def _tensor_problems(config: RunConfig) -> Iterator[Problem]:
     if size == 1:
         return
     yield from config.model.tensor_parallel_problems(size)
-    if config.optimizer.name == "lamb" and config.kernels.optimizer == "apex":
-        text = (
-            f"apex's LAMB would compute its trust ratios over the part of each rank ({TENSOR} {size}); "
-            "set auto or reference, which compute them over complete parameters"
-        )
-        yield Problem("kernels.optimizer", text, ("optimizer.name", TENSOR))
+    yield from config.optimizer.tensor_parallel_problems(size, config.kernels.optimizer)
 
 
 def _sequence_problems(

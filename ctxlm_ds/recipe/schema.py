@@ -1,7 +1,7 @@
 """Schema of a recipe: every setting of a pretraining run with its type, range and documentation.
 
-The settings of `model`, `objective` and `data` are in sections.py and in the config of each family, objective and
-format. Imports no torch.
+The settings of `model`, `objective`, `data`, `optimizer` and `schedule` are in sections.py and in the file of each
+entry. Imports no torch.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field, SerializeAsAny, WrapValidator
 
-from ctxlm_ds.recipe.choices import DATA, MODEL, OBJECTIVE
+from ctxlm_ds.recipe.choices import DATA, MODEL, OBJECTIVE, OPTIMIZER, SCHEDULE
 from ctxlm_ds.recipe.evaluation import EvaluationConfig
 from ctxlm_ds.recipe.sections import (
     DataSection,
     ModelSection,
-    NonNegativeFloat,
     NonNegativeSteps,
     ObjectiveSection,
+    OptimizerSection,
     PositiveFloat,
-    PositiveFraction,
     PositiveInt,
     PositiveSteps,
-    Probability,
     RowSettings,
+    ScheduleSection,
     Section,
     SmallInt,
 )
@@ -32,7 +31,6 @@ from ctxlm_ds.recipe.sections import (
 FIXED_SETTINGS = ("model", "objective", "teacher.fingerprint", "training.seed", "optimizer.name")
 """Settings that a run cannot change when it resumes, in addition to those that decide its rows (DataSection.fixed)."""
 
-LearningRate = Annotated[float, Field(ge=0.0, le=1000.0)]
 MicroBatch = Annotated[int, Field(ge=1, le=10**6)]
 
 
@@ -59,77 +57,6 @@ class TeacherConfig(Section):
     step."""
     fingerprint: str | None = None
     """sha256 of its files, which the run sets; a run cannot resume with another teacher."""
-
-
-class OptimizerConfig(Section):
-    """Optimizer of the weights."""
-
-    name: Literal["adamw", "stable_adamw", "lamb", "muon", "adafactor", "adagrad", "from_ds_config"] = "adamw"
-    """`adamw`, `stable_adamw` (Wortsman 2023), `lamb` (You 2019), `muon` (Jordan 2024; AdamW for tables, heads, biases,
-    norms), `adafactor` (Shazeer 2018 with T5's settings: learning_rate is relative to the size of the weights),
-    `adagrad` (Duchi 2011), each exact under every ZeRO stage, or `from_ds_config` (that of the DeepSpeed JSON)."""
-    learning_rate: Annotated[float, Field(gt=0.0, le=1000.0)] = 1e-4
-    """Peak learning rate."""
-    betas: tuple[Probability, Probability] = (0.9, 0.999)
-    """Decay rates of the two moments."""
-    eps: PositiveFraction = 1e-6
-    """Added to the square root of the second moment."""
-    weight_decay: LearningRate = 0.01
-    """Decoupled weight decay."""
-    decay_biases: bool = False
-    """Also decay biases and LayerNorm weights, as fairseq does (RoBERTa); BERT's and NVIDIA's code does not."""
-    trust_ratio: Literal["weights", "all"] = "weights"
-    """`lamb` only: parameters whose step is scaled by ||weight|| / ||step||: `weights` (all but biases and LayerNorm,
-    as the authors' code) or `all` (as the paper's algorithm 2). Neither depends on weight_decay."""
-    matrix_learning_rate: Annotated[float, Field(gt=0.0, le=1000.0)] | None = None
-    """`muon` only: peak learning rate of the matrices, which follows the same schedule; null is learning_rate."""
-    matrix_scale: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
-    """`muon` only: factor of the matrices' learning rate by their shape: `match_rms_adamw` is 0.2 sqrt(max(rows,
-    columns)), with which rates and decay of AdamW fit (Liu 2025), `original` sqrt(max(1, rows / columns))."""
-    momentum: Probability = 0.95
-    """`muon` only: decay rate of the matrices' moment."""
-    initial_accumulator: NonNegativeFloat = 0.1
-    """`adagrad` only: initial value of the sums of squared gradients."""
-    gradient_clipping: NonNegativeFloat = 1.0
-    """Maximum global gradient norm; 0 switches clipping off (RoBERTa)."""
-
-    @property
-    def orthogonalizes(self) -> bool:
-        """Return whether the matrices of the repeated layers have another optimizer than the rest."""
-        return self.name == "muon"
-
-    @property
-    def num_moments(self) -> int:
-        """Return the moments of a parameter."""
-        return 1 if self.name in ("adafactor", "adagrad") else 2
-
-
-class ScheduleConfig(Section):
-    """Learning rate per step: a linear warmup, then the named decay."""
-
-    name: Literal["linear", "polynomial", "cosine", "inverse_sqrt", "wsd", "constant"] = "linear"
-    """Shape after the warmup; `wsd` is warmup-stable-decay."""
-    warmup_steps: NonNegativeSteps | None = None
-    """Steps of warmup; give this or warmup_fraction."""
-    warmup_fraction: Probability | None = None
-    """Warmup as a fraction of total_steps, rounded down; no warmup if neither is given."""
-    total_steps: PositiveSteps | None = None
-    """Schedule step at which the decay ends; null is start_step + training.max_steps."""
-    start_step: NonNegativeSteps = 0
-    """Schedule step of the run's first step (for a second phase that continues the schedule of the first)."""
-    final_learning_rate: LearningRate = 0.0
-    """Learning rate at total_steps and after."""
-    power: PositiveFloat = 1.0
-    """Exponent of `polynomial`."""
-    warmup_shape: Literal["linear", "constant"] = "linear"
-    """Learning rate in the warmup: `linear` rises from 0, `constant` is the peak (T5, before `inverse_sqrt`)."""
-    decay_from: Literal["warmup", "start"] = "warmup"
-    """`linear`, `polynomial`, `cosine`: `warmup` starts the decay when the warmup ends (transformers, fairseq). `start`
-    counts it from step 0, so the warmup ends a little below the peak (the code of BERT, GPT and NVIDIA's LAMB)."""
-    decay_fraction: Probability = 0.1
-    """Fraction of total_steps, at the end, in which `wsd` decays."""
-    decay_shape: Literal["linear", "one_minus_sqrt"] = "linear"
-    """Shape of the decay of `wsd`; `one_minus_sqrt` falls as 1 - sqrt(progress) (Hägele 2024; ModernBERT)."""
 
 
 class TrainingConfig(Section):
@@ -329,18 +256,22 @@ class RunConfig(Section):
     deepspeed: str | None = None
     """DeepSpeed JSON (a path, or a name in ds_configs/; null is `zero1`); --deepspeed_config overrides it."""
     model: Annotated[SerializeAsAny[ModelSection], WrapValidator(MODEL.validate)] = Field(
-        default_factory=MODEL.make_default
+        default_factory=MODEL.make
     )
     tokenizer: TokenizerConfig = TokenizerConfig()
     data: Annotated[SerializeAsAny[DataSection], WrapValidator(DATA.validate)] = Field(
-        default_factory=DATA.make_default
+        default_factory=DATA.make
     )
     objective: Annotated[SerializeAsAny[ObjectiveSection], WrapValidator(OBJECTIVE.validate)] = Field(
-        default_factory=OBJECTIVE.make_default
+        default_factory=OBJECTIVE.make
     )
     teacher: TeacherConfig = TeacherConfig()
-    optimizer: OptimizerConfig = OptimizerConfig()
-    schedule: ScheduleConfig = ScheduleConfig()
+    optimizer: Annotated[SerializeAsAny[OptimizerSection], WrapValidator(OPTIMIZER.validate)] = Field(
+        default_factory=OPTIMIZER.make
+    )
+    schedule: Annotated[SerializeAsAny[ScheduleSection], WrapValidator(SCHEDULE.validate)] = Field(
+        default_factory=SCHEDULE.make
+    )
     training: TrainingConfig = TrainingConfig()
     parallel: ParallelConfig = ParallelConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

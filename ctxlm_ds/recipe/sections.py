@@ -1,14 +1,14 @@
 """Base classes of sections, and the number types of settings. Every number has an upper bound.
 
-Generic code uses these classes of `model`, `objective` and `data` and their hooks only. A registered family, objective
-or sample format adds a subclass with further settings. Imports no torch.
+Generic code uses these classes and their hooks only. A registered family, objective, sample format, optimizer or
+schedule adds a subclass with further settings. Imports no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, model_serializer, model_validator
 
@@ -27,6 +27,9 @@ Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveFraction = Annotated[float, Field(gt=0.0, le=1.0)]
 PositiveFloat = Annotated[float, Field(gt=0.0, le=1e9)]
 NonNegativeFloat = Annotated[float, Field(ge=0.0, le=1e9)]
+LearningRate = Annotated[float, Field(ge=0.0, le=1000.0)]
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Names of the first and second moment in checkpoints."""
 
 
 class Section(BaseModel):
@@ -251,3 +254,120 @@ class RowSettings:
     objective: ObjectiveSection
     seed: int
     """training.seed."""
+
+class UpdateSizes(NamedTuple):
+    """Elements of the parameters that one rank updates, ZeRO's padding included."""
+
+    partitioned: bool
+    """True if the rank updates flat partitions of its groups (ZeRO stages 1 to 3)."""
+    share: int
+    """Elements of all groups."""
+    group: int
+    """Elements of the largest group."""
+    largest: int
+    """Elements of the largest complete parameter."""
+
+
+class OptimizerSection(Section):
+    """Optimizer of the weights; the optimizer adds further settings."""
+
+    moments: ClassVar[tuple[str, ...]] = MOMENTS
+    """Moments of an element, each of its size, by their names in checkpoints."""
+    matrix_moments: ClassVar[tuple[str, ...] | None] = None
+    """Moments of the matrices of repeated layers, if the update takes them complete, as a separate group; None if it
+    treats them as other parameters."""
+    zero_stages: ClassVar[tuple[int, ...]] = (0, 1, 2, 3)
+    """ZeRO stages under which the update is exact."""
+    tensor_parallel: ClassVar[bool] = True
+    """True if the update is exact when tensor-parallel ranks hold parts of a parameter."""
+    kernels: ClassVar[tuple[str, ...]] = ("auto", "reference")
+    """Values of kernels.optimizer that compute the update exactly."""
+    bytes_per_element: ClassVar[int] = 28
+    """Bytes that an update reads and writes per element; 28 is one fused AdamW."""
+    bytes_per_matrix_element: ClassVar[int] = 0
+    """Bytes that an update reads and writes per element of the complete matrices."""
+    matrix_copies: ClassVar[int] = 0
+    """Copies of the largest complete matrix that its update holds."""
+    handed_over: ClassVar[bool] = False
+    """True if DeepSpeed builds the optimizer from its JSON."""
+    json_types: ClassVar[tuple[str, ...]] = ()
+    """Further names of the optimizer in a DeepSpeed JSON, in lower case."""
+    json_params: ClassVar[Mapping[str, str]] = {"lr": "learning_rate", "weight_decay": "weight_decay"}
+    """Parameters of the optimizer section of a DeepSpeed JSON, each with its setting here."""
+
+    name: str
+    """Name of a registered optimizer."""
+    learning_rate: Annotated[float, Field(gt=0.0, le=1000.0)] = 1e-4
+    """Peak learning rate."""
+    weight_decay: LearningRate = 0.01
+    """Decoupled weight decay."""
+    decay_biases: bool = False
+    """Also decay biases and LayerNorm weights, as fairseq does (RoBERTa); BERT's and NVIDIA's code does not."""
+    gradient_clipping: NonNegativeFloat = 1.0
+    """Maximum global gradient norm; 0 switches clipping off (RoBERTa)."""
+
+    def moments_of(self, matrix: bool) -> tuple[str, ...]:
+        """Return the moments of a parameter; `matrix` is True for matrices of repeated layers."""
+        return self.matrix_moments if matrix and self.matrix_moments is not None else self.moments
+
+    def json_values(self) -> dict[str, Any]:
+        """Return the parameters of the optimizer section of a DeepSpeed JSON with the values of the recipe."""
+        values = {key: getattr(self, name) for key, name in self.json_params.items()}
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+
+    def hand_over(self, settings: dict[str, Any]) -> Iterator[Problem]:
+        """Fill "auto" in the optimizer section of a DeepSpeed JSON that is handed over, and yield its problems."""
+        yield from ()
+
+    def problems(self, kernel: str) -> Iterator[Problem]:
+        """Yield problems of this section, alone or with kernels.optimizer."""
+        if kernel not in self.kernels:
+            text = f"{kernel} has no exact {self.name}; set {' or '.join(self.kernels)}"
+            yield Problem("kernels.optimizer", text, ("optimizer.name",))
+
+    def stage_problems(self, zero_stage: int) -> Iterator[Problem]:
+        """Yield a problem if the update is not exact under a ZeRO stage."""
+        if zero_stage not in self.zero_stages:
+            exact = ", ".join(map(str, self.zero_stages))
+            text = f"{zero_stage}: optimizer.name {self.name} is exact under stage {exact} only; use one of these"
+            yield Problem("zero_optimization.stage", text, ("optimizer.name",))
+
+    def tensor_parallel_problems(self, size: int, kernel: str) -> Iterator[Problem]:
+        """Yield reasons why the update is not exact on `size` > 1 tensor-parallel ranks."""
+        if not self.tensor_parallel:
+            text = f"{size}, but optimizer.name {self.name} needs complete parameters; set 1, or another optimizer"
+            yield Problem("parallel.tensor_parallel_size", text, ("optimizer.name",))
+
+    def workspace(self, sizes: UpdateSizes) -> int:
+        """Return the bytes that an update holds in addition to its states, without complete matrices."""
+        return 0
+
+    def matrix_flops(self, blocks: Sequence[int], columns: int) -> float:
+        """Return the operations of an update of the matrices [rows, columns] with the rows of `blocks`."""
+        return 0.0
+
+
+class ScheduleSection(Section):
+    """Learning rate per step: a warmup, then the decay of the named schedule, which adds further settings."""
+
+    decays_to_the_end: ClassVar[bool] = True
+    """True if the learning rate is final_learning_rate from total_steps on."""
+
+    name: str
+    """Name of a registered schedule."""
+    warmup_steps: NonNegativeSteps | None = None
+    """Steps of warmup; give this or warmup_fraction."""
+    warmup_fraction: Probability | None = None
+    """Warmup as a fraction of total_steps, rounded down; no warmup if neither is given."""
+    total_steps: PositiveSteps | None = None
+    """Schedule step at which the decay ends; null is start_step + training.max_steps."""
+    start_step: NonNegativeSteps = 0
+    """Schedule step of the run's first step (for a second phase that continues the schedule of the first)."""
+    final_learning_rate: LearningRate = 0.0
+    """Learning rate at total_steps and after."""
+    warmup_shape: Literal["linear", "constant"] = "linear"
+    """Learning rate in the warmup: `linear` rises from 0, `constant` is the peak (T5, before `inverse_sqrt`)."""
+
+    def problems(self, total_steps: int, warmup_steps: int) -> Iterator[Problem]:
+        """Yield problems of this section with the resolved steps."""
+        yield from ()

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from ctxlm_ds.recipe.sections import OptimizerSection
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_model
 from ctxlm_ds.parallel.parameters import ParameterFacts, collect_facts
-from ctxlm_ds.recipe.schema import OptimizerConfig, ParallelConfig, RunConfig
+from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig
 from tests.dist.runner import run_ranks
 from tests.dist.training import global_batch, tiny_config, train
 
@@ -41,7 +42,7 @@ SPLIT = [
 
 
 def assert_equals_alone(
-    alone: tuple[list[float], Tensors], optimizer: OptimizerConfig, split: Split, zero: dict[str, Any] | None = None
+    alone: tuple[list[float], Tensors], optimizer: OptimizerSection, split: Split, zero: dict[str, Any] | None = None
 ) -> None:
     """Losses of all ranks, and weights after them, are those of one process, which took as many steps."""
     parallel = ParallelConfig(

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from ctxlm_ds.recipe import choices
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints
 from ctxlm_ds.recipe.schema import (
     CheckpointConfig,
     KernelsConfig,
-    OptimizerConfig,
     ParallelConfig,
     RunConfig,
     TrainingConfig,
@@ -59,7 +59,7 @@ class Layout:
         )  # fmt: skip
         return tiny_config(
             self.family, self.dropout, training=training, kernels=KernelsConfig(optimizer=self.kernel),
-            optimizer=OptimizerConfig(name=optimizer, learning_rate=0.01, weight_decay=0.1), parallel=parallel,
+            optimizer=choices.OPTIMIZER.make(name=optimizer, learning_rate=0.01, weight_decay=0.1), parallel=parallel,
         )  # fmt: skip
 
     def user_json(self) -> dict[str, Any]:

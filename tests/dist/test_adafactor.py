@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
+from ctxlm_ds.recipe import choices
 from ctxlm_ds.parallel.parameters import ParameterFacts
-from ctxlm_ds.recipe.schema import OptimizerConfig, ParallelConfig
+from ctxlm_ds.recipe.schema import ParallelConfig
 from ctxlm_ds.training.optimizers import adafactor
 from tests.dist.reference import Tensors, Update, train_alone
 from tests.dist.runner import run_ranks
@@ -17,7 +18,7 @@ from tests.dist.training import tiny_config, train
 
 pytestmark = pytest.mark.dist
 STEPS, RATE, LEAST = 4, 0.02, 8
-OPTIMIZER = OptimizerConfig(name="adafactor", learning_rate=RATE, weight_decay=0.1, gradient_clipping=0.0)
+OPTIMIZER = choices.OPTIMIZER.make(name="adafactor", learning_rate=RATE, weight_decay=0.1, gradient_clipping=0.0)
 
 
 @pytest.fixture(autouse=True)

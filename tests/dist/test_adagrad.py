@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
+from ctxlm_ds.recipe import choices
 from ctxlm_ds.parallel.parameters import ParameterFacts
-from ctxlm_ds.recipe.schema import OptimizerConfig
 from tests.dist.reference import Split, Tensors, Update, assert_equals_alone, train_alone
 from tests.dist.training import tiny_config
 
 pytestmark = pytest.mark.dist
 STEPS, START = 3, 0.0025
-OPTIMIZER = OptimizerConfig(
+OPTIMIZER = choices.OPTIMIZER.make(
     name="adagrad", learning_rate=0.05, eps=1e-10, weight_decay=0.1, initial_accumulator=START, gradient_clipping=0.0
 )
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from ctxlm_ds.recipe import choices
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.stream.loader import Step
-from ctxlm_ds.recipe.schema import KernelsConfig, OptimizerConfig, TrainingConfig
+from ctxlm_ds.recipe.schema import KernelsConfig, TrainingConfig
 from ctxlm_ds.training.engine.engine import Engine
 from tests.dist.runner import run_ranks
 from tests.dist.training import build_engine, global_batch, slice_batch, tiny_config
@@ -27,7 +28,7 @@ def build(world_size: int, user_json: dict[str, Any]) -> Engine:
     return build_engine(
         tiny_config(
             training=TrainingConfig(global_batch_size=MICRO_BATCHES, micro_batch_size=1, precision="bf16"),
-            optimizer=OptimizerConfig(learning_rate=0.01, gradient_clipping=1.0),
+            optimizer=choices.OPTIMIZER.make(learning_rate=0.01, gradient_clipping=1.0),
             kernels=KernelsConfig(optimizer="reference"),
         ),
         user_json,

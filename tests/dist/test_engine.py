@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.recipe.schema import OptimizerConfig, TrainingConfig
+from ctxlm_ds.recipe import choices
+from ctxlm_ds.recipe.schema import TrainingConfig
 from tests.dist.runner import run_ranks
 from tests.dist.training import GLOBAL_BATCH, global_batch, tiny_config, train
 
@@ -89,7 +90,7 @@ def test_a_different_batch_gives_different_numbers(family: str, reference: dict[
 
 def test_clipping_bounds_the_update(family: str) -> None:
     """With a tiny bound the norm reported is that before clipping, equal over stages."""
-    optimizer = OptimizerConfig(learning_rate=0.01, gradient_clipping=0.05)
+    optimizer = choices.OPTIMIZER.make(learning_rate=0.01, gradient_clipping=0.05)
     config = tiny_config(family, training=training(4), optimizer=optimizer)
     plain = run_ranks(train, 1, config, {"zero_optimization": {"stage": 0}}, STEPS, timeout_s=120)[0]
     for stage in (1, 3):

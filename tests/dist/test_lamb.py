@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
+from ctxlm_ds.recipe import choices
 from ctxlm_ds.parallel.parameters import ParameterFacts
-from ctxlm_ds.recipe.schema import OptimizerConfig
 from tests.dist.reference import SPLIT, Split, Tensors, Update, assert_equals_alone, train_alone
 from tests.dist.training import tiny_config
 
 pytestmark = pytest.mark.dist
 STEPS = 4
-OPTIMIZER = OptimizerConfig(name="lamb", learning_rate=0.02, weight_decay=0.1, eps=1e-6, gradient_clipping=0.0)
+OPTIMIZER = choices.OPTIMIZER.make(name="lamb", learning_rate=0.02, weight_decay=0.1, eps=1e-6, gradient_clipping=0.0)
 
 
 def you_2019(parameters: Tensors, facts: dict[str, ParameterFacts]) -> Update:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
+from ctxlm_ds.recipe import choices
 from ctxlm_ds.parallel.parameters import ParameterFacts
-from ctxlm_ds.recipe.schema import OptimizerConfig
 from tests.dist.reference import SPLIT, Split, Tensors, Update, assert_equals_alone, train_alone
 from tests.dist.runner import run_ranks
 from tests.dist.states import Layout, assert_states_equal, resume_under, save_under
@@ -18,7 +18,7 @@ from tests.dist.training import tiny_config, train
 
 pytestmark = pytest.mark.dist
 STEPS = 4
-OPTIMIZER = OptimizerConfig(
+OPTIMIZER = choices.OPTIMIZER.make(
     name="muon", learning_rate=0.01, matrix_learning_rate=0.02, weight_decay=0.1, eps=1e-6, gradient_clipping=0.5
 )
 

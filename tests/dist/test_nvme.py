@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from ctxlm_ds.recipe import choices
 from ctxlm_ds.errors import ConfigError, KernelError
 from ctxlm_ds.process.build_locks import use_own_build_folder
-from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig, TrainingConfig
+from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.nvme import prepare_folders
 from tests.dist.runner import run_ranks
@@ -58,7 +59,7 @@ class Swapped:
             max_position_embeddings=SEQ_LENGTH, hidden_dropout=0.1, attention_dropout=0.1,
         )  # fmt: skip
         training = TrainingConfig(global_batch_size=GLOBAL_BATCH, micro_batch_size=4, precision=self.precision)
-        optimizer = OptimizerConfig(name=self.optimizer, learning_rate=0.01, weight_decay=0.1)
+        optimizer = choices.OPTIMIZER.make(name=self.optimizer, learning_rate=0.01, weight_decay=0.1)
         return tiny_config(model=model, training=training, optimizer=optimizer, run_dir=str(run_dir))
 
     def user_json(self) -> dict[str, Any]:

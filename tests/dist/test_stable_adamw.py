@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
+from ctxlm_ds.recipe import choices
 from ctxlm_ds.parallel.parameters import ParameterFacts
-from ctxlm_ds.recipe.schema import OptimizerConfig
 from tests.dist.reference import Split, Tensors, Update, assert_equals_alone, train_alone
 from tests.dist.training import tiny_config
 
 pytestmark = pytest.mark.dist
 STEPS, RATE = 4, 0.02
-OPTIMIZER = OptimizerConfig(
+OPTIMIZER = choices.OPTIMIZER.make(
     name="stable_adamw", learning_rate=RATE, betas=(0.9, 0.8), weight_decay=0.1, eps=1e-6, gradient_clipping=0.0
 )
 """With a small second beta and gradients that change from step to step, the bound acts (`test_the_bound_acts`)."""

@@ -10,11 +10,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.apps.plan.plan import Planner
 from ctxlm_ds.apps.plan.updates import gradient_bytes, update_bytes
-from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig, TrainingConfig
+from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
 from ctxlm_ds.training.engine import bf16_optimizer
 from tests.dist.forks import fork_ranks
 from tests.dist.training import GLOBAL_BATCH, SEQ_LENGTH, VOCAB, build_engine, step_of, tiny_config
@@ -101,7 +102,7 @@ def config_of(precision: str, optimizer: str, micro_batch_size: int) -> RunConfi
             family="bert", vocab_size=VOCAB, hidden_size=128, num_layers=2, num_attention_heads=2,
             intermediate_size=512, max_position_embeddings=SEQ_LENGTH, hidden_dropout=0.0, attention_dropout=0.0,
         ),
-        optimizer=OptimizerConfig(name=optimizer, learning_rate=0.01, weight_decay=0.1, gradient_clipping=1e-3),
+        optimizer=choices.OPTIMIZER.make(name=optimizer, learning_rate=0.01, weight_decay=0.1, gradient_clipping=1e-3),
         training=TrainingConfig(
             global_batch_size=GLOBAL_BATCH, micro_batch_size=micro_batch_size, precision=precision
         ),

@@ -11,6 +11,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
 import torch
 
+from ctxlm_ds.recipe import choices
 from ctxlm_ds import run as run_builder
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.sample import Batch
@@ -20,7 +21,7 @@ from ctxlm_ds.parallel.topology import build_topology
 from ctxlm_ds.process.build_locks import clear_stale_build_locks
 from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
-from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig, TrainingConfig
+from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.runtime import init_process_group
 from tests.sections import data_section, model_section, objective_section
@@ -59,7 +60,7 @@ def tiny_config(family: str = "bert", dropout: float = 0.0, **changes: Any) -> R
         ),
         "data": blocks if is_decoder else data_section(seq_length=SEQ_LENGTH),
         "objective": objective_section(name=OBJECTIVES[family]),
-        "optimizer": OptimizerConfig(learning_rate=0.01, weight_decay=0.1),
+        "optimizer": choices.OPTIMIZER.make(learning_rate=0.01, weight_decay=0.1),
         "training": TrainingConfig(global_batch_size=GLOBAL_BATCH, micro_batch_size=4, precision="fp32"),
     }
     values.update(changes)

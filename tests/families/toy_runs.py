@@ -30,8 +30,9 @@ from ctxlm_ds.parallel.placement import shard_of
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import build_topology
 from ctxlm_ds.process.launch import quiet_libraries
+from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
-from ctxlm_ds.recipe.schema import KernelsConfig, OptimizerConfig, RunConfig
+from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
 from ctxlm_ds.registry import FAMILIES, load_object
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.model_setup import gathered
@@ -42,7 +43,7 @@ from tests.dist.training import GLOBAL_BATCH
 from tests.families.toy_layers import FORWARDS, VOCAB, ToySection
 
 LONG, SHORT, STEPS = 6, 4, 3
-OPTIMIZER = OptimizerConfig(learning_rate=0.01, weight_decay=0.1, gradient_clipping=0.0)
+OPTIMIZER = choices.OPTIMIZER.make(learning_rate=0.01, weight_decay=0.1, gradient_clipping=0.0)
 Named = Mapping[str, Tensor]
 Figures = tuple[Tensor, Tensor]
 """A term's sum and count."""

@@ -28,7 +28,7 @@ from ctxlm_ds.recipe.deepspeed import load_deepspeed_json
 from ctxlm_ds.recipe.hardware import Cluster
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.measure import MeasuredModel, describe, measure, training_flops_per_row, useful_flops_per_row
-from ctxlm_ds.training.optimizers.matrices import sent_bytes, update_bytes
+from ctxlm_ds.training.optimizers.matrix_work import sent_bytes, update_bytes
 
 SECONDS_PER_DAY = 86_400
 TENSOR_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
@@ -171,7 +171,7 @@ class Planner:
                 index, start, stop, stop == len(self.layers), blocks[index],
                 stage_parameters(
                     self.model, chain.from_iterable(self.names[start:stop]), tensor, parallel.vocab_multiple,
-                    self.config.optimizer.orthogonalizes,
+                    self.config.optimizer,
                 ),
             )
             for index, (start, stop) in enumerate(pairwise(bounds))
@@ -247,7 +247,8 @@ class Planner:
             several = layout.num_micro_batches(config.training.global_batch_size) > 1
             backward += BYTES["bf16"] * parameters.num_elements * several
         update += workspace_bytes(config, parameters, zero, layout.data)
-        update += update_bytes(parameters.matrices, zero.stage, layout.data, layout.tensor)
+        copies = config.optimizer.matrix_copies
+        update += update_bytes(parameters.matrices, copies, zero.stage, layout.data, layout.tensor)
         activations, workspace = self._activations(config, layout, stage)
         precision = config.training.precision
         frozen = BYTES[precision if config.teacher.precision == "run" else config.teacher.precision]

@@ -17,14 +17,12 @@ from ctxlm_ds.apps.plan.layouts import BYTES, DEEPSPEED_BUCKET, ZeroSettings
 from ctxlm_ds.models.build import WholeModel
 from ctxlm_ds.parallel.placement import Split, shard_of, vocabulary_rows_per_rank
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.training.optimizers.matrices import FLOAT, Matrices, orthogonalization_flops
+from ctxlm_ds.recipe.sections import OptimizerSection, UpdateSizes
+from ctxlm_ds.training.optimizers.base import FLOAT
+from ctxlm_ds.training.optimizers.matrix_work import Matrices, blocks_of
 
 ALIGNMENT = 2
 """Stages 1 and 2 pad each flat group to a multiple of this per rank (nccl_start_alignment_factor)."""
-
-GROUP_COPIES = {"adagrad": 0, "lamb": 1, "stable_adamw": 2}
-"""fp32 copies of a group of parameters that an update holds, in addition to one of a tensor."""
-
 
 @dataclass(frozen=True)
 class StageParameters:
@@ -34,8 +32,8 @@ class StageParameters:
     """The optimizer's groups (with and without weight decay, none empty): number of parameters by their elements."""
     frozen: int = 0
     """Elements that no step changes."""
-    one_moment: Counter[int] = field(default_factory=Counter)
-    """The group of Muon's matrices, which have one moment; it is one of `groups`."""
+    matrix_group: Counter[int] = field(default_factory=Counter)
+    """The group of the matrices that the optimizer takes complete; it is one of `groups`."""
     matrices: Matrices = Matrices()
 
     @cached_property
@@ -73,11 +71,15 @@ def total_elements(sizes: Counter[int], unit: int = 1, above: int = -1) -> int:
 
 
 def stage_parameters(
-    model: WholeModel, names: Iterable[str], tensor: int, vocab_multiple: int | None = 1, orthogonalizes: bool = False
+    model: WholeModel,
+    names: Iterable[str],
+    tensor: int,
+    vocab_multiple: int | None = 1,
+    optimizer: OptimizerSection | None = None,
 ) -> StageParameters:
     """Count what tensor-parallel rank 0 holds of the named parameters, each once.
 
-    With `orthogonalizes`, matrices are a group (OptimizerConfig.orthogonalizes).
+    Matrices that `optimizer` takes complete are a group.
     """
     groups: dict[bool, Counter[int]] = {True: Counter(), False: Counter()}
     own: Counter[int] = Counter()
@@ -86,10 +88,11 @@ def stage_parameters(
         facts, size = model.facts[name], local_elements(model, name, tensor, vocab_multiple)
         if not facts.trained:
             frozen += size
-        elif orthogonalizes and facts.matrix:
+        elif optimizer is not None and optimizer.matrix_moments is not None and facts.matrix:
             own[size] += 1
-            largest = max(largest, prod(model.shapes[name]))
-            flops += orthogonalization_flops(facts, model.shapes[name])
+            rows, columns = model.shapes[name]
+            largest = max(largest, rows * columns)
+            flops += optimizer.matrix_flops(blocks_of(facts, rows), columns)
         else:
             groups[facts.decays][size] += 1
     matrices = Matrices(total_elements(own), largest, flops)
@@ -130,18 +133,21 @@ def state_elements(
 ) -> StateElements:
     """Count the elements on the GPU; offloaded ones are not there."""
     whole, padded = parameters.num_elements, parameters.padded(data_ranks)
-    share, moments = padded // data_ranks, config.optimizer.num_moments
+    share, moments = padded // data_ranks, len(config.optimizer.moments)
+    # Moments of other parameters that the group of matrices lacks.
+    fewer = moments - len(config.optimizer.moments_of(matrix=True))
     if zero.stage == 0:
-        return StateElements(whole, whole, 0, moments * whole - total_elements(parameters.one_moment))
+        return StateElements(whole, whole, 0, moments * whole - fewer * total_elements(parameters.matrix_group))
     if zero.stage == 3:
         share = parameters.padded_each(data_ranks) // data_ranks
         states = 0 if zero.offload_optimizer else share
-        saved = 0 if zero.offload_optimizer else total_elements(parameters.one_moment, data_ranks) // data_ranks
-        return StateElements(0 if zero.offload_parameters else share, states, states, moments * states - saved)
+        saved = fewer * total_elements(parameters.matrix_group, data_ranks) // data_ranks
+        kept = 0 if zero.offload_optimizer else moments * states - saved
+        return StateElements(0 if zero.offload_parameters else share, states, states, kept)
     if zero.offload_optimizer:
         return StateElements(padded, 0, 0, 0)
     gradients = share if zero.stage == 2 else (padded if uses_bf16_optimizer(config, zero) else whole)
-    saved = round_up(total_elements(parameters.one_moment), ALIGNMENT * data_ranks) // data_ranks
+    saved = fewer * round_up(total_elements(parameters.matrix_group), ALIGNMENT * data_ranks) // data_ranks
     return StateElements(padded, gradients, share, moments * share - saved)
 
 
@@ -169,24 +175,16 @@ def buffer_bytes(
 
 
 def workspace_bytes(config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int) -> int:
-    """Return the bytes that an update holds in addition to its states; one fused AdamW holds nothing.
-
-    Adafactor: of the largest matrix the second moment in fp64, or its root and the step. Adagrad: the denominator of a
-    tensor, which is the group's partition under ZeRO. LAMB: also directions of a group. StableAdamW: also the gradients
-    of the group over their root mean squares.
-    """
-    name = config.optimizer.name
+    """Return the bytes that an update holds in addition to its states, without complete matrices."""
     if zero.offload_optimizer:
         return 0
-    if name == "adafactor":
-        share = parameters.padded(data_ranks) // data_ranks if zero.stage else parameters.largest
-        return 2 * FLOAT * min(parameters.largest, share)
-    if name not in GROUP_COPIES:
-        return 0
-    unit = ALIGNMENT * data_ranks
     group = max(total_elements(sizes) for sizes in parameters.groups)
-    share = round_up(group, unit) // data_ranks if zero.stage else group
-    return FLOAT * (GROUP_COPIES[name] * share + (share if zero.stage else parameters.largest))
+    if not zero.stage:
+        sizes = UpdateSizes(False, parameters.num_elements, group, parameters.largest)
+    else:
+        share, unit = parameters.padded(data_ranks) // data_ranks, ALIGNMENT * data_ranks
+        sizes = UpdateSizes(True, share, round_up(group, unit) // data_ranks, parameters.largest)
+    return config.optimizer.workspace(sizes)
 
 
 def _live_elements(parameters: StageParameters, zero: ZeroSettings) -> int:

@@ -9,17 +9,6 @@ from ctxlm_ds.apps.plan.layouts import BYTES, ZeroSettings
 from ctxlm_ds.apps.plan.states import FLOAT, StageParameters, total_elements, uses_bf16_optimizer
 from ctxlm_ds.recipe.schema import RunConfig
 
-FUSED_ADAMW_BYTES = 28
-"""Bytes per element: weight, gradient and two moments are read, all but the gradient written."""
-OPTIMIZER_BYTES = {
-    "adafactor": 140,  # optimizers/adafactor.py: moment 36, sums 8, product 20, norms 8, step 40, decay 8, weight 20
-    "adagrad": 52,  # optimizers/adagrad.py: decay 8, sum 12, root 16, weight 16
-    "lamb": 116,  # optimizers/lamb.py: AdamW's direction in 9 operations 88, two norms 8, ratio 8, weight 12
-    "stable_adamw": 148,  # optimizers/stable_adamw.py: direction 88, gradient over root 36, norm 4, bound 8, weight 12
-}
-"""Bytes per element of optimizers that are not one fused AdamW."""
-MATRIX_BYTES = 80
-"""Bytes per element of Muon's matrices: momentum 24, norm 4, division 8, scale, join, copy 24, decay 8, weight 12."""
 NORM_BYTES, CLIP_BYTES = 4, 8
 ZERO_BYTES = 30
 """Bytes per element of DeepSpeedZeroOptimizer in addition: fp32 gradient, norm, flat copy, weight; counted 26 to 34."""
@@ -53,9 +42,9 @@ def gradient_bytes(
 def optimizer_bytes(config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int) -> int:
     """Return the bytes that the optimizer moves in its share of the parameters."""
     ranks = data_ranks if zero.stage else 1
-    matrices = total_elements(parameters.one_moment) // ranks
-    each = OPTIMIZER_BYTES.get(config.optimizer.name, FUSED_ADAMW_BYTES)
-    return each * (parameters.padded(ranks) // ranks - matrices) + MATRIX_BYTES * matrices
+    matrices, optimizer = total_elements(parameters.matrix_group) // ranks, config.optimizer
+    others = parameters.padded(ranks) // ranks - matrices
+    return optimizer.bytes_per_element * others + optimizer.bytes_per_matrix_element * matrices
 
 
 def update_bytes(config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int) -> int:

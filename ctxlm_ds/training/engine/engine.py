@@ -49,17 +49,15 @@ from ctxlm_ds.training.engine.sharers import Sharers
 from ctxlm_ds.training.engine.step_totals import Ahead, FindSpike, StepJudge, StepTotals
 from ctxlm_ds.training.engine.update import Clipping, Update, Updater, loss_scaler
 from ctxlm_ds.training.loop.state import Anomaly, StepResult
+from ctxlm_ds.training.optimizers.base import OptimizerPlace, optimizer_of
 from ctxlm_ds.training.optimizers.build import (
-    OptimizerPlace,
-    build_optimizer,
     completed_updates,
     forget_state,
-    moments_of,
     parameter_groups,
     restore_state,
     use_full_vectors,
 )
-from ctxlm_ds.training.optimizers.whole_parameters import ParameterLayout, WholeParameterOptimizer
+from ctxlm_ds.training.optimizers.steps import ParameterLayout, Stepper
 
 logger = logging.getLogger("ctxlm_ds")
 LOSS_SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -145,14 +143,14 @@ class Engine:
             return PipelineStage(descriptions, outputs, bounds, self.topology, streams, dtype)
 
     def _build_optimizer(self, deepspeed_config: dict[str, Any]) -> tuple[torch.optim.Optimizer | None, str]:
-        if self.config.optimizer.name == "from_ds_config":
+        if self.config.optimizer.handed_over:
             return None, f"optimizer={deepspeed_config['optimizer']['type']} (from the DeepSpeed JSON)"
         offload = deepspeed_config.get("zero_optimization", {}).get("offload_optimizer") or {}
         offloaded = offload.get("device", "none") != "none"
         place = OptimizerPlace("cpu" if offloaded else device_type(), self.zero_stage, offloaded)
         settings, kernel = self.config.optimizer, self.config.kernels.optimizer
         return self.topology.run_together(
-            lambda: build_optimizer(settings, kernel, self._groups(), place, deepspeed_adam)
+            lambda: optimizer_of(settings).build(self._groups(), kernel, place, deepspeed_adam)
         )
 
     def _groups(self) -> list[dict[str, Any]]:
@@ -195,7 +193,7 @@ class Engine:
         self._updater = Updater(self._zero, self._run.update, clipping if self.zero_stage == 0 else None)
         self._totals = StepTotals(self.terms, self.topology, self.device)
         self._first_scalars = self.scalars()
-        if isinstance(self._inner, WholeParameterOptimizer):
+        if isinstance(self._inner, Stepper):
             sharers = Sharers(self.topology, self.zero_stage, self.device)
             flat = flat_tensors(self._zero)
             self._inner.bind(ParameterLayout(self.fragments(), self._shapes, self._facts, flat, sharers))
@@ -221,8 +219,8 @@ class Engine:
 
     def moment_kinds(self) -> dict[str, tuple[str, ...]]:
         """Return the names of each parameter's moments."""
-        if self.config.optimizer.name != "from_ds_config":
-            return {name: moments_of(self._facts[name], self.config.optimizer) for name in self._shapes}
+        if not self.config.optimizer.handed_over:
+            return {name: self.config.optimizer.moments_of(self._facts[name].matrix) for name in self._shapes}
         items = [(owner, item) for owner in self._owners() for item in self.optimizer_state(owner).items()]
         kinds = tuple(sorted({name for owner, (name, value) in items if is_moment(owner, value)}))
         return dict.fromkeys(self._shapes, kinds)

@@ -19,7 +19,7 @@ from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.library_noise import without_known_prints
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
 from ctxlm_ds.training.measure import describe, with_vocabulary
-from ctxlm_ds.training.optimizers.build import AdamFactory
+from ctxlm_ds.training.optimizers.base import AdamFactory
 
 JOIN_TIMEOUT_S = 1800.0
 """Time for all ranks to join."""

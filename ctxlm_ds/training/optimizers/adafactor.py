@@ -11,16 +11,20 @@ transformers.optimization.Adafactor with scale_parameter computes the same, but 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-import torch
-
-from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.parallel.placement import matrix_shape
-from ctxlm_ds.training.engine.fragments import Fragment
-from ctxlm_ds.training.optimizers.whole_parameters import MOMENTS, ParameterLayout, WholeParameterOptimizer
+from ctxlm_ds.recipe.sections import MOMENTS, OptimizerSection, UpdateSizes
+from ctxlm_ds.training.optimizers.base import FLOAT, Optimizer
+
+if TYPE_CHECKING:
+    import torch
+
+    from ctxlm_ds.parallel.parameters import ParameterFacts
+    from ctxlm_ds.training.engine.fragments import Fragment
+    from ctxlm_ds.training.optimizers.steps import ParameterLayout, Stepper
 
 SECOND = MOMENTS[1]
 LEAST_SIZE_TO_FACTOR = 128
@@ -61,43 +65,56 @@ class Piece(NamedTuple):
         return tensor.view(-1).narrow(0, self.offset, shape[0] * shape[1]).view(shape)
 
 
-class Adafactor(WholeParameterOptimizer):
+class AdafactorSection(OptimizerSection):
+    """Adafactor (Shazeer 2018) with T5's settings: learning_rate is relative to the size of the weights."""
+
+    moments: ClassVar = (SECOND,)
+    bytes_per_element: ClassVar = 140
+    """Moment 36, sums 8, product 20, norms 8, step 40, decay 8, weight 20."""
+
+    name: str = "adafactor"
+
+    def workspace(self, sizes: UpdateSizes) -> int:
+        """Return the bytes of the largest matrix's second moment in fp64, or of its root and the step."""
+        return 2 * FLOAT * min(sizes.largest, sizes.share)
+
+
+class Adafactor(Optimizer):
     """Adafactor without a first moment; weight decay is decoupled and relative to the scaled rate."""
 
-    def __init__(self, params: Iterable[Any], lr: float = 1e-2, weight_decay: float = 0.0) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
-        self._pieces: dict[int, list[Piece]] = {}
-        self._sizes = torch.empty(0)
-        self._num_sums = 0
+    section = AdafactorSection
 
     def bind(self, layout: ParameterLayout) -> None:
-        super().bind(layout)
+        import torch
+
         matrices, self._num_sums = list_matrices(layout.shapes, layout.facts)
         sizes = [matrix.rows * matrix.columns for found in matrices.values() for matrix in found]
         self._sizes = torch.tensor(sizes, dtype=torch.float64)
-        self._pieces = {}
+        self._sharers = layout.sharers
+        self._pieces: dict[int, list[Piece]] = {}
         for fragment in layout.fragments:
             pieces = self._pieces.setdefault(id(fragment.owner), [])
             pieces.extend(_pieces(fragment, matrices[fragment.name]))
 
-    def _step_group(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
+    def step_group(self, states: Stepper, group: dict[str, Any], parameters: Sequence[torch.Tensor]) -> None:
+        import torch
+
         work = [(parameter, piece) for parameter in parameters for piece in self._pieces.get(id(parameter), [])]
         device = parameters[0].device
-        for parameter in parameters:
-            self._next_moment(parameter)
+        seconds = {parameter: _next_moment(states, parameter) for parameter in parameters}
         sums = torch.zeros(self._num_sums, dtype=torch.float64, device=device)
         squares = torch.zeros(2, len(self._sizes), dtype=torch.float64, device=device)
         for parameter, piece in work:
             if piece.counts:
-                _add_sums(sums, piece, piece.of(self.state[parameter][SECOND]))
+                _add_sums(sums, piece, piece.of(seconds[parameter]))
                 squares[0, piece.matrix.number] += _square(piece.of(parameter))
         self._add_up(sums)
         for parameter, piece in work:
-            second = piece.of(self.state[parameter][SECOND])
+            second = piece.of(seconds[parameter])
             if piece.matrix.sums is not None:
                 second.copy_(_product(sums, piece))
             if piece.counts:
-                squares[1, piece.matrix.number] += _square(self._update(parameter, piece))
+                squares[1, piece.matrix.number] += _square(_update(parameter, second, piece))
         self._add_up(squares)
         weights, steps = (squares / self._sizes.to(device)).sqrt()
         rates = group["lr"] * weights.clamp_min(SCALE_EPS)
@@ -107,25 +124,31 @@ class Adafactor(WholeParameterOptimizer):
             if group["weight_decay"]:
                 weight.mul_((1.0 - group["weight_decay"] * rates[number]).to(weight.dtype))
             # Computed again: those of all pieces would be another copy of the weights.
-            weight.sub_(self._update(parameter, piece).mul_(factors[number].to(weight.dtype)))
-
-    def _update(self, parameter: torch.Tensor, piece: Piece) -> torch.Tensor:
-        """Return the gradient over the root of the second moment."""
-        assert parameter.grad is not None
-        return piece.of(parameter.grad) * piece.of(self.state[parameter][SECOND]).rsqrt()
-
-    def _next_moment(self, parameter: torch.Tensor) -> None:
-        """Add the gradient's squares to the second moment as if it were of single elements."""
-        state = self._next_state(parameter, (SECOND,))
-        assert parameter.grad is not None
-        decay = 1.0 - state["step"] ** -DECAY_EXPONENT
-        flat = (tensor.view(-1).split(CHUNK_ELEMENTS) for tensor in (parameter.grad, state[SECOND]))
-        for gradient, second in zip(*flat, strict=True):
-            second.mul_(decay).add_(gradient.square().add_(SQUARE_EPS), alpha=1.0 - decay)
+            weight.sub_(
+                _update(parameter, piece.of(seconds[parameter]), piece).mul_(factors[number].to(weight.dtype))
+            )
 
     def _add_up(self, tensor: torch.Tensor) -> None:
-        if self._layout.sharers is not None:
-            self._layout.sharers.add_up(tensor)
+        if self._sharers is not None:
+            self._sharers.add_up(tensor)
+
+
+def _update(parameter: torch.Tensor, second: torch.Tensor, piece: Piece) -> torch.Tensor:
+    """Return the gradient of a piece over the root of its second moment."""
+    assert parameter.grad is not None
+    return piece.of(parameter.grad) * second.rsqrt()
+
+
+def _next_moment(states: Stepper, parameter: torch.Tensor) -> torch.Tensor:
+    """Add the gradient's squares to the second moment as if it were of single elements, and return the moment."""
+    state = states.next_state(parameter, (SECOND,))
+    assert parameter.grad is not None
+    decay = 1.0 - state["step"] ** -DECAY_EXPONENT
+    flat = (tensor.view(-1).split(CHUNK_ELEMENTS) for tensor in (parameter.grad, state[SECOND]))
+    for gradient, second in zip(*flat, strict=True):
+        second.mul_(decay).add_(gradient.square().add_(SQUARE_EPS), alpha=1.0 - decay)
+    moment: torch.Tensor = state[SECOND]
+    return moment
 
 
 def list_matrices(
@@ -166,8 +189,8 @@ def _add_sums(sums: torch.Tensor, piece: Piece, values: torch.Tensor) -> None:
         return
     of_rows = sums.narrow(0, matrix.sums, matrix.rows)
     of_columns = sums.narrow(0, matrix.sums + matrix.rows, matrix.columns)
-    of_rows[piece.rows] += values.sum(dim=1, dtype=torch.float64)
-    of_columns[piece.columns] += values.sum(dim=0, dtype=torch.float64)
+    of_rows[piece.rows] += values.sum(dim=1, dtype=sums.dtype)
+    of_columns[piece.columns] += values.sum(dim=0, dtype=sums.dtype)
 
 
 def _product(sums: torch.Tensor, piece: Piece) -> torch.Tensor:
@@ -180,4 +203,6 @@ def _product(sums: torch.Tensor, piece: Piece) -> torch.Tensor:
 
 
 def _square(values: torch.Tensor) -> torch.Tensor:
+    import torch
+
     return torch.linalg.vector_norm(values, dtype=torch.float64).square()

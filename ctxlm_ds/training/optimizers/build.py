@@ -1,178 +1,30 @@
-"""Parameter groups, the choice of an optimizer's implementation, and its states in one form."""
+"""Parameter groups of an optimizer, and its states in one form."""
 
 from __future__ import annotations
 
-import importlib
-import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from ctxlm_ds.errors import ConfigError, KernelError
 from ctxlm_ds.parallel.parameters import ParameterFacts
-from ctxlm_ds.recipe.schema import OptimizerConfig
-from ctxlm_ds.training.optimizers.adafactor import Adafactor
-from ctxlm_ds.training.optimizers.adagrad import Adagrad
-from ctxlm_ds.training.optimizers.lamb import Lamb
-from ctxlm_ds.training.optimizers.muon import Muon
-from ctxlm_ds.training.optimizers.stable_adamw import StableAdamW
-from ctxlm_ds.training.optimizers.whole_parameters import MOMENTS
+from ctxlm_ds.recipe.sections import MOMENTS, OptimizerSection
+from ctxlm_ds.training.optimizers.base import GroupKind, optimizer_of
 
-AdamFactory = Callable[..., torch.optim.Optimizer]
 LANES = 64
 """fp32 elements of the longest vector that a build of CPUAdam uses (SVE, 2,048 bits)."""
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerPlace:
-    """The device and the ZeRO stage that an optimizer works under."""
-
-    device_type: str
-    """`cpu` or `cuda`: the device of the fp32 weights."""
-    zero_stage: int
-    offloaded: bool
-    """True if the fp32 weights are in CPU memory while the model is on the accelerator (or ZeRO-Offload is set)."""
-
-
 def parameter_groups(
-    named: Iterable[tuple[str, torch.nn.Parameter]], facts: Mapping[str, ParameterFacts], config: OptimizerConfig
+    named: Iterable[tuple[str, torch.nn.Parameter]], facts: Mapping[str, ParameterFacts], settings: OptimizerSection
 ) -> list[dict[str, Any]]:
-    """Split the parameters into weights (matrices, tables) and the rest (biases, LayerNorm), and for Muon its own."""
-    matrices: list[torch.nn.Parameter] = []
-    weights: list[torch.nn.Parameter] = []
-    rest: list[torch.nn.Parameter] = []
+    """Split the parameters into matrices that the optimizer takes complete, other weights, and the rest."""
+    found: dict[GroupKind, list[torch.nn.Parameter]] = {"matrices": [], "weights": [], "rest": []}
     for name, parameter in named:
-        if config.orthogonalizes and facts[name].matrix:
-            matrices.append(parameter)
-        else:
-            (weights if facts[name].decays else rest).append(parameter)
-    groups: list[dict[str, Any]] = [
-        {"params": weights, "weight_decay": config.weight_decay},
-        {"params": rest, "weight_decay": config.weight_decay if config.decay_biases else 0.0},
-    ]
-    if config.name == "lamb":
-        for group, takes_ratio in zip(groups, (True, config.trust_ratio == "all"), strict=True):
-            group["trust_ratio"] = takes_ratio
-    factor = (config.matrix_learning_rate or config.learning_rate) / config.learning_rate
-    own = {"params": matrices, "weight_decay": config.weight_decay, "matrices": True, "rate_factor": factor}
-    return [group for group in (own, *groups) if group["params"]]
-
-
-def moments_of(facts: ParameterFacts, config: OptimizerConfig) -> tuple[str, ...]:
-    """Return the names of a parameter's moments; `config` is not that of an optimizer of the DeepSpeed JSON."""
-    if config.num_moments == 1:
-        return MOMENTS[1:]
-    return MOMENTS[:1] if config.orthogonalizes and facts.matrix else MOMENTS
-
-
-def build_optimizer(
-    config: OptimizerConfig,
-    kernel: str,
-    groups: list[dict[str, Any]],
-    place: OptimizerPlace,
-    deepspeed_adam: Callable[[bool], AdamFactory],
-) -> tuple[torch.optim.Optimizer, str]:
-    """Build the optimizer.
-
-    Args:
-        config: the recipe's section.
-        kernel: the recipe's `kernels.optimizer`.
-        groups: from `parameter_groups`.
-        place: device and ZeRO stage.
-        deepspeed_adam: returns DeepSpeed's CPUAdam (True) or FusedAdam class, or raises KernelError.
-
-    Returns:
-        The optimizer, and the chosen implementation as it is logged.
-
-    Raises:
-        KernelError: the requested implementation cannot run here.
-        ConfigError: the implementation cannot be exact under this ZeRO stage.
-    """
-    settings: dict[str, Any] = {"lr": config.learning_rate, "betas": config.betas, "eps": config.eps}
-    if config.name == "lamb":
-        return _build_lamb(kernel, groups, settings, place)
-    if config.name in ("muon", "stable_adamw", "adafactor", "adagrad") and kernel not in ("auto", "reference"):
-        raise KernelError(
-            f"kernels.optimizer is {kernel}, which has no {config.name} that is exact under ZeRO; set "
-            "kernels.optimizer: auto"
-        )
-    if config.name == "adafactor":
-        return Adafactor(groups, lr=config.learning_rate), "adafactor=native"
-    if config.name == "adagrad":
-        start = config.initial_accumulator
-        return Adagrad(groups, lr=config.learning_rate, eps=config.eps, initial_accumulator=start), "adagrad=native"
-    if config.name == "stable_adamw":
-        return StableAdamW(groups, **settings), "stable_adamw=native"
-    if config.name == "muon":
-        muon = Muon(groups, **settings, momentum=config.momentum, matrix_scale=config.matrix_scale)
-        return muon, "muon=native"
-    chosen = _adam_implementation(kernel, place, deepspeed_adam)
-    if chosen == "deepspeed":
-        extra = {"adamw_mode": True} if place.offloaded else {"adam_w_mode": True}
-        return deepspeed_adam(place.offloaded)(groups, **settings, **extra), "adamw=deepspeed"
-    if chosen == "apex":
-        return _apex_optimizer("FusedAdam")(groups, adam_w_mode=True, **settings), "adamw=apex"
-    if chosen == "torch":
-        return torch.optim.AdamW(groups, fused=True, **settings), "adamw=torch(fused)"
-    return torch.optim.AdamW(groups, foreach=False, fused=False, **settings), "adamw=reference"
-
-
-def _adam_implementation(kernel: str, place: OptimizerPlace, deepspeed_adam: Callable[[bool], AdamFactory]) -> str:
-    if place.offloaded:
-        if kernel in ("torch", "apex"):
-            raise ConfigError(
-                f"kernels.optimizer is {kernel}, but ZeRO-Offload keeps the optimizer in CPU memory, where DeepSpeed's "
-                "CPUAdam runs; set kernels.optimizer: auto or deepspeed"
-            )
-        return "reference" if kernel == "reference" else "deepspeed"
-    if kernel != "auto":
-        return kernel
-    if place.device_type == "cpu":
-        return "torch"
-    try:
-        deepspeed_adam(False)
-    except KernelError:
-        return "torch"
-    return "deepspeed"
-
-
-def _build_lamb(
-    kernel: str, groups: list[dict[str, Any]], settings: dict[str, Any], place: OptimizerPlace
-) -> tuple[torch.optim.Optimizer, str]:
-    if kernel == "apex":
-        if place.zero_stage > 0:
-            raise ConfigError(
-                f"kernels.optimizer is apex with lamb under ZeRO stage {place.zero_stage}: FusedLAMB would take its "
-                "trust ratios from each rank's shard, not from complete parameters; set kernels.optimizer: auto"
-            )
-        all_take_ratios = all(group["trust_ratio"] for group in groups)
-        if not all_take_ratios and any(group["trust_ratio"] != (group["weight_decay"] != 0.0) for group in groups):
-            raise ConfigError(
-                "kernels.optimizer is apex with lamb: FusedLAMB takes a trust ratio for exactly the parameters that "
-                "are decayed, or for all; set kernels.optimizer: auto, or optimizer.trust_ratio: all"
-            )
-        # The engine clips. FusedLAMB reads a bound of 0 as gradients divided by infinity.
-        fused = _apex_optimizer("FusedLAMB")
-        return fused(groups, max_grad_norm=math.inf, use_nvlamb=all_take_ratios, **settings), "lamb=apex"
-    if kernel in ("torch", "deepspeed"):
-        raise KernelError(
-            f"kernels.optimizer is {kernel}, which has no LAMB with exact trust ratios under ZeRO; set "
-            "kernels.optimizer: auto"
-        )
-    return Lamb(groups, **settings), "lamb=native"
-
-
-def _apex_optimizer(name: str) -> AdamFactory:
-    try:
-        module = importlib.import_module("apex.optimizers")
-        return getattr(module, name)
-    except (ImportError, AttributeError) as error:
-        raise KernelError(
-            f"kernels.optimizer is apex, but NVIDIA apex's {name} cannot be imported ({error}); install apex from "
-            "source (docs/install.md) or set kernels.optimizer: auto"
-        ) from error
+        own = settings.matrix_moments is not None and facts[name].matrix
+        found["matrices" if own else "weights" if facts[name].decays else "rest"].append(parameter)
+    optimizer = optimizer_of(settings)
+    return [{"params": group, **optimizer.group_settings(kind)} for kind, group in found.items() if group]
 
 
 def completed_updates(optimizer: torch.optim.Optimizer) -> int:

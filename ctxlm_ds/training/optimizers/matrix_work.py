@@ -2,7 +2,8 @@
 
 One rank, the owner, gets the fragments of a matrix, computes, and sends the result to every rank that holds a part. It
 is a rank that holds about as much of the matrix as any, so that stages 1 and 2 send little, and of these the one with
-the least work. The matrices of a round are updated together, with one exchange in each direction.
+the least work. The matrices of a round are updated together, with one exchange in each direction. The planner's figures
+of messages and memory are estimates: which ranks share a matrix depends on where ZeRO's partitions end.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 
+from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.parallel.placement import Shard
 from ctxlm_ds.training.engine.fragments import Fragment
 from ctxlm_ds.training.engine.sharers import Sharers
+from ctxlm_ds.training.optimizers.base import FLOAT
 
 Change = Callable[[str, torch.Tensor], torch.Tensor]
 """Maps the name of a parameter and its full value to another value of the same shape."""
@@ -173,3 +177,45 @@ def share_out(held: Sequence[Mapping[str, Held]], costs: Mapping[str, float]) ->
         first = {part: rank for rank, part in reversed(by_rank.items())} | {by_rank[owner]: owner}
         found[name] = Share(name, by_rank, owner, tuple(sorted(first.values())))
     return [found[name] for name in costs if name in found]
+
+
+class Matrices(NamedTuple):
+    """The matrices that one rank of a pipeline stage holds before ZeRO."""
+
+    elements: int = 0
+    """Of this tensor-parallel rank's shards."""
+    largest: int = 0
+    """Of the largest complete matrix."""
+    flops: float = 0.0
+    """Operations of the updates of all complete matrices."""
+
+
+def blocks_of(facts: ParameterFacts, rows: int) -> list[int]:
+    """Return the rows of each matrix that a parameter consists of (query, key and value are separate)."""
+    return list(facts.split.blocks if facts.split else ()) or [rows]
+
+
+def sent_bytes(matrices: Matrices, zero_stage: int, data: int, tensor: int) -> int:
+    """Return the bytes of updates and results that a rank sends in a step.
+
+    Stage 0 gathers shards over tensor-parallel ranks and returns the results to all. Stages 1 and 2 cut a flat
+    partition at ranks, so with full shards only a matrix at a cut is sent, a quarter of it on average and back.
+    """
+    ranks = data * tensor
+    if ranks == 1 or not matrices.elements:
+        return 0
+    if zero_stage == 0:
+        gathered = matrices.elements * (tensor - 1) // ranks
+        return FLOAT * (gathered + matrices.elements * (ranks - 1) // ranks)
+    share = matrices.elements // data
+    if zero_stage == 3:
+        return FLOAT * 2 * share * (ranks - 1) // ranks
+    at_cut = matrices.largest // 2 if data > 1 else 0
+    return FLOAT * (2 * share * (tensor - 1) // tensor + at_cut)
+
+
+def update_bytes(matrices: Matrices, copies: int, zero_stage: int, data: int, tensor: int) -> int:
+    """Return the memory of the update: one tensor of a rank's share, what is sent and received, and `copies`."""
+    share = matrices.elements // (data if zero_stage else 1)
+    held = share + 2 * sent_bytes(matrices, zero_stage, data, tensor) // FLOAT
+    return FLOAT * (held + copies * matrices.largest) if matrices.elements else 0

@@ -8,65 +8,78 @@ iterates in bf16, and here in the type of the weights, fp32.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import torch
-from torch.optim.adamw import adamw
+from pydantic import Field
 
-from ctxlm_ds.training.optimizers.matrices import ITERATIONS, blocks_of, orthogonalization_flops
-from ctxlm_ds.training.optimizers.matrix_work import MatrixWork
-from ctxlm_ds.training.optimizers.whole_parameters import MOMENTS, ParameterLayout, WholeParameterOptimizer
+from ctxlm_ds.recipe.problems import Problem
+from ctxlm_ds.recipe.sections import MOMENTS, Probability
+from ctxlm_ds.training.optimizers.base import AdamSection, GroupKind, Optimizer
+
+if TYPE_CHECKING:
+    import torch
+
+    from ctxlm_ds.training.optimizers.steps import ParameterLayout, Stepper
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic polynomial (Jordan 2024)."""
+ITERATIONS = 5
 EPS = 1e-7
 """Least norm that a matrix is divided by."""
 MatrixScale = Literal["match_rms_adamw", "original"]
 
 
-class Muon(WholeParameterOptimizer):
+class MuonSection(AdamSection):
+    """Muon (Jordan 2024) for matrices; AdamW for tables, heads, biases and norms."""
+
+    matrix_moments: ClassVar = MOMENTS[:1]
+    bytes_per_matrix_element: ClassVar = 80
+    """Momentum 24, norm 4, division 8, scale, join, copy 24, decay 8, weight 12."""
+    matrix_copies: ClassVar = 4
+    """Two values of the iteration, its square, and the square's square."""
+
+    name: str = "muon"
+    matrix_learning_rate: Annotated[float, Field(gt=0.0, le=1000.0)] | None = None
+    """Peak learning rate of the matrices, which follows the same schedule; null is learning_rate."""
+    matrix_scale: MatrixScale = "match_rms_adamw"
+    """Factor of the matrices' learning rate by their shape: `match_rms_adamw` is 0.2 sqrt(max(rows, columns)), with
+    which rates and decay of AdamW fit (Liu 2025), `original` sqrt(max(1, rows / columns))."""
+    momentum: Probability = 0.95
+    """Decay rate of the matrices' moment."""
+
+    def problems(self, kernel: str) -> Iterator[Problem]:
+        yield from super().problems(kernel)
+        if self.momentum >= 1.0:
+            yield Problem("optimizer.momentum", f"{self.momentum}: with 1 it never changes; expected below 1")
+
+    def matrix_flops(self, blocks: Sequence[int], columns: int) -> float:
+        """Return the operations of all iterations of Newton-Schulz."""
+        pairs = (sorted((block, columns)) for block in blocks)
+        return float(sum(2 * ITERATIONS * (2 * short * short * long + short**3) for short, long in pairs))
+
+
+class Muon(Optimizer):
     """Muon with Nesterov momentum and decoupled weight decay.
 
-    The parameters of groups with `matrices` True are matrices; others take AdamW's step. The learning rate of a group
-    is `lr` times its `rate_factor`.
+    The learning rate of the group of matrices is `lr` times its `rate_factor`.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
-        momentum: float = 0.95,
-        matrix_scale: MatrixScale = "match_rms_adamw",
-    ) -> None:
-        """Make the optimizer.
+    section = MuonSection
 
-        Args:
-            params: parameter groups.
-            lr: learning rate.
-            betas: AdamW's.
-            eps: AdamW's.
-            weight_decay: of matrices and others.
-            momentum: decay rate of the matrices' moment.
-            matrix_scale: factor of the matrices' learning rate by their shape (`scale_of`).
-        """
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "momentum": momentum}
-        super().__init__(params, defaults | {"matrices": False, "rate_factor": 1.0})
-        self._matrix_scale = matrix_scale
-        self._blocks: dict[str, list[int]] = {}
-        self._work = MatrixWork([], {}, None)
-        self._rounds: dict[int, int] = {}
+    def group_settings(self, kind: GroupKind) -> dict[str, Any]:
+        settings, own = self.settings, kind == "matrices"
+        factor = (settings.matrix_learning_rate or settings.learning_rate) / settings.learning_rate if own else 1.0
+        return {**super().group_settings(kind), "matrices": own, "rate_factor": factor}
 
     def bind(self, layout: ParameterLayout) -> None:
-        """Set which parameter each range of each flat tensor belongs to, and share out the matrices over the ranks."""
-        super().bind(layout)
-        self._blocks, costs = {}, {}
-        for name, shape in layout.matrices():
-            self._blocks[name] = blocks_of(layout.facts[name], shape[0])
-            costs[name] = orthogonalization_flops(layout.facts[name], shape)
+        """Share out the matrices over the ranks."""
+        from ctxlm_ds.training.optimizers.matrix_work import MatrixWork, blocks_of
+
+        self._blocks: Mapping[str, Sequence[int]] = {
+            name: blocks_of(layout.facts[name], shape[0]) for name, shape in layout.matrices()
+        }
+        costs = {name: self.settings.matrix_flops(self._blocks[name], shape[1]) for name, shape in layout.matrices()}
         self._rounds = {id(tensor): number for number, tensor in enumerate(layout.flat_tensors)}
         rounds: list[list[Any]] = [[] for _ in layout.flat_tensors or (None,)]
         for fragment in layout.fragments:
@@ -74,50 +87,60 @@ class Muon(WholeParameterOptimizer):
                 rounds[self._rounds.get(id(fragment.owner), 0)].append(fragment)
         self._work = MatrixWork(rounds, costs, layout.sharers)
 
-    def _step_group(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
+    def step_group(self, states: Stepper, group: dict[str, Any], parameters: Sequence[torch.Tensor]) -> None:
         if not group["matrices"]:
-            self._step_adamw(group, parameters)
+            self._step_adamw(states, group, parameters)
             return
         rate = group["lr"] * group["rate_factor"]
-        updates = {id(parameter): self._nesterov(parameter, group) for parameter in parameters}
+        updates = {id(parameter): self._nesterov(states, parameter) for parameter in parameters}
         self._work.run(self._rounds.get(id(parameters[0]), 0), updates, self._change)
         for parameter in parameters:
             parameter.mul_(1 - rate * group["weight_decay"]).add_(updates[id(parameter)], alpha=-rate)
 
-    def _nesterov(self, parameter: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+    def _nesterov(self, states: Stepper, parameter: torch.Tensor) -> torch.Tensor:
         """Return the momentum after this gradient, one step ahead."""
-        state, grad, momentum = self._next_state(parameter, ("exp_avg",)), parameter.grad, group["momentum"]
+        state, grad, momentum = states.next_state(parameter, MOMENTS[:1]), parameter.grad, self.settings.momentum
         assert grad is not None
-        state["exp_avg"].lerp_(grad, 1 - momentum)
-        return grad.lerp(state["exp_avg"], momentum)
+        first: torch.Tensor = state[MOMENTS[0]]
+        first.lerp_(grad, 1 - momentum)
+        return grad.lerp(first, momentum)
 
     def _change(self, name: str, matrix: torch.Tensor) -> torch.Tensor:
         """Return the update of a parameter's matrices for a rate of 1."""
+        import torch
+
         blocks = self._blocks[name]
         if len(set(blocks)) == 1:
             parts = [matrix.view(len(blocks), blocks[0], -1)]
         else:
             parts = [part.unsqueeze(0) for part in matrix.split(blocks)]
-        changed = [orthogonalize(part) * scale_of(part.shape[1], part.shape[2], self._matrix_scale) for part in parts]
+        scale = self.settings.matrix_scale
+        changed = [orthogonalize(part) * scale_of(part.shape[1], part.shape[2], scale) for part in parts]
         return torch.cat([part.flatten(0, 1) for part in changed])
 
-    def _step_adamw(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
-        states = [self._next_state(parameter, MOMENTS) for parameter in parameters]
+    def _step_adamw(self, states: Stepper, group: dict[str, Any], parameters: Sequence[torch.Tensor]) -> None:
+        import torch
+        from torch.optim.adamw import adamw
+
+        beta1, beta2 = self.settings.betas
+        kept = [states.next_state(parameter, MOMENTS) for parameter in parameters]
         adamw(
-            parameters,
+            list(parameters),
             [parameter.grad for parameter in parameters if parameter.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
+            [state["exp_avg"] for state in kept],
+            [state["exp_avg_sq"] for state in kept],
             [],
             # It counts the step itself.
-            [torch.tensor(state["step"] - 1.0, device=state["exp_avg"].device) for state in states],
+            [torch.tensor(state["step"] - 1.0, device=state["exp_avg"].device) for state in kept],
             fused=True, amsgrad=False, maximize=False, lr=group["lr"] * group["rate_factor"],
-            beta1=group["betas"][0], beta2=group["betas"][1], eps=group["eps"], weight_decay=group["weight_decay"],
+            beta1=beta1, beta2=beta2, eps=self.settings.eps, weight_decay=group["weight_decay"],
         )  # fmt: skip
 
 
 def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
     """Replace the singular values of matrices [n, r, c] by values of about 1 (0.7 to 1.2)."""
+    import torch
+
     a, b, c = NEWTON_SCHULZ
     is_tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.mT if is_tall else matrices

@@ -8,41 +8,50 @@ weight decay is divided too, as in torch-optimi (`StableAdamW`), with which Mode
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
+from ctxlm_ds.recipe.sections import UpdateSizes
+from ctxlm_ds.training.optimizers.base import FLOAT, AdamSection, Optimizer
 
-from ctxlm_ds.training.optimizers.whole_parameters import WholeParameterOptimizer
+if TYPE_CHECKING:
+    import torch
+
+    from ctxlm_ds.training.optimizers.steps import Stepper
 
 
-class StableAdamW(WholeParameterOptimizer):
-    """AdamW with decoupled weight decay, bias correction and a bounded step; gradients need no clipping."""
+class StableAdamWSection(AdamSection):
+    """AdamW with a bounded step of each parameter (Wortsman 2023); gradients need no clipping."""
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.99),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
-    ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+    bytes_per_element: ClassVar = 148
+    """AdamW's direction 88, gradient over root 36, norm 4, bound 8, weight 12."""
 
-    def _step_group(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
-        updates = [self._adamw_direction(parameter, group) for parameter in parameters]
-        surprises = [self._surprise(parameter, group) for parameter in parameters]
-        squares = self._squares(updates[0].device, self._parts(parameters, surprises))[0]
-        sizes = squares.new_tensor([math.prod(shape) for shape in self._layout.shapes.values()])
+    name: str = "stable_adamw"
+
+    def workspace(self, sizes: UpdateSizes) -> int:
+        """Return the bytes of the directions and surprises of a group, and of one tensor's temporary."""
+        return FLOAT * (2 * sizes.group + (sizes.group if sizes.partitioned else sizes.largest))
+
+
+class StableAdamW(Optimizer):
+    """AdamW with decoupled weight decay, bias correction and a bounded step."""
+
+    section = StableAdamWSection
+
+    def step_group(self, states: Stepper, group: dict[str, Any], parameters: Sequence[torch.Tensor]) -> None:
+        updates = [states.adamw_direction(parameter, group) for parameter in parameters]
+        surprises = [self._surprise(states, parameter) for parameter in parameters]
+        squares = states.squares(updates[0].device, states.parts(parameters, surprises))[0]
+        sizes = squares.new_tensor([math.prod(shape) for shape in states.layout.shapes.values()])
         factor = (squares / sizes).sqrt().clamp_min(1.0).reciprocal()
-        for number, _, update in self._parts(parameters, updates):
+        for number, _, update in states.parts(parameters, updates):
             update.mul_(factor[number].to(update.dtype))
         for parameter, update in zip(parameters, updates, strict=True):
             parameter.add_(update, alpha=-group["lr"])
 
-    def _surprise(self, parameter: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+    def _surprise(self, states: Stepper, parameter: torch.Tensor) -> torch.Tensor:
         """Return the gradient over the root of the second moment, which this gradient is part of."""
-        state, grad = self.state[parameter], parameter.grad
+        state, grad = states.state[parameter], parameter.grad
         assert grad is not None
-        correction = 1 - group["betas"][1] ** state["step"]
-        return grad / (state["exp_avg_sq"] / correction).sqrt_().clamp_min_(group["eps"])
+        correction = 1 - self.settings.betas[1] ** state["step"]
+        return grad / (state["exp_avg_sq"] / correction).sqrt_().clamp_min_(self.settings.eps)

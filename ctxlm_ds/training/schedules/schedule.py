@@ -1,60 +1,191 @@
-"""Learning rates by step, in plain Python: the same number on every rank and after every resume."""
+"""Learning rates by step, in plain Python: the same number on every rank and after every resume.
+
+Each schedule is a section with its settings and a class with its decay. One line of registry.py names it; other
+packages use an entry point (docs/extending.md).
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from typing import Any, ClassVar, Literal
 
 from ctxlm_ds.recipe.check import resolve_warmup
-from ctxlm_ds.recipe.schema import ScheduleConfig
+from ctxlm_ds.recipe.problems import Problem
+from ctxlm_ds.recipe.sections import PositiveFloat, Probability, ScheduleSection
+from ctxlm_ds.registry import SCHEDULES
 
 INVERSE_SQRT_TIMESCALE_STEPS = 10_000
 
 
 class LearningRateSchedule:
-    """A linear warmup from 0 to the peak, then the named decay to the final rate.
+    """A warmup to the peak, then the decay of the named schedule to the final rate.
 
     `at(step)` follows transformers' `get_*_schedule` (LambdaLR): it is the rate of the update after `step` completed
-    ones. With a warmup the first update has rate 0, as in BERT's code. NVIDIA's scheduler is one step ahead:
+    ones. With a linear warmup the first update has rate 0, as in BERT's code. NVIDIA's scheduler is one step ahead:
     `start_step` 1 with `total_steps` equal to max_steps.
     """
 
-    def __init__(self, config: ScheduleConfig, peak: float, max_steps: int) -> None:
+    def __init__(self, settings: ScheduleSection, peak: float, max_steps: int) -> None:
         """`peak`: highest learning rate; `max_steps`: optimizer steps of this run."""
-        self.config = config
+        self.settings = settings
         self.peak = peak
-        self.total_steps = config.total_steps or config.start_step + max_steps
-        self.warmup_steps = resolve_warmup(config.warmup_steps, config.warmup_fraction, self.total_steps)
-        self.decay_steps = round(config.decay_fraction * self.total_steps)
+        total = settings.total_steps or settings.start_step + max_steps
+        warmup = resolve_warmup(settings.warmup_steps, settings.warmup_fraction, total)
+        self._decay: Decay = SCHEDULES.get(settings.name)(settings, total, warmup)
 
     def at(self, step: int) -> float:
         """Return the learning rate of the update after `step` completed updates of this run."""
-        position = self.config.start_step + step
-        if position < self.warmup_steps:
-            if self.config.warmup_shape == "constant":
-                return self.peak
-            return self.peak * position / self.warmup_steps
-        if self.config.name == "constant":
-            return self.peak
-        final = self.config.final_learning_rate
-        if self.config.name == "inverse_sqrt":
-            # 1 at the end of the warmup, then the inverse root of the step (Vaswani 2017).
-            timescale = self.warmup_steps or INVERSE_SQRT_TIMESCALE_STEPS
-            return max(final, self.peak * math.sqrt(timescale / (position - self.warmup_steps + timescale)))
-        return final + (self.peak - final) * self._remaining(position)
+        position = self.settings.start_step + step
+        if position < self._decay.warmup_steps:
+            rises = self.settings.warmup_shape == "linear"
+            return self.peak * position / self._decay.warmup_steps if rises else self.peak
+        return self._decay.rate(position, self.peak)
 
-    def _remaining(self, position: int) -> float:
-        """Return the part of the decay that remains, from 1 down to 0 at total_steps and later."""
-        if position >= self.total_steps:
-            return 0.0
-        name = self.config.name
-        if name == "wsd":
-            left = self.total_steps - position
-            share = min(1.0, left / self.decay_steps) if self.decay_steps else 1.0
-            return share if self.config.decay_shape == "linear" else 1.0 - math.sqrt(1.0 - share)
-        start = self.warmup_steps
-        if name in ("linear", "polynomial", "cosine") and self.config.decay_from == "start":
-            start = 0
-        progress = (position - start) / (self.total_steps - start)
-        if name == "cosine":
-            return 0.5 * (1.0 + math.cos(math.pi * progress))
-        return (1.0 - progress) ** (self.config.power if name == "polynomial" else 1.0)
+
+class Decay:
+    """Learning rate after the warmup. A subclass names its section and computes `share`, or `rate` itself."""
+
+    section: ClassVar[type[ScheduleSection]]
+
+    def __init__(self, settings: Any, total_steps: int, warmup_steps: int) -> None:
+        """Take the section of the recipe, and its steps as they are resolved."""
+        self.settings = settings
+        self.total_steps = total_steps
+        self.warmup_steps = warmup_steps
+
+    def rate(self, position: int, peak: float) -> float:
+        """Return the learning rate at a step of the schedule, from warmup_steps on."""
+        final = self.settings.final_learning_rate
+        left = self.share(position) if position < self.total_steps else 0.0
+        return float(final + (peak - final) * left)
+
+    def share(self, position: int) -> float:
+        """Return the part of the decay that remains, from 1 down to 0, at a step before total_steps."""
+        raise NotImplementedError
+
+
+class LinearSection(ScheduleSection):
+    """Linear decay."""
+
+    name: str = "linear"
+    decay_from: Literal["warmup", "start"] = "warmup"
+    """`warmup` starts the decay when the warmup ends (transformers, fairseq). `start` counts it from step 0, so the
+    warmup ends a little below the peak (the code of BERT, GPT and NVIDIA's LAMB)."""
+
+
+class Linear(Decay):
+    """Decay in proportion to the steps."""
+
+    section = LinearSection
+
+    def share(self, position: int) -> float:
+        return 1.0 - self._progress(position)
+
+    def _progress(self, position: int) -> float:
+        start = 0 if self.settings.decay_from == "start" else self.warmup_steps
+        return (position - start) / (self.total_steps - start)
+
+
+class PolynomialSection(LinearSection):
+    """Decay as a power of the remaining steps."""
+
+    name: str = "polynomial"
+    power: PositiveFloat = 1.0
+    """Exponent."""
+
+
+class Polynomial(Linear):
+    """A power of the linear decay."""
+
+    section = PolynomialSection
+
+    def share(self, position: int) -> float:
+        return float(super().share(position) ** self.settings.power)
+
+
+class CosineSection(LinearSection):
+    """Decay along half a cosine wave."""
+
+    name: str = "cosine"
+
+
+class Cosine(Linear):
+    """Half a cosine wave."""
+
+    section = CosineSection
+
+    def share(self, position: int) -> float:
+        return 0.5 * (1.0 + math.cos(math.pi * self._progress(position)))
+
+
+class InverseSqrtSection(ScheduleSection):
+    """Decay with the inverse square root of the step (Vaswani 2017)."""
+
+    decays_to_the_end: ClassVar = False
+
+    name: str = "inverse_sqrt"
+
+
+class InverseSqrt(Decay):
+    """1 at the end of the warmup, then the inverse root of the step."""
+
+    section = InverseSqrtSection
+
+    def rate(self, position: int, peak: float) -> float:
+        timescale = self.warmup_steps or INVERSE_SQRT_TIMESCALE_STEPS
+        decayed = peak * math.sqrt(timescale / (position - self.warmup_steps + timescale))
+        return float(max(self.settings.final_learning_rate, decayed))
+
+
+class WarmupStableDecaySection(ScheduleSection):
+    """Warmup-stable-decay: the peak, then a decay in the last steps."""
+
+    name: str = "wsd"
+    decay_fraction: Probability = 0.1
+    """Fraction of total_steps, at the end, in which the learning rate decays."""
+    decay_shape: Literal["linear", "one_minus_sqrt"] = "linear"
+    """Shape of the decay; `one_minus_sqrt` falls as 1 - sqrt(progress) (Hägele 2024; ModernBERT)."""
+
+    def problems(self, total_steps: int, warmup_steps: int) -> Iterator[Problem]:
+        decay = round(self.decay_fraction * total_steps)
+        if warmup_steps + decay > total_steps:
+            text = (
+                f"{self.decay_fraction:g}: {decay} steps of decay and {warmup_steps} of warmup exceed {total_steps}; "
+                "shorten one"
+            )
+            involved = ("warmup_steps", "warmup_fraction", "name", "total_steps", "start_step")
+            steps = tuple(f"schedule.{name}" for name in involved)
+            yield Problem("schedule.decay_fraction", text, (*steps, "training.max_steps"))
+
+
+class WarmupStableDecay(Decay):
+    """The peak, then a decay to the end."""
+
+    section = WarmupStableDecaySection
+
+    def share(self, position: int) -> float:
+        decay_steps = round(self.settings.decay_fraction * self.total_steps)
+        share = min(1.0, (self.total_steps - position) / decay_steps) if decay_steps else 1.0
+        return share if self.settings.decay_shape == "linear" else 1.0 - math.sqrt(1.0 - share)
+
+
+class ConstantSection(ScheduleSection):
+    """The peak to the end."""
+
+    decays_to_the_end: ClassVar = False
+
+    name: str = "constant"
+
+    @property
+    def idle_settings(self) -> tuple[str, ...]:
+        return ("final_learning_rate",)
+
+
+class Constant(Decay):
+    """The peak."""
+
+    section = ConstantSection
+
+    def rate(self, position: int, peak: float) -> float:
+        return peak

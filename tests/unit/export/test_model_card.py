@@ -15,7 +15,8 @@ from ctxlm_ds.export.model_card import read_evaluation, write_model_card
 from ctxlm_ds.export.weights import CheckpointSource
 from ctxlm_ds.families.bert.export import EXPORT
 from ctxlm_ds.process.run_history import START, append_event
-from ctxlm_ds.recipe.schema import OptimizerConfig, RunConfig
+from ctxlm_ds.recipe import choices
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import TrainSource
 from ctxlm_ds.registry import FAMILIES
 from tests.checkpoints import make_config, outputs_of
@@ -39,7 +40,8 @@ def test_the_card_holds_header_figures_data_and_hyperparameters(tmp_path: Path) 
     metadata = {"documents": 12345, "sequences": 234567, "tokens": 3456789, "split_sentences": True}
     Path(f"{prefix}.json").write_text(json.dumps(metadata))
     gone = tmp_path / "gone_text_sentence"
-    config = make_config("bert_nsp", tmp_path, 60, optimizer=OptimizerConfig(learning_rate=3e-4, betas=(0.9, 0.98)))
+    optimizer = choices.OPTIMIZER.make(learning_rate=3e-4, betas=(0.9, 0.98))
+    config = make_config("bert_nsp", tmp_path, 60, optimizer=optimizer)
     data = data_section(train=[TrainSource(path=str(path)) for path in (prefix, gone)], seq_length=32)
     card = card_of(config.model_copy(update={"data": data}), tmp_path)
 

@@ -13,13 +13,12 @@ from torch.utils._pytree import tree_leaves
 
 from ctxlm_ds.apps.plan.layouts import ZeroSettings
 from ctxlm_ds.apps.plan.states import StageParameters, workspace_bytes
+from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.load import load_config
-from ctxlm_ds.training.optimizers.adagrad import Adagrad
-from ctxlm_ds.training.optimizers.lamb import Lamb
-from ctxlm_ds.training.optimizers.stable_adamw import StableAdamW
-from ctxlm_ds.training.optimizers.whole_parameters import ParameterLayout, WholeParameterOptimizer
+from ctxlm_ds.training.optimizers.base import optimizer_of
+from ctxlm_ds.training.optimizers.steps import ParameterLayout, Stepper
 
-OPTIMIZERS: dict[str, Any] = {"adagrad": Adagrad, "lamb": Lamb, "stable_adamw": StableAdamW}
+OPTIMIZERS = ("adagrad", "lamb", "stable_adamw")
 MATRIX, VECTOR, MATRICES, VECTORS = 1000, 8, 3, 2
 
 
@@ -44,10 +43,9 @@ class Peak(TorchDispatchMode):
 def held_by_an_update(name: str, groups: list[list[int]]) -> int:
     """Bytes that the second step of an optimizer holds at most, in addition to weights, gradients and moments."""
     tensors = [[torch.nn.Parameter(torch.empty(size, device="meta")) for size in sizes] for sizes in groups]
-    optimizer = OPTIMIZERS[name]([{"params": group} for group in tensors])
+    optimizer = Stepper([{"params": group} for group in tensors], optimizer_of(choices.OPTIMIZER.make(name)))
     flat = [tensor for group in tensors for tensor in group]
-    if isinstance(optimizer, WholeParameterOptimizer):
-        optimizer.bind(ParameterLayout((), {str(number): tensor.shape for number, tensor in enumerate(flat)}, {}))
+    optimizer.bind(ParameterLayout((), {str(number): tensor.shape for number, tensor in enumerate(flat)}, {}))
     for tensor in flat:
         tensor.grad = torch.empty_like(tensor)
     optimizer.step()

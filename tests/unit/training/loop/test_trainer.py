@@ -14,8 +14,9 @@ import pytest
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.process.launch import STOP_SIGNALS, StopSignal
+from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.evaluation import EvaluationConfig
-from ctxlm_ds.recipe.schema import CheckpointConfig, RunConfig, ScheduleConfig, TrainingConfig
+from ctxlm_ds.recipe.schema import CheckpointConfig, RunConfig, TrainingConfig
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.hooks.hooks import Hook, Hooks, RunEnd, RunStart, StepMetrics
 from ctxlm_ds.training.loop.recovery import Recovery
@@ -70,7 +71,7 @@ def config_of(
     return tiny_config(
         dropout=dropout, training=training, evaluation=EvaluationConfig(interval_steps=evaluate),
         checkpoint=CheckpointConfig(interval_steps=save, interval_minutes=minutes),
-        schedule=ScheduleConfig(name="linear", warmup_steps=2),
+        schedule=choices.SCHEDULE.make(name="linear", warmup_steps=2),
     )  # fmt: skip
 
 

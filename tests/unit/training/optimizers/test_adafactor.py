@@ -12,12 +12,11 @@ from transformers.optimization import Adafactor as TheirAdafactor
 
 from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
 from ctxlm_ds.parallel.placement import Shard, Split
-from ctxlm_ds.recipe.schema import OptimizerConfig
 from ctxlm_ds.training.engine.fragments import Holding, list_fragments
 from ctxlm_ds.training.optimizers import adafactor
-from ctxlm_ds.training.optimizers.adafactor import Adafactor, list_matrices
+from ctxlm_ds.training.optimizers.adafactor import Adafactor, AdafactorSection, list_matrices
 from ctxlm_ds.training.optimizers.build import parameter_groups
-from ctxlm_ds.training.optimizers.whole_parameters import ParameterLayout
+from ctxlm_ds.training.optimizers.steps import ParameterLayout, Stepper
 
 RATE, STEPS = 0.01, 12
 SHAPES = {"matrix": (130, 200), "stacked": (384, 140), "small": (20, 300), "norm": (50,), "zeros": (8, 8)}
@@ -39,10 +38,10 @@ def gradient(name: str, step: int) -> torch.Tensor:
 
 
 def ours(weight_decay: float = 0.0) -> dict[str, torch.Tensor]:
-    config = OptimizerConfig(name="adafactor", learning_rate=RATE, weight_decay=weight_decay)
+    config = AdafactorSection(learning_rate=RATE, weight_decay=weight_decay)
     named = [(name, nn.Parameter(value)) for name, value in start_values().items()]
     facts = {name: ParameterFacts(ZEROS, decays=True, split=Split("rows", BLOCKS.get(name, ()))) for name, _ in named}
-    optimizer = Adafactor(parameter_groups(named, facts, config), lr=RATE)
+    optimizer = Stepper(parameter_groups(named, facts, config), Adafactor(config))
     holdings = {name: Holding(Shard.whole(shape)) for name, shape in SHAPES.items()}
     optimizer.bind(ParameterLayout(list_fragments(optimizer, named, holdings), SHAPES, facts))
     for step in range(STEPS):
@@ -106,15 +105,15 @@ def test_matrices_in_one_parameter_are_separate() -> None:
 def test_the_step_of_one_piece_is_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them together would be a copy of the weights, which the planner does not count."""
     computed: list[weakref.ref[torch.Tensor]] = []
-    method = Adafactor._update
+    method = adafactor._update
 
-    def update(self: Adafactor, *args: Any) -> torch.Tensor:
+    def update(*args: Any) -> torch.Tensor:
         assert not any(earlier() is not None for earlier in computed)
-        found = method(self, *args)
+        found = method(*args)
         computed.append(weakref.ref(found))
         return found
 
-    monkeypatch.setattr(Adafactor, "_update", update)
+    monkeypatch.setattr(adafactor, "_update", update)
     ours()
     assert len(computed) == 2 * STEPS * (len(SHAPES) + len(BLOCKS["stacked"]) - 1)
 

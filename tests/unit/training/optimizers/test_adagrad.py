@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from ctxlm_ds.recipe.schema import OptimizerConfig
-from ctxlm_ds.training.optimizers.adagrad import SECOND, Adagrad
-from ctxlm_ds.training.optimizers.build import OptimizerPlace, build_optimizer, moments_of, restore_state
+from ctxlm_ds.training.optimizers.adagrad import SECOND, Adagrad, AdagradSection
+from ctxlm_ds.training.optimizers.base import OptimizerPlace
+from ctxlm_ds.training.optimizers.build import restore_state
+from ctxlm_ds.training.optimizers.steps import Stepper
 
 STEPS, RATE, START = 6, 0.2, 0.0025
 
@@ -31,13 +32,18 @@ def train(optimizer: torch.optim.Optimizer, weight: nn.Parameter, first: int = 0
     return weight.detach()
 
 
+def adagrad(weight: torch.nn.Parameter, start: float, weight_decay: float = 0.0) -> Stepper:
+    config = AdagradSection(learning_rate=RATE, eps=1e-10, weight_decay=weight_decay, initial_accumulator=start)
+    return Stepper([weight], Adagrad(config))
+
+
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_updates_are_tensorflows(weight_decay: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """accumulator += g², weight -= rate · g / sqrt(accumulator); a tensor is updated in pieces."""
-    monkeypatch.setattr("ctxlm_ds.training.optimizers.adagrad.CHUNK_ELEMENTS", 7)
+    monkeypatch.setattr("ctxlm_ds.training.optimizers.steps.CHUNK_ELEMENTS", 7)
     weight = parameter()
     wanted, total = weight.detach().double(), torch.full((8, 5), START, dtype=torch.float64)
-    found = train(Adagrad([weight], RATE, weight_decay=weight_decay, initial_accumulator=START), weight)
+    found = train(adagrad(weight, START, weight_decay), weight)
     for step in range(STEPS):
         total += gradient(step).double() ** 2
         wanted = wanted * (1 - RATE * weight_decay) - RATE * gradient(step).double() / total.sqrt()
@@ -47,27 +53,27 @@ def test_updates_are_tensorflows(weight_decay: float, monkeypatch: pytest.Monkey
 def test_updates_are_torchs() -> None:
     weights = parameter(), parameter()
     theirs = torch.optim.Adagrad([weights[1]], lr=RATE, initial_accumulator_value=1.0)
-    found = train(Adagrad([weights[0]], RATE, initial_accumulator=1.0), weights[0])
+    found = train(adagrad(weights[0], 1.0), weights[0])
     torch.testing.assert_close(found, train(theirs, weights[1]), rtol=1e-6, atol=1e-7)
 
 
 def test_a_factor_of_the_loss_is_one_of_the_accumulator() -> None:
     """bilm-tf multiplies the loss by its 20 steps and begins at 1."""
     weights = parameter(), parameter()
-    theirs = train(Adagrad([weights[0]], RATE, initial_accumulator=1.0), weights[0], factor=20.0)
-    ours = train(Adagrad([weights[1]], RATE, initial_accumulator=START), weights[1])
+    theirs = train(adagrad(weights[0], 1.0), weights[0], factor=20.0)
+    ours = train(adagrad(weights[1], START), weights[1])
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
 
 
 def test_a_recipe_builds_it_and_a_resume_is_bitwise() -> None:
-    config = OptimizerConfig(name="adagrad", learning_rate=RATE, initial_accumulator=START, eps=1e-10, weight_decay=0.0)
+    config = AdagradSection(learning_rate=RATE, initial_accumulator=START, eps=1e-10, weight_decay=0.0)
     weights = parameter(), parameter()
     build = [
-        build_optimizer(config, "auto", [{"params": [weight]}], OptimizerPlace("cpu", 0, False), lambda _: None)
+        Adagrad(config).build([{"params": [weight]}], "auto", OptimizerPlace("cpu", 0, False), torch.optim.Adam)
         for weight in weights
     ]
     (first, name), (second, _) = build
-    assert name == "adagrad=native" and moments_of(None, config) == (SECOND,)
+    assert name == "adagrad=native" and config.moments_of(matrix=True) == (SECOND,)
     for step in range(3):
         weights[0].grad = gradient(step)
         first.step()

@@ -13,27 +13,19 @@ from torch import nn
 from ctxlm_ds.errors import ConfigError, KernelError
 from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
-from ctxlm_ds.recipe.schema import OptimizerConfig
+from ctxlm_ds.recipe import choices
+from ctxlm_ds.recipe.sections import OptimizerSection
 from ctxlm_ds.registry import FAMILIES, OBJECTIVES
 from ctxlm_ds.training.engine.runtime import deepspeed_adam
-from ctxlm_ds.training.optimizers.build import (
-    OptimizerPlace,
-    build_optimizer,
-    completed_updates,
-    moments_of,
-    parameter_groups,
-    restore_state,
-    use_full_vectors,
-)
-from ctxlm_ds.training.optimizers.lamb import Lamb
-from ctxlm_ds.training.optimizers.muon import Muon
-from ctxlm_ds.training.optimizers.stable_adamw import StableAdamW
-from ctxlm_ds.training.optimizers.whole_parameters import MOMENTS, ParameterLayout
+from ctxlm_ds.training.optimizers.base import OptimizerPlace, optimizer_of
+from ctxlm_ds.training.optimizers.build import completed_updates, parameter_groups, restore_state, use_full_vectors
+from ctxlm_ds.training.optimizers.steps import MOMENTS, Stepper
 
 CPU = OptimizerPlace("cpu", zero_stage=0, offloaded=False)
 CUDA = OptimizerPlace("cuda", zero_stage=1, offloaded=False)
 OFFLOADED = OptimizerPlace("cpu", zero_stage=2, offloaded=True)
-CONFIG = OptimizerConfig(learning_rate=0.01, betas=(0.8, 0.9), eps=1e-5, weight_decay=0.3)
+ADAM = {"learning_rate": 0.01, "betas": (0.8, 0.9), "eps": 1e-5, "weight_decay": 0.3}
+CONFIG = choices.OPTIMIZER.make(**ADAM)
 
 
 def named_parameters() -> list[tuple[str, nn.Parameter]]:
@@ -46,7 +38,7 @@ def facts_of(named: list[tuple[str, nn.Parameter]]) -> dict[str, ParameterFacts]
     return {name: ParameterFacts(ZEROS, decays=parameter.dim() > 1) for name, parameter in named}
 
 
-def groups(config: OptimizerConfig = CONFIG) -> list[dict[str, Any]]:
+def groups(config: OptimizerSection = CONFIG) -> list[dict[str, Any]]:
     named = named_parameters()
     return parameter_groups(named, facts_of(named), config)
 
@@ -103,27 +95,27 @@ def test_apex_lamb_takes_the_ratios_that_it_can(
             seen.append(given)
             super().__init__(groups, lr=given["lr"])
 
-    monkeypatch.setattr("ctxlm_ds.training.optimizers.build._apex_optimizer", lambda name: Fused)
-    config = CONFIG.model_copy(update={"name": "lamb", **settings})
+    monkeypatch.setattr("ctxlm_ds.training.optimizers.lamb.apex_optimizer", lambda name: Fused)
+    config = choices.OPTIMIZER.make("lamb", **ADAM | settings)
     if refused:
         with pytest.raises(ConfigError, match=refused):
-            build_optimizer(config, "apex", groups(config), CPU, no_adam)
+            optimizer_of(config).build(groups(config), "apex", CPU, no_adam)
         return
-    build_optimizer(config, "apex", groups(config), CPU, no_adam)
+    optimizer_of(config).build(groups(config), "apex", CPU, no_adam)
     assert seen[0]["use_nvlamb"] == (config.trust_ratio == "all")
 
 
 def test_matrices_are_a_group_of_their_own_with_one_moment() -> None:
     named = [*named_parameters(), ("3.weight", nn.Parameter(torch.empty(0)))]
     facts = facts_of(named) | {"3.weight": ParameterFacts(ZEROS, decays=True, matrix=True)}
-    muon = CONFIG.model_copy(update={"name": "muon", "matrix_learning_rate": 0.02})
+    muon = choices.OPTIMIZER.make("muon", **ADAM, matrix_learning_rate=0.02)
     own, decayed, plain = parameter_groups(named, facts, muon)
     assert own["params"][0] is named[-1][1] and own["matrices"] and own["rate_factor"] == 2.0
     assert (own["weight_decay"], len(decayed["params"]), len(plain["params"])) == (0.3, 2, 3)
-    assert [moments_of(facts[name], muon) for name in ("3.weight", "2.weight")] == [MOMENTS[:1], MOMENTS]
+    assert [muon.moments_of(facts[name].matrix) for name in ("3.weight", "2.weight")] == [MOMENTS[:1], MOMENTS]
     decayed, plain = parameter_groups(named, facts, CONFIG)
     assert (len(decayed["params"]), len(plain["params"])) == (3, 3)
-    assert moments_of(facts["3.weight"], CONFIG) == MOMENTS
+    assert CONFIG.moments_of(matrix=True) == MOMENTS
 
 
 def test_the_shape_of_a_partitioned_parameter_does_not_matter() -> None:
@@ -164,7 +156,7 @@ def test_biases_and_norms_of_every_family_are_not_decayed(family: str) -> None:
     ],
 )
 def test_choice(kernel: str, place: OptimizerPlace, factory: Callable[[bool], Any], choice: str) -> None:
-    optimizer, said = build_optimizer(CONFIG, kernel, groups(), place, factory)
+    optimizer, said = optimizer_of(CONFIG).build(groups(), kernel, place, factory)
     assert said == choice
     decayed, plain = optimizer.param_groups
     assert (decayed["lr"], decayed["betas"], decayed["eps"]) == (0.01, (0.8, 0.9), 1e-5)
@@ -178,19 +170,19 @@ def test_choice(kernel: str, place: OptimizerPlace, factory: Callable[[bool], An
         ("adamw", "apex", CPU, KernelError, "install apex from source"),
         ("adamw", "torch", OFFLOADED, ConfigError, "ZeRO-Offload"),
         ("adamw", "apex", OFFLOADED, ConfigError, "ZeRO-Offload"),
-        ("lamb", "torch", CPU, KernelError, "no LAMB"),
-        ("lamb", "deepspeed", CPU, KernelError, "no LAMB"),
+        ("lamb", "torch", CPU, KernelError, "no exact lamb"),
+        ("lamb", "deepspeed", CPU, KernelError, "no exact lamb"),
         ("lamb", "apex", CUDA, ConfigError, "trust ratios"),
-        ("muon", "torch", CPU, KernelError, "no muon"),
-        ("muon", "apex", CUDA, KernelError, "no muon"),
-        ("stable_adamw", "deepspeed", CUDA, KernelError, "no stable_adamw"),
+        ("muon", "torch", CPU, KernelError, "no exact muon"),
+        ("muon", "apex", CUDA, KernelError, "no exact muon"),
+        ("stable_adamw", "deepspeed", CUDA, KernelError, "no exact stable_adamw"),
         ("lamb", "apex", CPU, KernelError, "FusedLAMB"),
     ],
 )
 def test_refusal(name: str, kernel: str, place: OptimizerPlace, error: type[Exception], words: str) -> None:
-    config = CONFIG.model_copy(update={"name": name})
+    config = choices.OPTIMIZER.make(name, **ADAM)
     with pytest.raises(error, match=words):
-        build_optimizer(config, kernel, groups(config), place, no_adam)
+        optimizer_of(config).build(groups(config), kernel, place, no_adam)
 
 
 def test_an_op_that_cannot_be_built_is_a_kernel_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +195,7 @@ def test_an_op_that_cannot_be_built_is_a_kernel_error(monkeypatch: pytest.Monkey
     monkeypatch.setattr(FusedAdamBuilder, "load", fail)
     with pytest.raises(KernelError, match=r"CUDA_HOME does not exist.*kernels\.optimizer: auto or torch"):
         deepspeed_adam(False)
-    assert build_optimizer(CONFIG, "auto", groups(), CUDA, deepspeed_adam)[1] == "adamw=torch(fused)"
+    assert optimizer_of(CONFIG).build(groups(), "auto", CUDA, deepspeed_adam)[1] == "adamw=torch(fused)"
 
 
 def deepspeed_fused(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -214,16 +206,8 @@ def deepspeed_cpu(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return deepspeed_adam(True)([{"params": parameters[:1]}, {"params": parameters[1:]}], lr=0.01)
 
 
-def lamb(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    optimizer = Lamb(parameters, lr=0.01)
-    optimizer.bind(ParameterLayout((), {}, {}))
-    return optimizer
-
-
-def stable_adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    optimizer = StableAdamW(parameters, lr=0.01)
-    optimizer.bind(ParameterLayout((), {}, {}))
-    return optimizer
+def own(name: str) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
+    return lambda parameters: Stepper(parameters, optimizer_of(choices.OPTIMIZER.make(name, learning_rate=0.01)))
 
 
 MAKERS: list[tuple[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer], tuple[str, ...]]] = [
@@ -231,9 +215,9 @@ MAKERS: list[tuple[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer], t
     ("AdamW loop", lambda p: torch.optim.AdamW(p, lr=0.01, foreach=False, fused=False), ("exp_avg", "exp_avg_sq")),
     ("Adam", lambda p: torch.optim.Adam(p, lr=0.01), ("exp_avg", "exp_avg_sq")),
     ("Adagrad", lambda p: torch.optim.Adagrad(p, lr=0.01), ("sum",)),
-    ("Lamb", lamb, ("exp_avg", "exp_avg_sq")),
-    ("StableAdamW", stable_adamw, ("exp_avg", "exp_avg_sq")),
-    ("Muon", lambda parameters: Muon(parameters, lr=0.01), ("exp_avg", "exp_avg_sq")),
+    ("Lamb", own("lamb"), ("exp_avg", "exp_avg_sq")),
+    ("StableAdamW", own("stable_adamw"), ("exp_avg", "exp_avg_sq")),
+    ("Muon", own("muon"), ("exp_avg", "exp_avg_sq")),
     ("FusedAdam", deepspeed_fused, ("exp_avg", "exp_avg_sq")),
     ("CPUAdam", deepspeed_cpu, ("exp_avg", "exp_avg_sq")),
 ]

@@ -9,13 +9,12 @@ from torch import nn
 from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
 from ctxlm_ds.parallel.placement import Shard
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.recipe.schema import OptimizerConfig
 from ctxlm_ds.training.engine.fragments import Holding, list_fragments
 from ctxlm_ds.training.engine.sharers import Sharers
-from ctxlm_ds.training.optimizers import whole_parameters
+from ctxlm_ds.training.optimizers import steps
 from ctxlm_ds.training.optimizers.build import parameter_groups
-from ctxlm_ds.training.optimizers.lamb import Lamb
-from ctxlm_ds.training.optimizers.whole_parameters import ParameterLayout
+from ctxlm_ds.training.optimizers.lamb import Lamb, LambSection
+from ctxlm_ds.training.optimizers.steps import ParameterLayout, Stepper
 
 RATE, STEPS = 0.01, 3
 SCALES = {"tiny": 1e-6, "small": 0.02, "large": 50.0, "huge": 1e4}
@@ -32,11 +31,11 @@ def gradient(name: str, step: int, shape: torch.Size) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(100 * step + len(name)))
 
 
-def ours(config: OptimizerConfig) -> tuple[dict[str, torch.Tensor], Lamb]:
+def ours(config: LambSection) -> tuple[dict[str, torch.Tensor], Stepper]:
     named = [(name, nn.Parameter(value)) for name, value in start_values().items()]
     facts = {name: ParameterFacts(ZEROS, decays=p.dim() > 1) for name, p in named}
     groups = parameter_groups(named, facts, config)
-    optimizer = Lamb(groups, lr=RATE, betas=config.betas, eps=config.eps)
+    optimizer = Stepper(groups, Lamb(config))
     holdings = {}
     for name, p in named:
         shape = tuple(p.shape)
@@ -51,7 +50,7 @@ def ours(config: OptimizerConfig) -> tuple[dict[str, torch.Tensor], Lamb]:
     return {name: p.detach() for name, p in named}, optimizer
 
 
-def paper(config: OptimizerConfig, name: str, weight: torch.Tensor, takes_ratio: bool) -> tuple[torch.Tensor, float]:
+def paper(config: LambSection, name: str, weight: torch.Tensor, takes_ratio: bool) -> tuple[torch.Tensor, float]:
     """You 2019, algorithm 2, with phi(z) = z; also the first step's ratio."""
     x, first, second, ratios = weight.double(), 0.0, 0.0, []
     decays = weight.dim() > 1 or config.decay_biases
@@ -72,9 +71,8 @@ def paper(config: OptimizerConfig, name: str, weight: torch.Tensor, takes_ratio:
 @pytest.mark.parametrize("trust_ratio", ["weights", "all"])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 def test_every_step_is_the_paper_s(weight_decay: float, trust_ratio: str, decay_biases: bool) -> None:
-    config = OptimizerConfig(
-        name="lamb", weight_decay=weight_decay, trust_ratio=trust_ratio, decay_biases=decay_biases
-    )  # fmt: skip
+    settings = {"weight_decay": weight_decay, "trust_ratio": trust_ratio, "decay_biases": decay_biases}
+    config = LambSection.model_validate({"learning_rate": RATE, **settings})
     found, _ = ours(config)
     ratios = {}
     for name, value in start_values().items():
@@ -87,16 +85,16 @@ def test_every_step_is_the_paper_s(weight_decay: float, trust_ratio: str, decay_
 
 
 def test_ranges_of_a_tensor_are_updated_as_the_complete_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = OptimizerConfig(name="lamb")
+    config = LambSection(learning_rate=RATE)
     expected, _ = ours(config)
-    monkeypatch.setattr(whole_parameters, "CHUNK_ELEMENTS", 4)
+    monkeypatch.setattr(steps, "CHUNK_ELEMENTS", 4)
     found, _ = ours(config)
     for name, value in expected.items():
         assert torch.equal(found[name], value), name
 
 
 def test_without_weight_decay_it_is_not_adam() -> None:
-    config = OptimizerConfig(name="lamb", weight_decay=0.0)
+    config = LambSection(learning_rate=RATE, weight_decay=0.0)
     found, _ = ours(config)
     p = nn.Parameter(start_values()["large"])
     adam = torch.optim.AdamW([p], lr=RATE, betas=config.betas, eps=config.eps, weight_decay=0.0)
@@ -110,7 +108,8 @@ def test_without_weight_decay_it_is_not_adam() -> None:
 def test_one_group_steps_while_others_are_empty() -> None:
     """ZeRO 3 hands over one group's tensor at a time; the other groups must not take part in a collective."""
     weight, bias = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(2))
-    optimizer = Lamb([{"params": [weight]}, {"params": [bias], "trust_ratio": False}], lr=0.1)
+    groups = [{"params": [weight]}, {"params": [bias], "trust_ratio": False}]
+    optimizer = Stepper(groups, Lamb(LambSection(learning_rate=0.1)))
     summed: list[torch.Size] = []
     sharers = Sharers(Topology(), 3, torch.device("cpu"))
     sharers.add_up = lambda tensor: summed.append(tensor.shape)  # type: ignore[method-assign]

@@ -11,7 +11,8 @@ import torch
 
 from ctxlm_ds.parallel.placement import COLUMNS, ROWS, Shard, Split, shard_of
 from ctxlm_ds.training.engine.fragments import Fragment, Holding
-from ctxlm_ds.training.optimizers.matrix_work import Held, MatrixWork, share_out
+from ctxlm_ds.training.optimizers.base import FLOAT
+from ctxlm_ds.training.optimizers.matrix_work import Held, Matrices, MatrixWork, sent_bytes, share_out, update_bytes
 
 SHAPES = {"up": (8, 4), "down": (4, 8), "qkv": (12, 4), "plain": (3, 5)}
 SPLITS = {"up": ROWS, "down": COLUMNS, "qkv": Split("rows", (4, 4, 4)), "plain": None}
@@ -137,3 +138,25 @@ def test_matrices_without_an_update_are_left_out() -> None:
     updates = {id(other): torch.ones(6)}
     work.run(0, updates, lambda name, matrix: matrix + 1)
     assert updates[id(other)].tolist() == [2.0] * 6
+
+
+MATRICES = Matrices(elements=800, largest=40, flops=1.0)
+
+
+@pytest.mark.parametrize(
+    ("stage", "data", "tensor", "elements"),
+    [
+        (0, 1, 1, 0), (3, 1, 1, 0),
+        (0, 4, 1, 600),  # the results of a quarter go to three ranks
+        (0, 1, 2, 800),  # half of each other's shards, and back
+        (1, 4, 1, 20), (2, 4, 2, 220), (3, 4, 1, 300), (3, 4, 2, 350),
+    ],
+)  # fmt: skip
+def test_what_a_rank_sends(stage: int, data: int, tensor: int, elements: int) -> None:
+    assert sent_bytes(MATRICES, stage, data, tensor) == FLOAT * elements
+
+
+def test_memory_of_the_update() -> None:
+    assert update_bytes(MATRICES, 4, 1, 1, 1) == FLOAT * (800 + 4 * 40)
+    assert update_bytes(MATRICES, 4, 3, 4, 1) == FLOAT * (200 + 600 + 4 * 40)
+    assert update_bytes(Matrices(), 4, 3, 4, 1) == sent_bytes(Matrices(), 3, 4, 1) == 0

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
 from ctxlm_ds.parallel.placement import ROWS, Shard, Split
-from ctxlm_ds.recipe.schema import OptimizerConfig
 from ctxlm_ds.training.engine.fragments import Holding, list_fragments
 from ctxlm_ds.training.optimizers.build import parameter_groups
-from ctxlm_ds.training.optimizers.muon import Muon, orthogonalize, scale_of
-from ctxlm_ds.training.optimizers.whole_parameters import ParameterLayout
+from ctxlm_ds.training.optimizers.matrix_work import blocks_of
+from ctxlm_ds.training.optimizers.muon import Muon, MuonSection, orthogonalize, scale_of
+from ctxlm_ds.training.optimizers.steps import ParameterLayout, Stepper
 
 STEPS, RATE, MATRIX_RATE = 20, 0.01, 0.03
 BLOCKS = {"qkv": (6, 6, 6), "grouped": (6, 2, 2)}
@@ -44,17 +45,14 @@ def gradient(name: str, step: int) -> torch.Tensor:
     return 10.0 ** (step % 7 - 3) * torch.randn(SHAPES[name], generator=generator, dtype=torch.float64)
 
 
-def config_of(**settings: Any) -> OptimizerConfig:
+def config_of(**settings: Any) -> MuonSection:
     values = {"learning_rate": RATE, "matrix_learning_rate": MATRIX_RATE, "weight_decay": 0.1, "eps": 1e-6}
-    return OptimizerConfig(name="muon", **values | settings)
+    return MuonSection(**values | settings)
 
 
-def ours(config: OptimizerConfig, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
+def ours(config: MuonSection, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
     named = [(name, nn.Parameter(value.to(dtype))) for name, value in start_values().items()]
-    optimizer = Muon(
-        parameter_groups(named, FACTS, config), lr=RATE, betas=config.betas, eps=config.eps, momentum=config.momentum,
-        matrix_scale=config.matrix_scale,
-    )  # fmt: skip
+    optimizer = Stepper(parameter_groups(named, FACTS, config), Muon(config))
     holdings = {name: Holding(Shard.whole(shape)) for name, shape in SHAPES.items()}
     optimizer.bind(ParameterLayout(list_fragments(optimizer, named, holdings), SHAPES, FACTS))
     for step in range(STEPS):
@@ -64,7 +62,7 @@ def ours(config: OptimizerConfig, dtype: torch.dtype = torch.float64) -> dict[st
     return {name: p.detach() for name, p in named}
 
 
-def theirs(config: OptimizerConfig) -> dict[str, torch.Tensor]:
+def theirs(config: MuonSection) -> dict[str, torch.Tensor]:
     """torch's optimizers on separate matrices."""
     found = {}
     for name, value in start_values().items():
@@ -135,3 +133,15 @@ def test_scales_are_those_of_the_authors() -> None:
     for rows, columns in itertools.product((3, 12), repeat=2):
         assert scale_of(rows, columns, "original") == max(1.0, rows / columns) ** 0.5
         assert scale_of(rows, columns, "match_rms_adamw") == pytest.approx(0.2 * max(rows, columns) ** 0.5)
+
+
+PLAIN = ParameterFacts(ZEROS, decays=True, matrix=True)
+QKV = ParameterFacts(ZEROS, decays=True, split=Split("rows", (4, 2, 2)), matrix=True)
+
+
+@pytest.mark.parametrize(("facts", "shape"), [(PLAIN, (8, 8)), (PLAIN, (12, 5)), (PLAIN, (5, 12)), (QKV, (8, 6))])
+def test_operations_are_those_that_torch_counts(facts: ParameterFacts, shape: tuple[int, int]) -> None:
+    with FlopCounterMode(display=False) as counter:
+        for block in blocks_of(facts, shape[0]):
+            orthogonalize(torch.ones(1, block, shape[1]))
+    assert counter.get_total_flops() == MuonSection().matrix_flops(blocks_of(facts, shape[0]), shape[1])

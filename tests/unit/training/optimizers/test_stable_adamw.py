@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
 from ctxlm_ds.parallel.placement import Shard
-from ctxlm_ds.recipe.schema import OptimizerConfig
 from ctxlm_ds.training.engine.fragments import Holding, list_fragments
 from ctxlm_ds.training.optimizers.build import parameter_groups
-from ctxlm_ds.training.optimizers.stable_adamw import StableAdamW
-from ctxlm_ds.training.optimizers.whole_parameters import ParameterLayout
+from ctxlm_ds.training.optimizers.stable_adamw import StableAdamW, StableAdamWSection
+from ctxlm_ds.training.optimizers.steps import ParameterLayout, Stepper
 
 STEPS, RATE = 8, 0.01
 SHAPES = {"matrix": (6, 5), "tiny": (4, 3), "bias": (7,)}
-CONFIG = OptimizerConfig(name="stable_adamw", betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1)
+CONFIG = StableAdamWSection(learning_rate=RATE, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1)
 
 
 def start_values() -> dict[str, torch.Tensor]:
@@ -30,11 +32,15 @@ def gradient(name: str, step: int) -> torch.Tensor:
     return size * torch.randn(SHAPES[name], generator=torch.Generator().manual_seed(100 * step + len(name)))
 
 
-def ours(optimizer_class: type = StableAdamW) -> dict[str, torch.Tensor]:
+def stable_adamw(groups: Any) -> Stepper:
+    return Stepper(groups, StableAdamW(CONFIG))
+
+
+def ours(build: Callable[[Any], torch.optim.Optimizer] = stable_adamw) -> dict[str, torch.Tensor]:
     named = [(name, nn.Parameter(value)) for name, value in start_values().items()]
     facts = {name: ParameterFacts(ZEROS, decays=p.dim() > 1) for name, p in named}
-    optimizer = optimizer_class(parameter_groups(named, facts, CONFIG), lr=RATE, betas=CONFIG.betas, eps=CONFIG.eps)
-    if isinstance(optimizer, StableAdamW):
+    optimizer = build(parameter_groups(named, facts, CONFIG))
+    if isinstance(optimizer, Stepper):
         holdings = {name: Holding(Shard.whole(shape)) for name, shape in SHAPES.items()}
         optimizer.bind(ParameterLayout(list_fragments(optimizer, named, holdings), SHAPES, facts))
     for step in range(STEPS):
@@ -75,6 +81,6 @@ def test_every_step_is_the_published_one(name: str) -> None:
 
 
 def test_after_a_jump_of_the_gradients_adamw_goes_further() -> None:
-    found, adamw = ours(), ours(torch.optim.AdamW)
+    found, adamw = ours(), ours(lambda groups: torch.optim.AdamW(groups, RATE, CONFIG.betas, CONFIG.eps))
     start = start_values()["matrix"]
     assert (adamw["matrix"] - start).norm() > 1.1 * (found["matrix"] - start).norm()

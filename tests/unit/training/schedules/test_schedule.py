@@ -9,8 +9,8 @@ import pytest
 import torch
 import transformers
 
+from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.load import load_config
-from ctxlm_ds.recipe.schema import ScheduleConfig
 from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
 
 PEAK = 6e-4
@@ -30,7 +30,7 @@ def rates_of(make: Any, **arguments: Any) -> list[float]:
 
 
 def ours(**settings: Any) -> list[float]:
-    schedule = LearningRateSchedule(ScheduleConfig(**settings), PEAK, STEPS)
+    schedule = LearningRateSchedule(choices.SCHEDULE.make(**settings), PEAK, STEPS)
     return [schedule.at(step) for step in range(STEPS + 10)]
 
 
@@ -140,10 +140,10 @@ def test_decay_counted_from_the_start_is_bert_s_own() -> None:
 
 
 def test_a_second_phase_goes_on_along_the_first_one_s_line() -> None:
-    whole = LearningRateSchedule(ScheduleConfig(warmup_steps=7, total_steps=STEPS), PEAK, 40)
-    second = LearningRateSchedule(ScheduleConfig(warmup_steps=7, total_steps=STEPS, start_step=40), PEAK, 20)
+    whole = LearningRateSchedule(choices.SCHEDULE.make(warmup_steps=7, total_steps=STEPS), PEAK, 40)
+    second = LearningRateSchedule(choices.SCHEDULE.make(warmup_steps=7, total_steps=STEPS, start_step=40), PEAK, 20)
     assert [second.at(step) for step in range(20)] == [whole.at(40 + step) for step in range(20)]
-    implied = LearningRateSchedule(ScheduleConfig(warmup_steps=7, start_step=40), PEAK, 20)
+    implied = LearningRateSchedule(choices.SCHEDULE.make(warmup_steps=7, start_step=40), PEAK, 20)
     assert implied.total_steps == STEPS
 
 

@@ -1,11 +1,10 @@
-"""The base of optimizers whose update of an element depends on its complete parameter, under every ZeRO stage.
+"""The steps of an optimizer whose update of an element may depend on its complete parameter, under every ZeRO stage.
 
 DeepSpeed hands an optimizer flat partitions. `bind` sets which parameter each range of them belongs to.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,10 +12,11 @@ from typing import Any, NamedTuple
 import torch
 
 from ctxlm_ds.parallel.parameters import ParameterFacts
+from ctxlm_ds.recipe.sections import MOMENTS
 from ctxlm_ds.training.engine.fragments import Fragment
 from ctxlm_ds.training.engine.sharers import Sharers
+from ctxlm_ds.training.optimizers.base import Optimizer
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
 CHUNK_ELEMENTS = 2**18
 """On a CPU, all operations of an update run on a range of this size before the next; 20 % faster than on a tensor."""
 
@@ -36,7 +36,7 @@ class ParameterLayout:
     """None if this rank holds complete parameters alone."""
 
     def matrices(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Yield the parameters that `muon` orthogonalises, with their shapes."""
+        """Yield the matrices of repeated layers, with their shapes."""
         for name, shape in self.shapes.items():
             if self.facts[name].matrix:
                 rows, columns = shape
@@ -53,21 +53,27 @@ class Part(NamedTuple):
     """A view, [length]."""
 
 
-class WholeParameterOptimizer(torch.optim.Optimizer, ABC):
-    """Base of optimizers that update flat partitions of parameters; `bind` must be called once these are laid out."""
+class Stepper(torch.optim.Optimizer):
+    """An optimizer of torch that updates flat partitions of parameters by the rule of an entry.
 
-    def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
-        super().__init__(params, defaults)
-        self._layout = ParameterLayout((), {}, {})
+    `bind` must be called once the engine has laid out the parameters.
+    """
+
+    def __init__(self, params: Iterable[Any], rule: Optimizer) -> None:
+        """Take parameters or their groups, and the rule."""
+        super().__init__(params, {"lr": rule.settings.learning_rate} | rule.group_settings("weights"))
+        self.rule = rule
+        self.layout = ParameterLayout((), {}, {})
         self._fragments: dict[int, list[tuple[int, Fragment]]] = {}
 
     def bind(self, layout: ParameterLayout) -> None:
         """Set which parameter each range of each flat tensor belongs to; all ranks call it."""
-        self._layout = layout
+        self.layout = layout
         position = {name: index for index, name in enumerate(layout.shapes)}
         self._fragments = {}
         for fragment in layout.fragments:
             self._fragments.setdefault(id(fragment.owner), []).append((position[fragment.name], fragment))
+        self.rule.bind(layout)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
@@ -76,55 +82,56 @@ class WholeParameterOptimizer(torch.optim.Optimizer, ABC):
             parameters = [p for p in group["params"] if p.grad is not None]
             # Stage 3 steps one group at a time and leaves the others empty.
             if parameters:
-                self._step_group(group, parameters)
+                self.rule.step_group(self, group, parameters)
 
-    @abstractmethod
-    def _step_group(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
-        """Update `parameters`, those of the group that have a gradient."""
-
-    def _next_state(self, parameter: torch.Tensor, moments: Sequence[str]) -> dict[str, Any]:
-        """Return a parameter's state with this step counted; its moments are 0 before the first."""
+    def next_state(self, parameter: torch.Tensor, moments: Sequence[str], start: float = 0.0) -> dict[str, Any]:
+        """Return a parameter's state with this step counted; its moments are `start` before the first."""
         state = self.state[parameter]
         if not state:
-            state |= {"step": 0} | {kind: torch.zeros_like(parameter) for kind in moments}
+            state |= {"step": 0} | {kind: torch.full_like(parameter, start) for kind in moments}
         state["step"] += 1
         return state
 
-    def _adamw_direction(self, parameter: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
+    def adamw_direction(self, parameter: torch.Tensor, group: dict[str, Any]) -> torch.Tensor:
         """Return AdamW's step for a rate of 1, weight decay added."""
-        state = self._next_state(parameter, MOMENTS)
-        beta1, beta2 = group["betas"]
+        state = self.next_state(parameter, MOMENTS)
+        beta1, beta2 = self.rule.settings.betas
         assert parameter.grad is not None
         correction1 = 1 - beta1 ** state["step"]
         correction2 = 1 - beta2 ** state["step"]
         update = torch.empty_like(parameter)
-        size = CHUNK_ELEMENTS if parameter.device.type == "cpu" else max(1, parameter.numel())
         tensors = (parameter, parameter.grad, state["exp_avg"], state["exp_avg_sq"], update)
-        ranges = (tensor.reshape(-1).split(size) for tensor in tensors)
-        for weight, grad, first, second, output in zip(*ranges, strict=True):
+        for weight, grad, first, second, output in ranges_of(*tensors):
             first.lerp_(grad, 1 - beta1)
             second.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-            denominator = (second / correction2).sqrt_().add_(group["eps"])
+            denominator = (second / correction2).sqrt_().add_(self.rule.settings.eps)
             torch.div(first, correction1, out=output).div_(denominator).add_(weight, alpha=group["weight_decay"])
         return update
 
-    def _parts(self, parameters: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Iterator[Part]:
+    def parts(self, parameters: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> Iterator[Part]:
         """Yield the range of each fragment of `parameters` in `tensors`, which have the same shapes."""
         for parameter, tensor in zip(parameters, tensors, strict=True):
             for number, fragment in self._fragments.get(id(parameter), []):
                 yield Part(number, fragment, tensor.view(-1).narrow(0, fragment.offset, fragment.length))
 
-    def _squares(self, device: torch.device, *rows: Iterable[Part]) -> torch.Tensor:
+    def squares(self, device: torch.device, *rows: Iterable[Part]) -> torch.Tensor:
         """Return the squared norms of complete parameters over all ranks, float64 [rows, parameters].
 
         Those of parameters without a part on any rank are 0. Ranks that step the same parameters call it together.
         """
-        squares = torch.zeros(len(rows), len(self._layout.shapes), dtype=torch.float64, device=device)
+        squares = torch.zeros(len(rows), len(self.layout.shapes), dtype=torch.float64, device=device)
         for row, parts in enumerate(rows):
             counted = [part for part in parts if not part.fragment.holding.tensor_duplicate]
             if counted:
                 norms = torch.stack(torch._foreach_norm([part.values for part in counted], dtype=torch.float64))
                 squares[row, [part.number for part in counted]] = norms.square()
-        if self._layout.sharers is not None:
-            self._layout.sharers.add_up(squares)
+        if self.layout.sharers is not None:
+            self.layout.sharers.add_up(squares)
         return squares
+
+
+def ranges_of(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield flat ranges of tensors of one size: on a CPU pieces that fit the cache, elsewhere the complete tensors."""
+    first = tensors[0]
+    size = CHUNK_ELEMENTS if first.device.type == "cpu" else max(1, first.numel())
+    return zip(*(tensor.reshape(-1).split(size) for tensor in tensors), strict=True)

@@ -1,0 +1,27 @@
+"""The optimizer section of a DeepSpeed JSON that is handed over: kinds that cannot be exact are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ctxlm_ds.recipe import choices
+from ctxlm_ds.training.optimizers.from_ds_config import ELEMENTWISE, REFUSED
+from tests.each import each
+
+
+def refusals(kind: str) -> list[str]:
+    settings: dict[str, Any] = {"optimizer": {"type": kind, "params": {}}}
+    return [problem.line() for problem in choices.OPTIMIZER.make("from_ds_config").hand_over(settings)]
+
+
+@each("kind", sorted(REFUSED))
+def test_an_optimizer_that_cannot_be_exact_is_refused(kind: str) -> None:
+    assert f"optimizer.type: {kind}: {REFUSED[kind]}" in refusals(kind)[0]
+
+
+def test_optimizers_are_spelt_as_torch_spells_them() -> None:
+    assert all(hasattr(torch.optim, kind) for kind in ELEMENTWISE if kind != "Lion")
+    assert "did you mean SGD?" in refusals("sgd")[0]
+    assert not any(refusals(kind) for kind in (*ELEMENTWISE, "adamw", "lion"))
