@@ -1,4 +1,4 @@
-"""Registries of families, objectives, sample formats, optimizers and schedules, each entry imported at first use.
+"""Registries of families, objectives and the other kinds, each entry imported at first use.
 
 An entry of this package is one line here. Other packages add entries through the entry-point groups below
 (docs/extending.md). Imports only the standard library, so that a login node can check a recipe.
@@ -169,3 +169,14 @@ SCHEDULES = Registry(
         "constant": "ctxlm_ds.training.schedules.schedule:Constant",
     },
 )
+TRACKERS = Registry(
+    "tracker",
+    "ctxlm_ds.trackers",
+    {
+        "tensorboard": "ctxlm_ds.training.hooks.metrics:TensorBoardWriter",
+        "wandb": "ctxlm_ds.training.hooks.trackers:WandbTracker",
+        "mlflow": "ctxlm_ds.training.hooks.trackers:MlflowTracker",
+    },
+)
+KERNELS = Registry("kernel", "ctxlm_ds.kernels", {})
+"""Implementations of other packages, named OPERATION.NAME; those of this package are tables in kernels/OPERATION.py."""

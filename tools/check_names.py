@@ -13,19 +13,23 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, OPTIMIZERS, SCHEDULES
+from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, OPTIMIZERS, SCHEDULES, TRACKERS
 
 ROOT = Path(__file__).resolve().parent.parent
-REGISTRIES = (FAMILIES, OBJECTIVES, FORMATS, OPTIMIZERS, SCHEDULES)
+REGISTRIES = (FAMILIES, OBJECTIVES, FORMATS, OPTIMIZERS, SCHEDULES, TRACKERS)
 OWN_FILES = (
     "ctxlm_ds/families/", "ctxlm_ds/objectives/", "ctxlm_ds/data/formats/", "ctxlm_ds/training/optimizers/",
-    "ctxlm_ds/training/schedules/", "ctxlm_ds/registry.py",
+    "ctxlm_ds/training/schedules/", "ctxlm_ds/training/hooks/metrics.py", "ctxlm_ds/training/hooks/trackers.py",
+    "ctxlm_ds/registry.py",
 )
 OTHER_MEANINGS = {
     "ctxlm_ds/apps/text/train_tokenizer.py": {"albert", "gpt1", "gpt2"},
+    "ctxlm_ds/apps/text/extract_docstrings.py": {"tensorboard"},
+    "ctxlm_ds/recipe/deepspeed.py": {"tensorboard", "wandb"},
     "ctxlm_ds/recipe/sections.py": {"linear", "constant"},
 }
-"""Names that mean something else in a file: a type of tokenizer, the shape of a warmup."""
+"""Names that mean something else in a file: a type of tokenizer, a package, a section of DeepSpeed's JSON, the shape of
+a warmup."""
 ATTRIBUTES = {"is_decoder"}
 """Attributes that ask for a family without its name."""
 

@@ -30,8 +30,9 @@ A recipe is a YAML file. `extends` names another recipe, shipped or your own, th
 values are replaced. `--set section.name=value` on the command line comes last. Numbers may be written `6e-4` or
 `1_000_000`; the only booleans are `true` and `false`.
 
-`model.family`, `objective.name`, `data.sample_format`, `optimizer.name` and `schedule.name` decide which further settings
-their sections have. A recipe that changes one of them keeps the inherited settings that both have and drops the others.
+`model.family`, `objective.name`, `data.sample_format`, `optimizer.name` and `schedule.name` decide which further
+settings their sections have. A recipe that changes one of them keeps the inherited settings that both have and drops
+the others.
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from ctxlm_ds.kernels.linear import LinearKernel
 from ctxlm_ds.kernels.norm import LayerNormKernel, RmsNormKernel
 from ctxlm_ds.kernels.sampling import SamplingKernel
 from ctxlm_ds.recipe.schema import KernelsConfig
+from ctxlm_ds.registry import KERNELS
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """training.precision -> type of parameters and activations."""
@@ -30,6 +32,12 @@ OPERATIONS: dict[str, tuple[Implementation, ...]] = {
     "cross_entropy": cross_entropy.IMPLEMENTATIONS,
 }
 """Setting of a recipe's `kernels` section -> its implementations, the preferred first."""
+
+
+def table_of(operation: str, asked: str) -> tuple[Implementation, ...]:
+    """Return the implementations of an operation, with the one of another package if the recipe asks for it."""
+    name = f"{operation}.{asked}"
+    return (*OPERATIONS[operation], *([replace(KERNELS.get(name), name=asked)] if name in KERNELS else []))
 
 
 class KernelSet:
@@ -92,6 +100,7 @@ class KernelSet:
         """Return the implementation for a spec, chosen once."""
         if (operation, spec) not in self._chosen:
             need = Need(spec, self._device_type, self._dtype)
-            chosen = choose(operation, getattr(self._config, operation), OPERATIONS[operation], need)
+            asked = getattr(self._config, operation)
+            chosen = choose(operation, asked, table_of(operation, asked), need)
             self._chosen[operation, spec] = chosen.name, chosen.make(need)
         return self._chosen[operation, spec][1]

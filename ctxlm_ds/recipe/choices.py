@@ -27,6 +27,28 @@ from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, OPTIMIZERS, SCHEDUL
 
 
 @dataclass(frozen=True)
+class KnownName:
+    """A validator (for pydantic's AfterValidator) of a setting that names entries but has no further settings."""
+
+    registry: Registry
+    others: tuple[str, ...] = ()
+    """Names that are accepted in addition."""
+    prefix: str = ""
+    """Beginning of the names in the registry that the setting leaves out."""
+
+    def __call__(self, value: str) -> str:
+        """Return the name, or raise pydantic's error if no entry has it."""
+        if value not in self.others and f"{self.prefix}{value}" not in self.registry:
+            raise PydanticCustomError("literal_error", "expected {names}", {"names": self.describe()})
+        return value
+
+    def describe(self) -> str:
+        """Return what the setting expects, in words."""
+        given = (name for name in self.registry.names() if name.startswith(self.prefix))
+        return f"one of {', '.join([*self.others, *(name.removeprefix(self.prefix) for name in given)])}"
+
+
+@dataclass(frozen=True)
 class Choice:
     """One section whose settings depend on a name."""
 

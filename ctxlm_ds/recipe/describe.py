@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from ctxlm_ds.recipe.choices import CHOICES, listed
+from ctxlm_ds.recipe.choices import CHOICES, KnownName, listed
 from ctxlm_ds.recipe.problems import nearest_name, shortened
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.yaml_source import SettingPath
@@ -175,6 +175,9 @@ def _setting_elsewhere(key: str, section: str) -> str | None:
 
 def describe_type(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
     """Return what a setting expects, in words: `a whole number from 1 to 10,000 or null`."""
+    known = [item.func for item in metadata if isinstance(getattr(item, "func", None), KnownName)]
+    if known:
+        return known[0].describe()
     origin = get_origin(annotation)
     if origin is Annotated:
         inner, *extra = get_args(annotation)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, SerializeAsAny, WrapValidator
+from pydantic import AfterValidator, Field, SerializeAsAny, WrapValidator
 
-from ctxlm_ds.recipe.choices import DATA, MODEL, OBJECTIVE, OPTIMIZER, SCHEDULE
+from ctxlm_ds.recipe.choices import DATA, MODEL, OBJECTIVE, OPTIMIZER, SCHEDULE, KnownName
 from ctxlm_ds.recipe.evaluation import EvaluationConfig
 from ctxlm_ds.recipe.sections import (
     DataSection,
@@ -27,6 +27,7 @@ from ctxlm_ds.recipe.sections import (
     Section,
     SmallInt,
 )
+from ctxlm_ds.registry import KERNELS, TRACKERS
 
 FIXED_SETTINGS = ("model", "objective", "teacher.fingerprint", "training.seed", "optimizer.name")
 """Settings that a run cannot change when it resumes, in addition to those that decide its rows (DataSection.fixed)."""
@@ -190,7 +191,7 @@ class LoggingConfig(Section):
 
     interval_steps: PositiveSteps = 10
     """Steps between lines of metrics.jsonl, TensorBoard points and log lines."""
-    trackers: list[Literal["tensorboard", "wandb", "mlflow"]] = ["tensorboard"]
+    trackers: list[Annotated[str, AfterValidator(KnownName(TRACKERS))]] = ["tensorboard"]
     """What also follows the run (docs/training.md): `tensorboard` (RUN/tensorboard), `wandb`, `mlflow`."""
     tensorboard: bool = True
     """False leaves tensorboard out of trackers."""
@@ -210,24 +211,29 @@ class ProfilerConfig(Section):
     """Steps recorded; 0 switches the profiler off. Traces go to RUN/profile."""
 
 
-class KernelsConfig(Section):
-    """Implementation of each operation. `auto` takes the fastest that runs here; a named one must run."""
+def _kernel(operation: str, *shipped: str) -> AfterValidator:
+    return AfterValidator(KnownName(KERNELS, shipped, f"{operation}."))
 
-    attention: Literal["auto", "reference", "sdpa", "varlen", "flash3", "bmm"] = "auto"
+
+class KernelsConfig(Section):
+    """Implementation of each operation. `auto` takes the fastest that runs here; a named one must run. Other packages
+    register further ones (docs/extending.md)."""
+
+    attention: Annotated[str, _kernel("attention", "auto", "reference", "sdpa", "varlen", "flash3", "bmm")] = "auto"
     """`reference` (plain softmax), `sdpa` (torch), `varlen` (FlashAttention over packed rows, CUDA), `flash3` (the same
     by FlashAttention-3, Hopper), `bmm` (products of matrices and a compiled loop, CPU)."""
-    layer_norm: Literal["auto", "reference", "torch", "apex"] = "auto"
+    layer_norm: Annotated[str, _kernel("layer_norm", "auto", "reference", "torch", "apex")] = "auto"
     """`reference` (plain), `torch` (fused native), `apex` (FusedLayerNorm)."""
-    bias_gelu: Literal["auto", "reference", "torch", "compiled"] = "auto"
+    bias_gelu: Annotated[str, _kernel("bias_gelu", "auto", "reference", "torch", "compiled")] = "auto"
     """`reference` (plain erf), `torch` (native gelu), `compiled` (torch.compile fuses bias and gelu)."""
-    linear: Literal["auto", "torch", "float32"] = "auto"
+    linear: Annotated[str, _kernel("linear", "auto", "torch", "float32")] = "auto"
     """`torch`, or `float32` (bf16 products computed in float32: 10 to 50 times faster on CPUs without bf16 units)."""
-    dropout: Literal["auto", "torch", "compiled", "loop"] = "auto"
+    dropout: Annotated[str, _kernel("dropout", "auto", "torch", "compiled", "loop")] = "auto"
     """Dropout of hidden states: `torch` (plain operations), `compiled` (one kernel), `loop` (one pass, CPU). All drop
     the same elements."""
-    sampling: Literal["auto", "torch", "compiled"] = "auto"
+    sampling: Annotated[str, _kernel("sampling", "auto", "torch", "compiled")] = "auto"
     """Words drawn from a generator's logits: `torch` (plain operations), `compiled` (one kernel)."""
-    cross_entropy: Literal["auto", "full", "chunked", "compiled"] = "auto"
+    cross_entropy: Annotated[str, _kernel("cross_entropy", "auto", "full", "chunked", "compiled")] = "auto"
     """Losses over the vocabulary: `full` (logits of all predictions), `chunked` (some rows at a time inside the
     decoder, which never holds all logits), `compiled` (the same in fewer kernels)."""
     optimizer: Literal["auto", "reference", "torch", "deepspeed", "apex"] = "auto"

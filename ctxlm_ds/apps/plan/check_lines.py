@@ -156,7 +156,7 @@ def has_gpu() -> bool:
 def why_not_on_cpu(config: RunConfig, world_size: int) -> str | None:
     """Return why a recipe is not for the CPU cores of this machine, or None. Imports torch."""
     from ctxlm_ds.kernels.attention_spec import AttentionSpec
-    from ctxlm_ds.kernels.dispatch import DTYPES, OPERATIONS
+    from ctxlm_ds.kernels.dispatch import DTYPES, OPERATIONS, table_of
     from ctxlm_ds.kernels.implementation import Need
 
     cores, training = available_cores(), config.training
@@ -167,9 +167,9 @@ def why_not_on_cpu(config: RunConfig, world_size: int) -> str | None:
     if training.compile and training.compile_mode != "default":
         return f"training.compile_mode is {training.compile_mode}"
     need = Need(AttentionSpec(head_size=64), "cpu", DTYPES[training.precision])
-    for operation, table in OPERATIONS.items():
+    for operation in OPERATIONS:
         asked = getattr(config.kernels, operation)
-        if any(row.name == asked and row.why_not(need) is not None for row in table):
+        if any(row.name == asked and row.why_not(need) is not None for row in table_of(operation, asked)):
             return f"kernels.{operation} is {asked}"
     return None
 

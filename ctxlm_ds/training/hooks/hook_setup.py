@@ -12,13 +12,10 @@ from pathlib import Path
 
 from ctxlm_ds.recipe.problems import Problem, did_you_mean, raise_problems, show_value
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.registry import TRACKERS
 from ctxlm_ds.training.hooks.hooks import Hook
 
 logger = logging.getLogger("ctxlm_ds")
-
-EXTRAS = {"wandb": "wandb", "mlflow": "mlflow"}
-"""Package and extra of each tracker that is not part of every installation."""
-
 
 def check_hooks(config: RunConfig) -> None:
     """Check that the trackers are installed and that the hooks are classes that can be built.
@@ -36,14 +33,15 @@ def check_hooks(config: RunConfig) -> None:
 
 def trackers_of(config: RunConfig) -> list[str]:
     """Return the trackers of a recipe, each once."""
-    wanted = dict.fromkeys(config.logging.trackers)
-    return [name for name in wanted if name != "tensorboard" or config.logging.tensorboard]
+    switches = {name: TRACKERS.get(name).switch for name in config.logging.trackers}
+    return [name for name, switch in switches.items() if switch is None or getattr(config.logging, switch)]
 
 
 def _tracker_problem(tracker: str) -> Problem | None:
-    if tracker not in EXTRAS or find_spec(tracker) is not None:
+    entry = TRACKERS.get(tracker)
+    if entry.extra is None or find_spec(entry.package) is not None:
         return None
-    remedy = f"pip install 'ctxlm_ds[{EXTRAS[tracker]}]', or leave it out"
+    remedy = f"pip install 'ctxlm_ds[{entry.extra}]', or leave it out"
     return Problem("logging.trackers", f"{tracker} is not installed for {sys.executable}; {remedy}")
 
 
@@ -94,17 +92,12 @@ def build_user_hooks(config: RunConfig) -> list[Hook]:
 
 def build_trackers(config: RunConfig, run_dir: Path, peak_row_seconds: float | None) -> list[Hook]:
     """Build the trackers of a recipe; `peak_row_seconds` is the time of a row at the devices' peak, if known."""
-    from ctxlm_ds.training.hooks.metrics import TENSORBOARD_DIR, TensorBoardWriter
-    from ctxlm_ds.training.hooks.trackers import MlflowTracker, WandbTracker
-
-    interval_steps, hooks = config.logging.interval_steps, list[Hook]()
+    hooks: list[Hook] = []
     for name in trackers_of(config):
-        if name == "wandb":
-            hooks.append(WandbTracker(run_dir, interval_steps, peak_row_seconds))
-        elif name == "mlflow":
-            hooks.append(MlflowTracker(run_dir, interval_steps, peak_row_seconds))
-        elif find_spec("tensorboard") is not None:
-            hooks.append(TensorBoardWriter(run_dir / TENSORBOARD_DIR, interval_steps, peak_row_seconds))
+        tracker = TRACKERS.get(name)
+        if tracker.package is None or find_spec(tracker.package) is not None:
+            hooks.append(tracker(run_dir, config.logging.interval_steps, peak_row_seconds))
         else:
-            logger.warning("logging.tensorboard: tensorboard is not installed and is skipped (pip install tensorboard)")
+            remedy = f"pip install {tracker.package}"
+            logger.warning("logging.trackers: %s is not installed and is skipped (%s)", name, remedy)
     return hooks

@@ -157,7 +157,17 @@ class Hooks:
 
 
 class IntervalHook(Hook):
-    """A hook that reports the first step and every multiple of interval_steps, with the mean speed in between."""
+    """A hook that reports the first step and every multiple of interval_steps, with the mean speed in between.
+
+    A tracker (registry.py) is such a hook, built with the run directory.
+    """
+
+    package: ClassVar[str | None] = None
+    """Package that a tracker needs."""
+    extra: ClassVar[str | None] = None
+    """Extra of ctxlm_ds with the package; None skips the tracker where the package is missing."""
+    switch: ClassVar[str | None] = None
+    """Setting of the recipe's `logging` that leaves the tracker out if it is false."""
 
     def __init__(self, interval_steps: int) -> None:
         self._interval_steps = interval_steps

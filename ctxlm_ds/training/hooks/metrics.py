@@ -159,10 +159,11 @@ class TensorBoardWriter(IntervalHook):
     """
 
     may_fail = True
+    package = switch = "tensorboard"
 
-    def __init__(self, directory: str | Path, interval_steps: int = 1, peak_row_seconds: float | None = None) -> None:
+    def __init__(self, run_dir: str | Path, interval_steps: int = 1, peak_row_seconds: float | None = None) -> None:
         super().__init__(interval_steps)
-        self.directory = Path(directory)
+        self.directory = Path(run_dir) / TENSORBOARD_DIR
         self._peak_row_seconds = peak_row_seconds
 
     def on_run_start(self, start: RunStart) -> None:

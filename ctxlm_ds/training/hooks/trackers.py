@@ -71,6 +71,8 @@ class WandbTracker(Tracker):
     WANDB_MODE, WANDB_PROJECT, WANDB_ENTITY and the other variables of wandb apply.
     """
 
+    package = extra = "wandb"
+
     def on_run_start(self, start: RunStart) -> None:
         import wandb
 
@@ -121,6 +123,8 @@ class MlflowTracker(Tracker):
 
     The experiment is that of MLFLOW_EXPERIMENT_NAME.
     """
+
+    package = extra = "mlflow"
 
     def on_run_start(self, start: RunStart) -> None:
         from mlflow.tracking import MlflowClient

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from ctxlm_ds.errors import KernelError
 from ctxlm_ds.kernels.attention import ReferenceAttention, SdpaAttention
@@ -14,10 +15,11 @@ from ctxlm_ds.kernels.attention_spec import AttentionSpec
 from ctxlm_ds.kernels.attention_varlen import why_varlen_cannot_run
 from ctxlm_ds.kernels.bias_gelu import compiled_bias_gelu, reference_bias_gelu, why_compiled_cannot_run
 from ctxlm_ds.kernels.dispatch import OPERATIONS, KernelSet
-from ctxlm_ds.kernels.implementation import Need
+from ctxlm_ds.kernels.implementation import Implementation, Need
 from ctxlm_ds.kernels.linear import bf16_is_emulated, float32_linear, torch_linear
 from ctxlm_ds.kernels.norm import reference_layer_norm, reference_rms_norm, torch_rms_norm
 from ctxlm_ds.recipe.schema import KernelsConfig
+from ctxlm_ds.registry import KERNELS
 
 no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="what a machine without CUDA answers")
 SINGLE, PACKED = AttentionSpec(64), AttentionSpec(64, shares_rows=True)
@@ -27,7 +29,7 @@ ON_CPU = Need(SINGLE, "cpu", torch.float32)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_recipe_can_name_every_implementation_and_no_other(operation: str) -> None:
     names = [row.name for row in OPERATIONS[operation]]
-    assert {"auto", *names} == set(get_args(KernelsConfig.model_fields[operation].annotation))
+    assert {"auto", *names} == set(KernelsConfig.model_fields[operation].metadata[0].func.others)
     assert len(set(names)) == len(names)
 
 
@@ -38,6 +40,16 @@ def test_every_setting_but_the_optimizers_has_a_table() -> None:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_something_always_runs(operation: str) -> None:
     assert any(row.suits(ON_CPU) and row.why_not(ON_CPU) is None for row in OPERATIONS[operation])
+
+
+def test_a_registered_implementation_is_taken_by_name_only() -> None:
+    mine = object()
+    KERNELS.register("linear.mine", Implementation("ours", lambda need: mine))
+    assert KernelSet(KernelsConfig(linear="mine"), "cpu", torch.float32).linear is mine
+    assert "linear mine" in KernelSet(KernelsConfig(linear="mine"), "cpu", torch.float32).describe()
+    assert KernelSet(KernelsConfig(), "cpu", torch.float32).linear is torch_linear
+    with pytest.raises(ValidationError, match="expected one of auto, torch, float32, mine"):
+        KernelsConfig(linear="yours")
 
 
 def test_fp32_on_the_cpu_takes_torchs_kernels_and_says_so() -> None:

@@ -183,7 +183,7 @@ def test_figures_of_other_weights_at_step_0_are_not_kept(tmp_path: Path) -> None
         board.on_run_end(end(0))
         await_next_second()
     assert lines(tmp_path / "m.jsonl") == [{"step": 0, "eval/wiki/loss": 9.0}]
-    assert _points(tmp_path)["eval/wiki/loss"] == [(0, 9.0)]
+    assert _points(tmp_path / "tensorboard")["eval/wiki/loss"] == [(0, 9.0)]
 
 
 def test_continued_texts_are_in_tensorboard(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_continued_texts_are_in_tensorboard(tmp_path: Path) -> None:
     writer.on_run_start(start(0))
     writer.on_continuations(5, [("a <b>", " c"), ("d", " \n"), ("# 1*2\n\n_x_", "** `y`\n")])
     writer.on_run_end(end(5))
-    events = EventAccumulator(str(tmp_path))
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     (text,) = events.Tensors("continuations/text_summary")
     shown = r"a &lt;b&gt; **c**" "\n\nd\n\n" r"\# 1\*2 \_x\_ **\*\* \`y\`**"
@@ -235,7 +235,7 @@ def test_tensorboard_is_one_curve_after_a_resume(tmp_path: Path) -> None:
         second.on_step_end(metrics_of(step, loss=200.0 + step))
     second.on_evaluation(8, {"eval/wiki/loss": 80.0})
     second.on_run_end(end(10))
-    points = _points(tmp_path)
+    points = _points(tmp_path / "tensorboard")
     assert points["train/loss"] == [(s, 100.0 + s) for s in range(1, 6)] + [(s, 200.0 + s) for s in range(6, 11)]
     assert points["eval/wiki/loss"] == [(4, 4.0), (8, 80.0)]
     assert {"train/masked_lm", "train/next_sentence_accuracy", "train/learning_rate", "train/grad_norm"} <= set(points)
@@ -249,7 +249,7 @@ def test_tensorboard_is_one_curve_after_going_back(tmp_path: Path) -> None:
     writer.on_rollback(4)
     writer.on_step_end(metrics_of(5, loss=205.0))
     writer.on_run_end(end(5))
-    assert _points(tmp_path)["train/loss"] == [(s, 100.0 + s) for s in range(1, 5)] + [(5, 205.0)]
+    assert _points(tmp_path / "tensorboard")["train/loss"] == [(s, 100.0 + s) for s in range(1, 5)] + [(5, 205.0)]
 
 
 def test_tensorboard_over_tokens_and_with_the_recipe(tmp_path: Path) -> None:
@@ -268,10 +268,10 @@ def test_tensorboard_over_tokens_and_with_the_recipe(tmp_path: Path) -> None:
         second.on_step_end(metrics_of(step, loss=200.0 + step))
     second.on_evaluation(8, {"eval/wiki/loss": 80.0})
     second.on_run_end(end(8))
-    points = _points(tmp_path / "by_token")
+    points = _points(tmp_path / "tensorboard" / "by_token")
     assert points["by_token/loss"] == [(100, 101.0), (200, 102.0), (400, 104.0), (600, 206.0), (800, 208.0)]
     assert points["by_token/eval/wiki/loss"] == [(800, 80.0)]
-    events = EventAccumulator(str(tmp_path))
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     shown = events.Tensors("recipe/text_summary")[0].tensor_proto.string_val[0].decode()
     assert "    optimizer:\n" in shown and "      learning_rate: 0.0001" in shown
@@ -284,6 +284,6 @@ def test_tensorboard_interval(tmp_path: Path) -> None:
     for step in range(1, 10):
         writer.on_step_end(metrics_of(step))
     writer.on_run_end(end(9))
-    points = _points(tmp_path)
+    points = _points(tmp_path / "tensorboard")
     assert [step for step, _ in points["train/loss"]] == [1, 4, 8]
     assert points["train/tokens_per_second"] == [(1, 200.0), (4, 200.0), (8, 200.0)]
