@@ -32,7 +32,7 @@ from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.installed import check_extra
 from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_folder
 from ctxlm_ds.process.library_noise import quiet_libraries
-from ctxlm_ds.recipe.deepspeed import deepspeed_for_trainer
+from ctxlm_ds.recipe.json_source import deepspeed_for_trainer
 
 if TYPE_CHECKING:
     from ctxlm_ds.apps.downstream.fit import FitSettings

@@ -19,7 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from ctxlm_ds.recipe.deepspeed_values import KEYS_FILE, DeepSpeedKeys, KeyPath
+from ctxlm_ds.recipe.deepspeed_rules import KEYS_FILE, DeepSpeedKeys, KeyPath
 from ctxlm_ds.training.optimizers.from_ds_config import ELEMENTWISE
 
 Value = KeyPath | str | frozenset[str] | None

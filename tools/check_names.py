@@ -25,7 +25,7 @@ OWN_FILES = (
 OTHER_MEANINGS = {
     "ctxlm_ds/apps/text/train_tokenizer.py": {"albert", "gpt1", "gpt2"},
     "ctxlm_ds/apps/text/extract_docstrings.py": {"tensorboard"},
-    "ctxlm_ds/recipe/deepspeed.py": {"tensorboard", "wandb"},
+    "ctxlm_ds/recipe/deepspeed_rules.py": {"tensorboard", "wandb"},
     "ctxlm_ds/recipe/sections.py": {"linear", "constant"},
 }
 """Names that mean something else in a file: a type of tokenizer, a package, a section of DeepSpeed's JSON, the shape of

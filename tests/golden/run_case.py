@@ -32,7 +32,7 @@ from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.data.stream.run_datasets import build_run_rows
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.pretrain import main as pretrain
-from ctxlm_ds.recipe.deepspeed_values import deepspeed_keys
+from ctxlm_ds.recipe.deepspeed_rules import deepspeed_keys
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.run import resolve
 from tests.dist.forks import fork_ranks

@@ -14,8 +14,9 @@ from ctxlm_ds.apps.plan.plan import Planner, load_jsons
 from ctxlm_ds.apps.plan.search import LARGEST_MICRO_BATCH
 from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.recipe.check import check_config, unused_settings
-from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, load_deepspeed_json
+from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
+from ctxlm_ds.recipe.json_source import load_deepspeed_json
 from ctxlm_ds.recipe.load import RECIPE_DIR, load_config, shipped_recipes
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.measure import describe, with_vocabulary

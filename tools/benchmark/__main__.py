@@ -16,7 +16,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from ctxlm_ds.console import at_least, run_command, setup_logging
-from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG
+from ctxlm_ds.recipe.json_source import DEFAULT_CONFIG
 from tools.benchmark.steps import PEERS, StepBenchmark, compare_steps
 
 if TYPE_CHECKING:
@@ -223,7 +223,8 @@ def _save(args: argparse.Namespace) -> Iterable[str]:
     """Run on several ranks under torchrun, on one without a launcher."""
     from ctxlm_ds.process.launch import discover_ranks, prepare_process
     from ctxlm_ds.recipe.check import check_config
-    from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, load_deepspeed_json
+    from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
+    from ctxlm_ds.recipe.json_source import load_deepspeed_json
     from ctxlm_ds.recipe.load import load_config
 
     config = load_config(args.config, args.set)

@@ -21,7 +21,7 @@ from ctxlm_ds.apps.downstream.tuning import GradualUnfreezing, Tuning, apply_tun
 from ctxlm_ds.atomic import output_folder, write_text
 from ctxlm_ds.console import PLAIN_INTERVAL_S
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.deepspeed import deepspeed_for_trainer
+from ctxlm_ds.recipe.json_source import deepspeed_for_trainer
 
 logger = logging.getLogger("ctxlm_ds")
 HIDDEN_FIGURES = {"epoch", "runtime", "samples_per_second", "steps_per_second"}

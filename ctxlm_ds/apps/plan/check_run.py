@@ -14,7 +14,8 @@ from ctxlm_ds.checkpoint.progress import read_progress
 from ctxlm_ds.console import at_least, program
 from ctxlm_ds.errors import TokenizerError
 from ctxlm_ds.recipe.check import schedule_warnings
-from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG, build_deepspeed_config, load_deepspeed_json
+from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
+from ctxlm_ds.recipe.json_source import DEFAULT_CONFIG, load_deepspeed_json
 from ctxlm_ds.recipe.load import dump_config, load_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.teacher_rules import needs_teacher

@@ -16,7 +16,7 @@ from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.parallel.placement import shard_of
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.recipe.deepspeed import NEVER_PRINT_STEPS
+from ctxlm_ds.recipe.json_source import NEVER_PRINT_STEPS
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.engine.fragments import Holding
 

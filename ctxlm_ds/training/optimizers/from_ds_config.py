@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from ctxlm_ds.recipe.deepspeed_values import AUTO, Factor, Fraction, deepspeed_keys, type_problem
+from ctxlm_ds.recipe.deepspeed_rules import AUTO, deepspeed_keys, type_problem
 from ctxlm_ds.recipe.problems import Problem, did_you_mean, nearest_name, show_value
 from ctxlm_ds.training.optimizers.base import AdamSection, Optimizer
 
@@ -15,6 +15,8 @@ ELEMENTWISE = ("Adam", "AdamW", "Lion", "SGD", "RMSprop", "RAdam", "Adamax", "Ad
 """Optimizers that update each element independently, so that ZeRO may split parameters anywhere."""
 DEEPSPEED_SPELLS = frozenset({"adam", "adamw", "lion"})
 """Names that DeepSpeed accepts in any case; all others must match torch.optim exactly."""
+Factor = Annotated[float, Field(gt=0.0, le=1e6)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 REMOVED = "DeepSpeed has removed its 1-bit optimizers"
 NO_MUP = "the layers are not parametrised for it"
 REFUSED = {

@@ -1,15 +1,20 @@
-"""Features of DeepSpeed that are refused, each by its key and its reason."""
+"""Features of DeepSpeed that are refused, and the shipped list of its keys against its source and documentation."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
-from ctxlm_ds.recipe.deepspeed_rules import REFUSED
+from ctxlm_ds.recipe.deepspeed_rules import REFUSED, deepspeed_keys
 from ctxlm_ds.recipe.schema import RunConfig
+from tests.deepspeed_source import READ_BY_INITIALIZE, installed_keys, read_keys
 from tests.each import each
 
 
@@ -50,3 +55,119 @@ def test_pipelined_swapping_is_for_memory_only(name: str) -> None:
     assert name in refusal({"zero_optimization": {"stage": 3, "offload_optimizer": section}})
     section["device"] = "cpu"
     build_deepspeed_config(config_of(), {"zero_optimization": {"stage": 3, "offload_optimizer": section}}, 1)
+
+
+class RecordingDict(dict):  # type: ignore[type-arg]
+    """A dictionary that notes every key asked for."""
+
+    asked: set[str]
+
+    def __copy__(self) -> RecordingDict:
+        return self
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: Any) -> Any:
+        self.asked.add(key)
+        return super().__getitem__(key)
+
+    def __contains__(self, key: Any) -> bool:
+        self.asked.add(key)
+        return super().__contains__(key)
+
+    def keys(self) -> Any:
+        return self
+
+
+def test_found_keys_are_those_that_deepspeed_asks_for() -> None:
+    import deepspeed
+
+    settings = RecordingDict({"train_micro_batch_size_per_gpu": 1, "optimizer": {"type": "Adam"}})
+    settings.asked = set()
+    deepspeed.DeepSpeedConfig(settings)
+    found = deepspeed_keys()
+    removed = {path[0] for path in found.removed if len(path) == 1}
+    asked = settings.asked - removed
+    assert asked <= found.top_level
+    # Read only next to a process group or to another key's value: not reached by this configuration.
+    assert found.top_level - asked <= READ_BY_INITIALIZE | {"allgather_size", "bfloat16", "sequence_parallel_size"}
+
+
+def test_the_shipped_list_is_that_of_the_installed_release() -> None:
+    """A new release fails here: run `python -m tests.deepspeed_source` and look at what changed."""
+    assert deepspeed_keys() == installed_keys()
+
+
+def test_nested_keys_are_deepspeed_s_own_fields() -> None:
+    from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+    from deepspeed.runtime.zero.offload_config import (
+        DeepSpeedZeroOffloadOptimizerConfig,
+        DeepSpeedZeroOffloadParamConfig,
+    )
+
+    nested = deepspeed_keys().nested
+    for path, model in [
+        (("zero_optimization",), DeepSpeedZeroConfig),
+        (("zero_optimization", "offload_optimizer"), DeepSpeedZeroOffloadOptimizerConfig),
+        (("zero_optimization", "offload_param"), DeepSpeedZeroOffloadParamConfig),
+        (("bf16",), DeepSpeedBF16Config),
+        (("fp16",), DeepSpeedFP16Config),
+    ]:
+        aliases = {field.alias for field in model.model_fields.values() if field.alias}
+        assert nested[path] == set(model.model_fields) | aliases
+
+
+def test_removed_keys_come_with_deepspeed_s_reason() -> None:
+    removed = deepspeed_keys().removed
+    assert "Sparse Attention has been removed" in removed[("sparse_attention",)]
+    assert ("zero_optimization", "mics_shard_size") in removed
+    assert not {path[0] for path in removed if len(path) == 1} & deepspeed_keys().top_level
+
+
+def test_neither_deepspeed_nor_torch_is_imported() -> None:
+    script = (
+        "import sys\n"
+        "from ctxlm_ds.recipe.deepspeed_rules import deepspeed_keys\n"
+        "assert 'zero_optimization' in deepspeed_keys().top_level\n"
+        "assert deepspeed_keys().nested\n"
+        "assert not {'torch', 'deepspeed'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).resolve().parents[3])
+
+
+def test_a_source_of_another_form_is_no_source(tmp_path: Path) -> None:
+    (tmp_path / "runtime").mkdir()
+    (tmp_path / "runtime" / "config.py").write_text("class SomethingElse:\n    pass\n")
+    with pytest.raises(LookupError):
+        read_keys(tmp_path)
+
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "deepspeed.md"
+
+
+def test_every_key_that_deepspeed_reads_is_on_the_page() -> None:
+    keys = deepspeed_keys()
+    named = set(re.findall(r"`(\w+)`", PAGE.read_text()))
+    expected = set(keys.top_level) | {path[-1] for path in keys.removed} | set(keys.nested[("zero_optimization",)])
+    assert len(expected) > 100
+    assert expected - named == set()
+
+
+@pytest.mark.parametrize(
+    ("section", "remedy"),
+    [
+        ("tensorboard", "set logging.trackers: [tensorboard] in the recipe"),
+        ("wandb", "set logging.trackers: [wandb] in the recipe"),
+        ("csv_monitor", "read the figures from RUN/metrics.jsonl, and remove it here"),
+        ("comet", "set logging.trackers in the recipe"),
+    ],
+)
+def test_monitors_are_refused_with_what_to_use_instead(section: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        build_deepspeed_config(RunConfig(), {"zero_optimization": {"stage": 1}, section: {"enabled": True}}, 1)
+    assert f"{section}.enabled: true" in str(refused.value) and remedy in str(refused.value)
+    off = {"zero_optimization": {"stage": 1}, section: {"enabled": False}}
+    assert section in build_deepspeed_config(RunConfig(), off, 1)

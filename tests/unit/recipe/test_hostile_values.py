@@ -16,7 +16,8 @@ import pytest
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.process.run_lock import make_run_dir
 from ctxlm_ds.recipe.check import check_config
-from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, load_deepspeed_json
+from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
+from ctxlm_ds.recipe.json_source import load_deepspeed_json
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
 

@@ -10,8 +10,8 @@ import pytest
 
 from ctxlm_ds.apps.plan import check_lines
 from ctxlm_ds.apps.plan.check_lines import missing_lines, model_lines, planned_model, run_lines
-from ctxlm_ds.recipe.deepspeed import load_deepspeed_json
 from ctxlm_ds.recipe.hardware import GIB
+from ctxlm_ds.recipe.json_source import load_deepspeed_json
 from ctxlm_ds.recipe.load import load_config
 
 

@@ -12,7 +12,7 @@ from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.parameters import Normal, ParameterFacts
 from ctxlm_ds.parallel.placement import VOCABULARY, Split
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.recipe.deepspeed import NEVER_PRINT_STEPS
+from ctxlm_ds.recipe.json_source import NEVER_PRINT_STEPS
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
 from ctxlm_ds.training.engine.model_setup import engine_settings, holding_of, parallel_context, write_frozen
 from tests.sections import model_section

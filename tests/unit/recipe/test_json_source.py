@@ -8,12 +8,8 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.deepspeed import (
-    build_deepspeed_config,
-    deepspeed_for_trainer,
-    find_deepspeed_json,
-    load_deepspeed_json,
-)
+from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
+from ctxlm_ds.recipe.json_source import deepspeed_for_trainer, find_deepspeed_json, load_deepspeed_json
 from tests.unit.recipe.test_deepspeed import CONFIG_DIR
 from tests.unit.recipe.test_deepspeed_rules import config_of
 

@@ -1,0 +1,131 @@
+"""Reader of DeepSpeed's JSON files, for runs and for transformers' Trainer.
+
+A file is found by its path or name, environment variables are replaced, and duplicate keys are refused. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.installed import shipped_folder
+from ctxlm_ds.recipe.deepspeed_rules import AUTO, REFUSED, setting_problems
+from ctxlm_ds.recipe.problems import Problem, did_you_mean, raise_problems, show_value, text_problem
+from ctxlm_ds.recipe.yaml_source import MAX_CHARACTERS, MAX_DEPTH
+from ctxlm_ds.untrusted_json import read_text
+
+SHIPPED_CONFIG_DIR = shipped_folder("ds_configs")
+DEFAULT_CONFIG = "zero1"
+NEVER_PRINT_STEPS = 2**31 - 1
+OF_SCHEDULE = ("total_num_steps", "warmup_num_steps")
+OF_TRAINER = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+"""Settings that transformers' Trainer has, too."""
+VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
+
+
+def load_deepspeed_json(path_or_name: str | Path) -> dict[str, Any]:
+    """Read a DeepSpeed JSON: a path, or the name of one in ds_configs/ (`zero2`).
+
+    `${NAME}` and `${NAME:-default}` in a value are replaced by an environment variable.
+
+    Raises:
+        ConfigError: no such file, not JSON, a duplicate key, or a variable that is not set.
+    """
+    path = find_deepspeed_json(path_or_name)
+    text = read_text(path, ConfigError, MAX_CHARACTERS)
+    try:
+        data = json.loads(text, object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{path}, line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: nested deeper than {MAX_DEPTH} levels") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected an object of DeepSpeed settings, not {show_value(data)}")
+    expanded: dict[str, Any] = _expand_variables(data, str(path))
+    return expanded
+
+
+def deepspeed_for_trainer(path_or_name: str | Path) -> dict[str, Any]:
+    """Read a JSON for transformers' Trainer, which replaces "auto"; what the JSON lacks is added as "auto".
+
+    Without these settings, DeepSpeed would refuse the batch sizes and leave gradients unclipped.
+
+    Raises:
+        ConfigError: the file cannot be read, or DeepSpeed knows no such key or value.
+    """
+    result = load_deepspeed_json(path_or_name)
+    sections = ("bf16", "fp16", "optimizer", "scheduler", "zero_optimization")
+    result = {key: value for key, value in result.items() if key not in sections or value not in (AUTO, None)}
+    problems = list(setting_problems(result, {*REFUSED, *OF_TRAINER, "optimizer", "scheduler"}))
+    for key in ("optimizer", "scheduler"):
+        if not isinstance(section := result.get(key, {}), dict) or not isinstance(section.get("params", {}), dict):
+            problems.append(Problem(key, 'expected {"type": …, "params": {…}}; leave it out'))
+        elif any(value != AUTO for name, value in section.get("params", {}).items() if name in OF_SCHEDULE):
+            problems.append(Problem(f"{key}.params", f'the command sets {" and ".join(OF_SCHEDULE)}; write "auto"'))
+    raise_problems(f"--deepspeed {path_or_name}", problems)
+    return {**dict.fromkeys(OF_TRAINER, AUTO), "bf16": {"enabled": AUTO}, "steps_per_print": NEVER_PRINT_STEPS} | result
+
+
+def _expand_variables(value: Any, where: str, depth: int = 0) -> Any:
+    if depth > MAX_DEPTH:
+        raise ConfigError(f"{where[:200]}: nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, dict):
+        return {
+            _expand_variables(name, where): _expand_variables(item, f"{where}: {name}", depth + 1)
+            for name, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_expand_variables(item, where, depth + 1) for item in value]
+    if not isinstance(value, str):
+        return value
+    if reason := text_problem(value):
+        raise ConfigError(f"{ascii(where)[1:-1]}: {reason}")
+
+    def replace(match: re.Match[str]) -> str:
+        name, default = match.groups()
+        found = os.environ.get(name) or default
+        if found is None:
+            raise ConfigError(f"{where} is {value}, but the environment has no {name}; export {name}=VALUE")
+        return found
+
+    return VARIABLE.sub(replace, value)
+
+
+def find_deepspeed_json(path_or_name: str | Path) -> Path:
+    """Return the file of a DeepSpeed JSON; a bare name is searched in ./ds_configs and in that of the project.
+
+    Raises:
+        ConfigError: there is none; the message suggests the nearest name.
+    """
+    if reason := text_problem(str(path_or_name)):
+        raise ConfigError(f"DeepSpeed config {reason}")
+    path = Path(path_or_name)
+    if path.is_file():
+        return path
+    folders = [Path("ds_configs"), SHIPPED_CONFIG_DIR]
+    if len(path.parts) == 1:
+        for folder in folders:
+            candidate = folder / f"{path.name.removesuffix('.json')}.json"
+            if candidate.is_file():
+                return candidate
+    names = sorted({file.stem for folder in folders for file in folder.glob("*.json")})
+    hint = did_you_mean(path.stem, names) or "."
+    raise ConfigError(f"DeepSpeed config {path_or_name}: no such file{hint} Known names: {', '.join(names) or 'none'}")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name}: expected a finite number")
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{', '.join(twice)}: written twice; keep one")
+    return dict(pairs)
