@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ class PlainLoop:
     """Clips the gradients and updates the weights, with the recipe's settings and torch's fused AdamW."""
 
     def __init__(self, config: RunConfig, model: nn.Module) -> None:
-        settings = config.optimizer
+        settings: Any = config.optimizer
         self._clip = settings.gradient_clipping
         self._parameters = list(model.parameters())
         self._optimizer = torch.optim.AdamW(

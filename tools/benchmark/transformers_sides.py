@@ -96,7 +96,8 @@ class TrainerSteps:
         import torch
         from transformers import TrainingArguments
 
-        settings, training = self.config.optimizer, self.config.training
+        settings: Any = self.config.optimizer
+        training = self.config.training
         return TrainingArguments(
             output_dir=folder,
             use_cpu=not torch.cuda.is_available(),
