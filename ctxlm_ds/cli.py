@@ -35,7 +35,6 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("recipes", "apps.init.recipes", "list, show and compare recipes"),
         Command("plan", "apps.plan.plan_run", "memory and time of every layout on a cluster"),
         Command("operators", "apps.machine.build_operators", "build DeepSpeed's CPU operators, once"),
-        Command("teacher", "commands.teacher_outputs", "compute a teacher's outputs ahead"),
         Command("pretrain", "pretrain:run", "train, or check a recipe with --check"),
         Command("check", "apps.cluster.submit:check_main", "check a Slurm job before it is queued"),
         Command("submit", "apps.cluster.submit", "check a Slurm job and queue it, or a sweep of settings"),

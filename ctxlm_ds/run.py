@@ -18,7 +18,6 @@ from ctxlm_ds.data.stream.plan_table import plan_lines
 from ctxlm_ds.data.stream.preview import BatchRows
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.export.initial_weights import load_initial_moments, load_initial_weights, warn_of_other_tokens
-from ctxlm_ds.export.stored_loader import open_rows
 from ctxlm_ds.export.teacher import teacher_values, with_checked_teacher
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.build import ModelBuild, build_run_layers
@@ -118,11 +117,7 @@ def build_trainer(
         config.data, training, config.evaluation, rows.train, rows.validation, state.step, state.rows_consumed
     ):
         logger.info("%s", line)
-    last_row = training.rows_after(training.max_steps - state.step, state.rows_consumed)
-    stored = topology.run_together(lambda: open_rows(config, rows, data.tokenizer, engine.module.inputs, last_row))
-    steps, validation = build_loaders(
-        config, rows, data.objective, topology, state.rows_consumed, stored, engine.device
-    )
+    steps, validation = build_loaders(config, rows, data.objective, topology, state.rows_consumed, engine.device)
     named_rows = BatchRows(rows.train, config.data, training) if topology.is_main else None
     return Trainer(
         start=RunStart(state.step, training.max_steps, config, states.checkpoints.changed_settings, state.tokens),

@@ -9,15 +9,11 @@ from typing import Any
 
 import torch
 
-from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.held_out import tokens_per_word
 from ctxlm_ds.data.stream.loader import EvalLoader, TrainLoader
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.export.stored_loader import StoredEvalLoader, StoredTrainLoader
-from ctxlm_ds.export.stored_outputs import TRAIN
-from ctxlm_ds.export.stored_rows import StoredRows
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.topology import Topology
@@ -98,7 +94,6 @@ def build_loaders(
     objective: Objective,
     topology: Topology,
     start_row: int,
-    stored: Mapping[str, StoredRows],
     device: torch.device | None = None,
 ) -> tuple[TrainLoader, Mapping[str, Iterable[Batch | None]]]:
     """Return the training steps and the held-out batches; inner pipeline stages get no data.
@@ -109,30 +104,17 @@ def build_loaders(
         objective: makes the batches.
         topology: the ranks.
         start_row: first row of the training steps.
-        stored: a teacher's outputs by part (export/stored_loader.py), empty if there are none.
         device: where the batches are used; None for the CPU.
     """
     idle = 0 < topology.pipeline_parallel_rank < topology.pipeline_parallel_size - 1
     ranks = topology.data_parallel_rank, topology.data_parallel_size
-
-    def held_out(name: str, source: RowSource) -> EvalLoader:
-        if stored:
-            return StoredEvalLoader(
-                stored[f"eval/{name}"],
-                source,
-                objective,
-                config.data,
-                config.training,
-                config.evaluation,
-                ranks,
-                device,
-            )
-        return EvalLoader(source, objective, config.data, config.training, config.evaluation, ranks, device)
-
-    loaders = {name: held_out(name, source) for name, source in rows.validation.items()}
+    sections = config.data, config.training
+    loaders = {
+        name: EvalLoader(source, objective, *sections, config.evaluation, ranks, device)
+        for name, source in rows.validation.items()
+    }
     validation = {name: [None] * len(loader) if idle else loader for name, loader in loaders.items()}
-    arguments = (rows.train, objective, config.data, config.training, ranks, start_row, idle, device)
-    return StoredTrainLoader(stored[TRAIN], *arguments) if stored else TrainLoader(*arguments), validation
+    return TrainLoader(rows.train, objective, *sections, ranks, start_row, idle, device), validation
 
 
 def held_out_words(config: RunConfig, data: RunData) -> dict[str, float]:

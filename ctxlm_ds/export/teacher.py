@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from ctxlm_ds.errors import CheckpointError, ConfigError, ExportError, TokenizerError
 from ctxlm_ds.export.hf_config import read_section
 from ctxlm_ds.export.model_files import fingerprint, model_files
-from ctxlm_ds.export.stored_outputs import open_outputs
 from ctxlm_ds.recipe.problems import raise_problems
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.teacher_rules import needs_teacher, teacher_problems
@@ -51,8 +50,6 @@ def with_teacher(config: RunConfig) -> RunConfig:
     config = _replaced(config, model=found)
     problems = teacher_problems(config.teacher, config.model, config.data, config.objective, config.parallel)
     raise_problems(f"teacher {folder}", list(problems))
-    if config.teacher.outputs is not None:
-        open_outputs(config)
     return config
 
 
@@ -79,10 +76,7 @@ def with_checked_teacher(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
             f"teacher.fingerprint is {wanted}, but {folder} has {found}: it is another teacher; restore its files, or "
             "leave the setting out"
         )
-    config = _replaced(config, fingerprint=found)
-    if config.teacher.outputs is not None:
-        open_outputs(config)
-    return config
+    return _replaced(config, fingerprint=found)
 
 
 def teacher_values(config: RunConfig) -> Callable[[str], Tensor]:

@@ -14,7 +14,6 @@ from ctxlm_ds.models.initialize import initial_value, initialize_parameters
 from ctxlm_ds.models.layers import LayerDescription, LayerSequence, parameter_prefixes
 from ctxlm_ds.models.parts.comparison import Comparison, with_comparisons
 from ctxlm_ds.models.parts.distillation import is_tap, needed_layers, teacher_layers, together, with_taps
-from ctxlm_ds.models.parts.stored_teacher import split_at_products, with_stored
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.parameters import ParameterFacts, collect_facts
 from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
@@ -83,11 +82,9 @@ def build_run_layers(
     assert settings.model is not None
     compared = comparisons(config.model, settings.model)
     layers = build_layer_list(config.model, with_outputs(build, [comparison.student for comparison in compared]))
-    teacher, outputs = build_teacher_layers(config, build, teacher_outputs, kernels_of, comparisons)
+    teacher = build_teacher_layers(config, build, teacher_outputs, kernels_of, compared)
     dtype = DTYPES[settings.precision] if settings.precision != "run" else None
     joined = together(layers, teacher_layers(teacher, dtype=dtype), last=settings.placement == "last")
-    if settings.outputs is not None:
-        joined = with_stored(joined, split_at_products(teacher, outputs), build.parallel)
     return with_comparisons(joined, compared, build)
 
 
@@ -96,11 +93,11 @@ def build_teacher_layers(
     build: ModelBuild,
     teacher_outputs: Sequence[str],
     kernels_of: Callable[[str], KernelSet],
-    comparisons: Callable[[ModelSection, ModelSection], Sequence[Comparison]],
-) -> tuple[list[LayerDescription], tuple[str, ...]]:
-    """List the layers of a teacher that the losses need, under their own names, and the tensors that they must give.
+    compared: Sequence[Comparison],
+) -> list[LayerDescription]:
+    """List the layers of a teacher that the losses need, under their own names.
 
-    The arguments are those of build_run_layers.
+    The arguments are those of build_run_layers, and what to compare.
 
     Raises:
         ConfigError: as build_layer_list.
@@ -109,10 +106,8 @@ def build_teacher_layers(
     assert settings.model is not None
     kernels = kernels_of(settings.precision) if settings.precision != "run" else build.kernels
     teacher_build = replace(build, outputs=tuple(teacher_outputs), kernels=kernels, recompute=False)
-    compared = [comparison.teacher for comparison in comparisons(config.model, settings.model)]
-    teacher_build = with_outputs(teacher_build, compared)
-    outputs = teacher_build.outputs
-    return needed_layers(build_layer_list(settings.model, teacher_build), outputs), outputs
+    teacher_build = with_outputs(teacher_build, [comparison.teacher for comparison in compared])
+    return needed_layers(build_layer_list(settings.model, teacher_build), teacher_build.outputs)
 
 
 def with_outputs(build: ModelBuild, outputs: Sequence[str]) -> ModelBuild:

@@ -13,7 +13,7 @@ from ctxlm_ds.recipe.choices import CHOICES, DATA, MODEL, OBJECTIVE, listed
 from ctxlm_ds.recipe.evaluation import EvaluationConfig
 from ctxlm_ds.recipe.layout import layout_problems
 from ctxlm_ds.recipe.problems import MAX_NAME_CHARACTERS, Problem, raise_problems
-from ctxlm_ds.recipe.schema import CheckpointConfig, RunConfig, TeacherConfig, TrainingConfig
+from ctxlm_ds.recipe.schema import CheckpointConfig, RunConfig, TrainingConfig
 from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection
 from ctxlm_ds.recipe.source_rules import source_problems
 from ctxlm_ds.recipe.teacher_rules import teacher_problems
@@ -41,7 +41,7 @@ def find_problems(config: RunConfig, world_size: int | None = None) -> list[Prob
         *_check_optimizer(config),
         *_check_schedule(config),
         *_check_lanes(data, training, config.evaluation),
-        *_check_evaluation(config.evaluation, objective, config.teacher),
+        *_check_evaluation(config.evaluation, objective),
         *_check_downstream(config.evaluation, config.checkpoint, model.family),
         *_check_precision(training),
         *layout_problems(config, world_size),
@@ -214,7 +214,7 @@ def _check_lanes(data: DataSection, training: TrainingConfig, evaluation: Evalua
 
 
 def _check_evaluation(
-    evaluation: EvaluationConfig, objective: ObjectiveSection, teacher: TeacherConfig
+    evaluation: EvaluationConfig, objective: ObjectiveSection
 ) -> Iterator[Problem]:
     share, trained = evaluation.mask_prob, getattr(objective, "mask_prob", None)
     if share is not None and trained is None:
@@ -230,9 +230,6 @@ def _check_evaluation(
     if not (entry.next_tokens or entry.masked_tokens or entry.target_tokens):
         text = f"objective.name {objective.name} {entry.why_no_text}, so it writes no text; leave it out"
         yield Problem(setting, text, ("objective.name",))
-    if teacher.outputs is not None:
-        text = "teacher.outputs are stored for the rows of the data, and these texts have none; leave it out"
-        yield Problem(setting, text, ("teacher.outputs",))
     if evaluation.prompts and objective.needs_languages:
         text = "prompts have no language token, which the decoder begins with; use evaluation.continuations"
         yield Problem("evaluation.prompts", text, ("objective.language_tokens",))

@@ -185,8 +185,8 @@ def load_config(
 def load_saved_config(path: Path) -> RunConfig:
     """Load the config.yaml of a run or checkpoint, including one that an earlier version wrote.
 
-    Earlier versions saved the settings of every family, objective and format; those of others are dropped, as is
-    `parallel.pipeline_partition: time`, which only they had (a cut of the pipeline changes no numbers).
+    Earlier versions saved the settings of every family, objective and format; those of others are dropped, as are
+    `parallel.pipeline_partition: time` and `teacher.outputs`, which only they had (neither changes the numbers).
 
     Raises:
         ConfigError: as load_config.
@@ -197,6 +197,9 @@ def load_saved_config(path: Path) -> RunConfig:
     layout = tree.data.get("parallel")
     if isinstance(layout, dict) and layout.get("pipeline_partition") == "time":
         del layout["pipeline_partition"]
+    teacher = tree.data.get("teacher")
+    if isinstance(teacher, dict):
+        teacher.pop("outputs", None)
     return _validate(tree, f"recipe {path}")
 
 

@@ -53,9 +53,6 @@ class TeacherConfig(Section):
     """Data type of its weights and activations; `run` is training.precision (ZeRO stage 3 needs that one)."""
     placement: Literal["spread", "last"] = "spread"
     """Under a pipeline: `spread` gives each stage a share of its layers, `last` puts all of them on the last stage."""
-    outputs: str | None = None
-    """Folder of its outputs for the rows of the run, written by ctxlm teacher; null computes them in each
-    step."""
     fingerprint: str | None = None
     """sha256 of its files, which the run sets; a run cannot resume with another teacher."""
 

@@ -30,7 +30,7 @@ def teacher_problems(
 ) -> Iterator[Problem]:
     """Yield problems of the teacher, as far as its model is known."""
     if not needs_teacher(objective):
-        if any(value is not None for value in (given.path, given.model, given.outputs)):
+        if given.path is not None or given.model is not None:
             objectives = [name for name, other in OBJECTIVE.entries().items() if other.teacher_outputs]
             yield Problem(
                 "teacher",

@@ -18,11 +18,9 @@ from torch import Tensor, nn
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
-from ctxlm_ds.models.build import ModelBuild, WholeModel, build_run_layers, build_teacher_layers, describe_layers
-from ctxlm_ds.models.layers import Flow, LayerDescription, LayerSequence, carried_states, dropout_numbers, run_layer
+from ctxlm_ds.models.build import ModelBuild, WholeModel, build_run_layers, describe_layers
+from ctxlm_ds.models.layers import Flow, LayerDescription, carried_states, dropout_numbers, run_layer
 from ctxlm_ds.models.meter import CUDA, Meter, OnDevice, Platform, Product, Trace, Work
-from ctxlm_ds.models.parts.distillation import needed_layers
-from ctxlm_ds.models.parts.stored_teacher import STORED
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
@@ -225,32 +223,6 @@ def _layers(
     return layers, tensors
 
 
-def _fields(
-    config: RunConfig, build: ModelBuild, platform: Platform, layers: Sequence[LayerDescription], rows: int
-) -> dict[str, Tensor]:
-    """Return the fields of a micro-batch on the `meta` device, with a teacher's stored outputs that layers read."""
-    objective, theirs = build_objective(config.objective), config.teacher
-    fields = {
-        field.name: torch.empty(rows, field.columns, dtype=getattr(torch, field.dtype), device="meta")
-        for field in objective.fields(config.data)
-    }
-    names = [name for layer in layers for name in layer.reads if name.startswith(STORED)]
-    if not names or theirs.model is None:
-        return fields
-    size = theirs.model.vocab_size or with_vocabulary(config.model).vocab_size
-    model = theirs.model.model_copy(update={"vocab_size": size})
-    config = config.model_copy(update={"teacher": theirs.model_copy(update={"model": model})})
-    teacher, _ = build_teacher_layers(
-        config, replace(build, parallel=ParallelContext()), objective.teacher_outputs,
-        lambda name: _kernels(config, platform, name), objective.comparisons,
-    )  # fmt: skip
-    outputs = [name.removeprefix(STORED) for name in names]
-    dtype = DTYPES[config.training.precision if theirs.precision == "run" else theirs.precision]
-    with torch.device("meta"), torch.no_grad():
-        found = LayerSequence(needed_layers(teacher, outputs), outputs).to(dtype).eval().run(fields)
-    return fields | {STORED + name: torch.empty_like(value) for name, value in found.items()}
-
-
 def _measure(config: RunConfig, parallel: ParallelContext, platform: Platform) -> MeasuredModel:
     build = _build(config, parallel, platform)
     descriptions, tensors = _layers(config, build, platform)
@@ -283,8 +255,12 @@ class _Run:
         self._descriptions = layers
         self._parallel = build.parallel
         self._dtype = DTYPES[config.training.precision]
-        self._terms = build_objective(config.objective).terms
-        self.fields = _fields(config, build, platform, layers, rows)
+        objective = build_objective(config.objective)
+        self._terms = objective.terms
+        self.fields = {
+            field.name: torch.empty(rows, field.columns, dtype=getattr(torch, field.dtype), device="meta")
+            for field in objective.fields(config.data)
+        }
         self._meter = Meter(platform, build.parallel.traffic, self.fields)
         self._tensors = dict(self.fields)
         self._modules: dict[str | None, nn.Module] = {}

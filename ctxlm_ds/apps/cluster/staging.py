@@ -106,32 +106,14 @@ def stage_here(config: RunConfig, into: Path) -> dict[str, Any]:
         copy = copy_of(str(config.tokenizer.path), into)
         copied_bytes += _stage([Path(config.tokenizer.path)], copy.parent, "")
         settings["tokenizer.path"] = str(copy)
-    for name, (source, proof) in _teacher_folders(config).items():
-        copied_bytes += _stage([Path(source)], copy_of(source, into).parent, proof)
-        settings[name] = str(copy_of(source, into))
+    if config.teacher.path is not None:  # the run compares its fingerprint over all ranks
+        copy = copy_of(config.teacher.path, into)
+        copied_bytes += _stage([Path(config.teacher.path)], copy.parent, "")
+        settings["teacher.path"] = str(copy)
     if config.data.sample_index_dir is not None:
         settings["data.sample_index_dir"] = None
     words = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
     return {"settings": words, "copied_bytes": copied_bytes, "missing": list(map(str, missing))}
-
-
-def _teacher_folders(config: RunConfig) -> dict[str, tuple[str, str]]:
-    """Return the folder of the teacher and of its outputs, and the proof (see _stage), by setting.
-
-    The run compares the teacher's fingerprint over all ranks. Incomplete outputs are not copied: the run refuses them.
-    """
-    from ctxlm_ds.data.dataset.checksums import manifest_text
-    from ctxlm_ds.export.stored_outputs import read_manifest
-
-    teacher, found = config.teacher, {}
-    if teacher.path is not None:
-        found["teacher.path"] = (teacher.path, "")
-    outputs = None if teacher.outputs is None else read_manifest(Path(teacher.outputs))
-    if teacher.outputs is not None and outputs is not None and outputs.files is not None:
-        name = Path(teacher.outputs).name
-        digests = {f"{name}/{file}": entry.sha256 for file, entry in outputs.files.items()}
-        found["teacher.outputs"] = (teacher.outputs, manifest_text(digests))
-    return found
 
 
 def _stage(paths: Sequence[Path], target: Path, proof: str) -> int:

@@ -180,6 +180,7 @@ def test_a_config_saved_by_the_version_before_is_read(tmp_path: Path, name: str)
     write(path, yaml.safe_dump(saved))
     assert load_saved_config(path) == config
     saved["parallel"]["pipeline_partition"] = "time"
+    saved["teacher"]["outputs"] = "outputs"
     write(path, yaml.safe_dump(saved))
     assert load_saved_config(path) == config
     saved["model"]["hiden_size"] = 3

@@ -145,15 +145,3 @@ def test_a_vocabulary_left_open_is_the_published_one(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(FAMILIES, "get", lambda name: unpublished)
     with pytest.raises(ConfigError, match="vocab_size is not set"):
         with_vocabulary(model.model_copy(update={"vocab_size": None}))
-
-
-@pytest.mark.parametrize(("name", "tensor"), [("distilbert-base", 1), ("distilbert-base", 2), ("tinybert-4l", 2)])
-def test_stored_outputs_leave_the_teachers_last_product(name: str, tensor: int) -> None:
-    config, plain = (load_config(name, words) for words in (["teacher.outputs=outputs"], []))
-    found, whole = measure(config, tensor), measure(plain, tensor)
-    trained = whole.flops_per_row - whole.frozen_flops_per_row
-    assert found.flops_per_row - found.frozen_flops_per_row == trained
-    assert found.frozen_flops_per_row < 0.3 * whole.frozen_flops_per_row
-    length, item = config.data.seq_length, 2 if config.training.precision == "bf16" else 4
-    stored, elements = ("hidden_states.-1", 768) if name == "distilbert-base" else ("attention_scores.2", 12 * length)
-    assert found.field_bytes[f"stored.{stored}"] == item * length * elements

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -16,10 +15,8 @@ import pytest
 from ctxlm_ds.apps.cluster import staging
 from ctxlm_ds.apps.cluster.job_context import JobContext
 from ctxlm_ds.apps.cluster.staging import ROOT_NAME, copy_of, run_staging, stage_here
-from ctxlm_ds.checkpoint.manifest import hash_file
 from ctxlm_ds.data.stream.run_datasets import build_run_rows
 from ctxlm_ds.errors import ClusterError
-from ctxlm_ds.export import stored_outputs
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
@@ -210,52 +207,13 @@ def test_links_are_copied_as_what_they_point_to(copied_route: Path, tmp_path: Pa
     assert not copy.is_symlink()
 
 
-@pytest.fixture
-def with_teacher(copied_route: Path) -> tuple[Path, list[str]]:
-    """The route with a teacher and its outputs, two files; and the settings that name them."""
-    teacher, outputs = copied_route / "teacher", copied_route / "outputs"
-    for folder in (teacher, outputs):
-        folder.mkdir()
+def test_a_teacher_is_copied(copied_route: Path, tmp_path: Path) -> None:
+    teacher = copied_route / "teacher"
+    teacher.mkdir()
     (teacher / "config.json").write_text("{}")
     (teacher / "model.safetensors").write_bytes(b"weights")
-    for name in ("a", "b"):
-        (outputs / f"{name}.safetensors").write_bytes(name.encode() * 1000)
-    files = {path.name: hash_file(path) for path in sorted(outputs.iterdir())}
-    part = stored_outputs.Part("train", 2, [])
-    stored_outputs.write_manifest(outputs, stored_outputs.Outputs({}, "F32", {"x": [1]}, 1, [part], files))
-    return copied_route, [
-        "objective.name=distillation", "model.family=distilbert", f"teacher.path={teacher}",
-        f"teacher.outputs={outputs}",
-    ]  # fmt: skip
-
-
-def test_a_teacher_and_its_outputs_are_copied_and_compared(
-    with_teacher: tuple[Path, list[str]], tmp_path: Path
-) -> None:
-    folder, overrides = with_teacher
-    now = config_of(folder, *overrides, *stage(folder, tmp_path, *overrides)).teacher
-    for name in ("path", "outputs"):
-        copy, original = Path(getattr(now, name)), folder / {"path": "teacher"}.get(name, name)
-        assert copy == copy_of(str(original), tmp_path) and copy.is_relative_to(tmp_path / ROOT_NAME)
-        assert {path.name: path.read_bytes() for path in copy.iterdir()} == {
-            path.name: path.read_bytes() for path in original.iterdir()
-        }
-    # A damaged copy is copied again, a damaged original is refused.
-    damage(Path(str(now.outputs)) / "a.safetensors")
-    stage(folder, tmp_path, *overrides)
-    assert (Path(str(now.outputs)) / "a.safetensors").read_bytes() == b"a" * 1000
-    damage(folder / "outputs" / "b.safetensors")
-    (Path(str(now.outputs)) / "b.safetensors").unlink()
-    with pytest.raises(ClusterError, match=r"outputs: sha256sum: outputs/b.safetensors: FAILED"):
-        stage(folder, tmp_path, *overrides)
-
-
-def test_incomplete_outputs_are_left_for_the_run_to_refuse(
-    with_teacher: tuple[Path, list[str]], tmp_path: Path
-) -> None:
-    folder, overrides = with_teacher
-    outputs = stored_outputs.read_manifest(folder / "outputs")
-    assert outputs is not None
-    stored_outputs.write_manifest(folder / "outputs", dataclasses.replace(outputs, files=None))
-    settings = stage(folder, tmp_path, *overrides)
-    assert [one.partition("=")[0] for one in settings if one.startswith("teacher.")] == ["teacher.path"]
+    words = ["objective.name=distillation", "model.family=distilbert", f"teacher.path={teacher}"]
+    now = config_of(copied_route, *words, *stage(copied_route, tmp_path, *words)).teacher
+    copy = Path(str(now.path))
+    assert copy == copy_of(str(teacher), tmp_path) and copy.is_relative_to(tmp_path / ROOT_NAME)
+    assert (copy / "model.safetensors").read_bytes() == b"weights"
