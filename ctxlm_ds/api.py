@@ -56,8 +56,8 @@ def build_model(config: RunConfig, device: str = "cpu") -> LayerSequence:
         KernelError: a kernel that the recipe asks for by name does not run on the device.
     """
     from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
-    from ctxlm_ds.models.build import ModelBuild
-    from ctxlm_ds.models.build import build_model as build
+    from ctxlm_ds.models.program import build_program
+    from ctxlm_ds.models.spec import ModelBuild
     from ctxlm_ds.registry import OBJECTIVES
     from ctxlm_ds.run import resolve
 
@@ -65,9 +65,9 @@ def build_model(config: RunConfig, device: str = "cpu") -> LayerSequence:
         config, _ = resolve(config)
     dtype = DTYPES[config.training.precision]
     outputs = OBJECTIVES.get(config.objective.name).outputs
-    kernels = KernelSet(config.kernels, device, dtype)
+    kernels = KernelSet(dict(config.kernels), device, dtype)
     model_build = ModelBuild(outputs, kernels, shares_rows=config.data.shares_rows)
-    return build(config.model, model_build, config.training.seed).to(device, dtype).eval()
+    return build_program(config.model, model_build).module(config.training.seed).to(device, dtype).eval()
 
 
 def export_model(checkpoint: str | Path, output: str | Path, dtype: str = "fp32") -> Conversion:

@@ -20,11 +20,9 @@ from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.export.initial_weights import load_initial_moments, load_initial_weights, warn_of_other_tokens
 from ctxlm_ds.export.teacher import teacher_values, with_checked_teacher
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_run_layers
-from ctxlm_ds.models.layers import LayerDescription
-from ctxlm_ds.models.parts.decoder_loss import with_decoder_losses
+from ctxlm_ds.models.program import build_program
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.base import Objective
-from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.launch import StopSignal
 from ctxlm_ds.process.line_file import METRICS_NAME
@@ -39,6 +37,7 @@ from ctxlm_ds.tokenizers.load import resolve
 from ctxlm_ds.tokenizers.report import log_unused_rows
 from ctxlm_ds.training.continuations import build_continuations
 from ctxlm_ds.training.engine.engine import Engine
+from ctxlm_ds.training.engine.model_setup import parallel_context
 from ctxlm_ds.training.engine.runtime import compile_setting, device_type, explain_out_of_memory
 from ctxlm_ds.training.hooks.hook_setup import build_trackers, build_user_hooks, check_hooks
 from ctxlm_ds.training.hooks.hooks import Hook, Hooks, RunStart
@@ -231,29 +230,25 @@ def build_engine(
     """
 
     def kernels_of(precision: str) -> KernelSet:
-        return KernelSet(config.kernels, device_type(), DTYPES[precision])
+        return KernelSet(dict(config.kernels), device_type(), DTYPES[precision])
 
     kernels = kernels_of(config.training.precision)
     stage = int(deepspeed_config.get("zero_optimization", {}).get("stage", 0))
     compiled = compile_setting(config.training, config.parallel, stage, device_type())
 
-    def list_layers(parallel: ParallelContext) -> list[LayerDescription]:
-        build = ModelBuild(
-            (*objective.outputs, *objective.taps),
-            kernels,
-            parallel,
-            recompute=config.training.activation_checkpointing,
-            compile=compiled,
-            shares_rows=config.data.shares_rows,
-        )
-        layers = build_run_layers(config, build, objective.teacher_outputs, kernels_of, objective.comparisons)
-        labels = objective.word_labels
-        if config.evaluation.continues:  # tokens are chosen from the logits
-            labels = labels | {str(objective.written_tokens): None}
-        return with_decoder_losses(layers, labels, kernels, config.kernels.cross_entropy)
-
+    build = ModelBuild(
+        (*objective.outputs, *objective.taps),
+        kernels,
+        parallel_context(config, topology),
+        recompute=config.training.activation_checkpointing,
+        compile=compiled,
+        shares_rows=config.data.shares_rows,
+    )
+    # Continuations choose tokens from the logits.
+    read_logits = [str(objective.written_tokens)] if config.evaluation.continues else []
     with explain_out_of_memory(config):
-        engine = Engine(config, deepspeed_config, list_layers, objective, topology)
+        program = build_program(config.model, build, objective, config.teacher, kernels_of, read_logits)
+        engine = Engine(config, deepspeed_config, program, objective, topology)
     layers = f", layers compiled ({config.training.compile_mode})" if compiled else ""
     logger.info("kernels: %s, %s%s", kernels.describe(), engine.optimizer_choice, layers)
     engine.load_frozen(frozen_values(config, engine))
@@ -268,14 +263,14 @@ def frozen_values(config: RunConfig, engine: Engine) -> Callable[[str], torch.Te
     if family.frozen:
         values: Callable[[str], torch.Tensor] = load_object(family.frozen)(config.model)
         return values
-    return partial(engine.whole_model.initial_value, seed=config.training.seed)
+    return partial(engine.program.initial_value, seed=config.training.seed)
 
 
 def initialize_weights(config: RunConfig, engine: Engine) -> None:
     """Set the parameters to fresh values by (seed, name), or weights (and moments) to those of `initialize_from`."""
-    fresh = partial(engine.whole_model.initial_value, seed=config.training.seed)
+    fresh = partial(engine.program.initial_value, seed=config.training.seed)
     held = {fragment.name for fragment in engine.fragments()}
-    names = [name for name in engine.whole_model.trained_shapes if name in held]
+    names = [name for name in engine.program.trained_shapes if name in held]
     source = config.initialize_from
     if source is None:
         engine.load_weights((name, fresh(name)) for name in names)
@@ -285,7 +280,7 @@ def initialize_weights(config: RunConfig, engine: Engine) -> None:
     values = on_every_rank(lambda: load_initial_weights(source, config.model, outputs, fresh, layers))
     moments: dict[str, Iterator[tuple[str, torch.Tensor]]] = {}
     if config.initialize_moments:
-        moments = on_every_rank(lambda: load_initial_moments(source, config.optimizer.name, engine.whole_model))
+        moments = on_every_rank(lambda: load_initial_moments(source, config.optimizer.name, engine.program))
     engine.load_weights(values)
     if moments:
         engine.prepare_optimizer_state(0, list(moments))

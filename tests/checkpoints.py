@@ -12,7 +12,7 @@ import torch
 from ctxlm_ds.checkpoint.chunk_index import merge_index
 from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
-from ctxlm_ds.models.build import describe_model
+from ctxlm_ds.models.program import plain_program
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig, TokenizerConfig
@@ -76,7 +76,7 @@ def random_weights(config: RunConfig, seed: int = 0) -> dict[str, torch.Tensor]:
     """Values that make every parameter matter: no zero bias, no LayerNorm weight of 1."""
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, shape in describe_model(config.model, outputs_of(config)).shapes.items():
+    for name, shape in plain_program(config.model, outputs_of(config)).shapes.items():
         value = torch.randn(shape, generator=generator) * 0.2
         weights[name] = value + 1.0 if name.endswith("layer_norm.weight") else value
     return weights

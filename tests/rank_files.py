@@ -13,7 +13,7 @@ import torch
 from ctxlm_ds.checkpoint.chunk_index import merge_index
 from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
-from ctxlm_ds.models.build import describe_model
+from ctxlm_ds.models.program import plain_program
 from ctxlm_ds.parallel.placement import Shard, Split, shard_of
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig
@@ -61,7 +61,7 @@ class PlannedChunk(NamedTuple):
 
 def splits_of(config: RunConfig) -> dict[str, Split | None]:
     """Return how tensor-parallel ranks share each parameter."""
-    facts = describe_model(config.model, outputs_of(config)).facts
+    facts = plain_program(config.model, outputs_of(config)).facts
     return {name: facts.split for name, facts in facts.items()}
 
 

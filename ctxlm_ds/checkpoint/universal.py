@@ -34,7 +34,7 @@ from ctxlm_ds.checkpoint.saved_state import STATE_NAME, read_saved_state
 from ctxlm_ds.checkpoint.tensor_file import LazyTensor
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError, ConfigError
-from ctxlm_ds.models.build import describe_model, vocabulary_table
+from ctxlm_ds.models.program import plain_program
 from ctxlm_ds.parallel.placement import Split
 from ctxlm_ds.recipe.load import dump_config, load_config, load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
@@ -82,7 +82,7 @@ def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> Non
             f"{source} is of optimizer.name {config.optimizer.name}, which has other moments than two; DeepSpeed "
             "loads the format only with two; convert with to-hf"
         )
-    whole = describe_model(config.model, OBJECTIVES.get(config.objective.name).outputs)
+    whole = plain_program(config.model, OBJECTIVES.get(config.objective.name).outputs)
     saved = read_saved_state(source)
     updates = int(reader.scalars().get("optimizer_updates", manifest.step))
     chosen = str(saved.get("environment", {}).get("optimizer", ""))
@@ -202,15 +202,18 @@ def _find_step(checkpoint: Path) -> Path:
 def _shapes(config: RunConfig, zero: Path) -> Shapes:
     """Return the shape of every parameter of the recipe's model, which must be those of the folder."""
     outputs = OBJECTIVES.get(config.objective.name).outputs
-    table = vocabulary_table(config.model, outputs)
-    width = describe_model(config.model.model_copy(update={"vocab_size": 1}), outputs).shapes[table][1]
+    described = plain_program(config.model.model_copy(update={"vocab_size": config.model.vocab_size or 1}), outputs)
+    table = described.vocabulary_table
+    width = described.shapes[table][1]
     rows = _load_tensor(_file_of(zero, table, WEIGHT_KIND)).numel() // width
     if config.model.vocab_size not in (None, rows):
         raise CheckpointError(
             f"{zero}: {rows} rows of {table}, the recipe's model has {config.model.vocab_size}; give the recipe of "
             "this checkpoint"
         )
-    shapes = describe_model(config.model.model_copy(update={"vocab_size": rows}), outputs).shapes
+    if config.model.vocab_size is None:
+        described = plain_program(config.model.model_copy(update={"vocab_size": rows}), outputs)
+    shapes = described.shapes
     found = {path.name for path in zero.iterdir() if path.is_dir()}
     problems = [f"{name} is missing" for name in shapes if name not in found]
     problems += [f"{name} is unknown" for name in sorted(found - shapes.keys())]

@@ -33,10 +33,9 @@ from ctxlm_ds.export.weights import (
     KEPT_SETTINGS,
     CheckpointSource,
     HuggingFaceWeights,
-    describe_source,
+    check_source,
     open_checkpoint,
 )
-from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.check import find_problems
 from ctxlm_ds.recipe.load import dump_config
@@ -94,7 +93,7 @@ def to_hf(
     parts = [(part, part.shared_outputs(source.outputs)) for part in export.models()]
     key_maps = [part.key_map(source.model, outputs, tokenizer.pad_id) for part, outputs in parts]
     _check_tokenizer(tokenizer, source.model)
-    whole = describe_source(source.reader, source.model, source.outputs, source.folder)
+    program = check_source(source.reader, lambda: source.program, source.folder)
     trained = build_objective(source.config.objective, tokenizer).generation_settings if source.train_state else {}
     hf_class, text = key_maps[0].hf_class, _card_text(*parts[0], tokenizer)
     with output_folder(output) as folder:
@@ -108,18 +107,20 @@ def to_hf(
                 part, source.model, key_map.hf_class, tokenizer, dtype, source.kept_settings, trained
             )
             config.to_json_file(place / "config.json")
-            size = describe_model(source.model, outputs).num_parameters if len(parts) > 1 else whole.num_parameters
+            size = program.num_parameters
+            if len(parts) > 1:
+                size = sum(math.prod(program.shapes[name]) for name in {row.ours for row in key_map.rows})
             words, layers = _card_text(part, outputs, tokenizer), part.num_blocks(source.model)
             card = write_model_card(source, words, key_map.hf_class, dtype, size, layers)
             (place / "README.md").write_text(card, encoding="utf-8")
-        heads = sorted(whole.shapes.keys() - {row.ours for key_map in key_maps for row in key_map.rows})
+        heads = sorted(program.shapes.keys() - {row.ours for key_map in key_maps for row in key_map.rows})
         if heads:
             write_heads(folder, source.reader, heads, dtype)
             logger.info("%s has no place for %s; %s keeps them", hf_class, ", ".join(heads), HEADS_FILE)
         record = _export_record(source.folder, dtype, max_shard_bytes)
         (folder / EXPORT_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         comparisons = verify_folder(folder, source.reader, source.model, source.outputs, tokenizer, dtype)
-    return Conversion(source.folder, output, hf_class, text.task, whole.num_parameters, comparisons)
+    return Conversion(source.folder, output, hf_class, text.task, program.num_parameters, comparisons)
 
 
 def _to_own_format(
@@ -127,9 +128,9 @@ def _to_own_format(
 ) -> Conversion:
     """Write a folder of a family's own format, whose weights are compared when they have been read back."""
     logger.info("exporting %s as %s", source.folder, own.title)
-    whole = describe_source(source.reader, source.model, source.outputs, source.folder)
+    program = check_source(source.reader, lambda: source.program, source.folder)
     _check_tokenizer(load_tokenizer(source.folder / "tokenizer"), source.model)
-    rows = tuple(Row(name, (name,)) for name in whole.shapes)
+    rows = tuple(Row(name, (name,)) for name in program.shapes)
     with output_folder(output) as folder:
         _copy_tokenizer(source, folder)
         write_model(folder, KeyMap("", rows), source.reader, dtype, max_shard_bytes)
@@ -142,7 +143,7 @@ def _to_own_format(
         comparison = compare_weights(source.reader, written, bound)
         if not comparison.holds:
             raise ExportError(f"the weights that were written are others: {comparison}")
-    return Conversion(source.folder, output, own.title, None, whole.num_parameters, [comparison], own.loading)
+    return Conversion(source.folder, output, own.title, None, program.num_parameters, [comparison], own.loading)
 
 
 def _card_text(export: FamilyExport, outputs: Sequence[str], tokenizer: Tokenizer) -> CardText:
@@ -232,7 +233,7 @@ def from_hf(model: Path, output: Path) -> Conversion:
         (folder / IMPORT_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         writer = ChunkWriter(folder, 0)
         for name in source.names():
-            shape = source.whole.shapes[name]
+            shape = source.program.shapes[name]
             writer.add(name, WEIGHT_KIND, shape, 0, LazyTensor(math.prod(shape), partial(source.read_finite, name)))
         written = writer.write()
         merge_index(folder, [written.value], {})
@@ -240,7 +241,7 @@ def from_hf(model: Path, output: Path) -> Conversion:
         ours, tokenizer = CheckpointReader(folder), load_tokenizer(folder / "tokenizer")
         comparisons = verify_folder(model, ours, source.model, source.outputs, tokenizer)
     pipeline = source.export.card(source.outputs, "").task
-    return Conversion(model, output, source.key_map.hf_class, pipeline, source.whole.num_parameters, comparisons)
+    return Conversion(model, output, source.key_map.hf_class, pipeline, source.program.num_parameters, comparisons)
 
 
 def _imported_config(source: HuggingFaceWeights, folder: Path, output: Path) -> RunConfig:

@@ -18,7 +18,7 @@ from ctxlm_ds.export.initial_layers import select_layers
 from ctxlm_ds.export.key_maps import Shape, WeightSource
 from ctxlm_ds.export.own_format import own_format_in
 from ctxlm_ds.export.weights import HuggingFaceWeights, check_finite, is_checkpoint, open_checkpoint
-from ctxlm_ds.models.build import WholeModel, block_names, describe_model
+from ctxlm_ds.models.program import Program, plain_program
 from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.tokenizers.base import Tokenizer
@@ -48,14 +48,13 @@ def load_initial_weights(
         ExportError: the Hugging Face folder cannot be read.
     """
     folder = Path(path)
-    source, source_model, source_outputs = _open(folder)
-    whole = describe_model(model, outputs)
+    source, source_model, theirs = _open(folder)
+    whole = plain_program(model, outputs)
     if layers is not None:
-        blocks = block_names(source_model, source_outputs), block_names(model, outputs)
-        source = select_layers(source, *blocks, whole.shapes.keys(), layers)
+        source = select_layers(source, theirs.block_names, whole.block_names, whole.shapes.keys(), layers)
     found = {name: source.shape(name) for name in source.names()}
     # Optional heads that only one side has are allowed.
-    theirs = describe_model(source_model, source_outputs) if found.keys() - whole.facts.keys() else whole
+    theirs = theirs if found.keys() - whole.facts.keys() else whole
     problems = [
         f"model.{key} is {getattr(source_model, key)!r} there, {getattr(model, key)!r} here"
         for key in model.same_function
@@ -93,7 +92,7 @@ def warn_of_other_tokens(path: str | Path, tokenizer: Tokenizer) -> None:
 
 
 def load_initial_moments(
-    path: str | Path, optimizer: str, model: WholeModel
+    path: str | Path, optimizer: str, model: Program
 ) -> dict[str, Iterator[tuple[str, torch.Tensor]]]:
     """Return the moments of every parameter of the new model by kind, one parameter at a time, as it has them there.
 
@@ -133,7 +132,7 @@ def load_initial_moments(
     return {kind: values(kind) for kind in kinds}
 
 
-def _open(folder: Path) -> tuple[WeightSource, ModelSection, Sequence[str]]:
+def _open(folder: Path) -> tuple[WeightSource, ModelSection, Program]:
     if not folder.is_dir():
         raise CheckpointError(
             f"initialize_from: {folder} is not a folder; give a run, a checkpoint or a local Hugging Face model folder "
@@ -141,16 +140,16 @@ def _open(folder: Path) -> tuple[WeightSource, ModelSection, Sequence[str]]:
         )
     if is_checkpoint(folder):
         checkpoint = open_checkpoint(folder)
-        return checkpoint.reader, checkpoint.model, checkpoint.outputs
+        return checkpoint.reader, checkpoint.model, checkpoint.program
     own = own_format_in(folder)
     if own is not None:
         opened = own.open(folder)
-        return opened.source, opened.model, opened.outputs
+        return opened.source, opened.model, plain_program(opened.model, opened.outputs)
     weights = HuggingFaceWeights(folder, with_heads=True)
-    return weights, weights.model, weights.outputs
+    return weights, weights.model, weights.program
 
 
-def _parameters_that_differ(theirs: WholeModel, found: dict[str, Shape], whole: WholeModel) -> Iterator[str]:
+def _parameters_that_differ(theirs: Program, found: dict[str, Shape], whole: Program) -> Iterator[str]:
     for name, facts in whole.facts.items():
         if name not in found and not facts.optional:
             yield f"{name} is missing there"
@@ -168,7 +167,7 @@ def _fits(found: Shape, shape: Shape, facts: ParameterFacts) -> bool:
 
 
 def _values(
-    source: WeightSource, whole: WholeModel, fresh: Callable[[str], torch.Tensor], folder: Path
+    source: WeightSource, whole: Program, fresh: Callable[[str], torch.Tensor], folder: Path
 ) -> Iterator[tuple[str, torch.Tensor]]:
     available = set(source.names())
     for name, shape in whole.shapes.items():

@@ -20,7 +20,7 @@ from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import FamilyExport, Fields, Rows, at_positions, export_of
 from ctxlm_ds.export.key_maps import WeightSource
 from ctxlm_ds.kernels.dispatch import DTYPES
-from ctxlm_ds.models.build import plain_model
+from ctxlm_ds.models.program import plain_program
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.tokenizers.base import Tokenizer
 
@@ -238,7 +238,7 @@ def _verify_class(
 
 def _filled_model(source: WeightSource, model: ModelSection, outputs: Sequence[str], dtype: str) -> Any:
     """Build our model with the source's weights, rounded to `dtype` and held in fp32."""
-    module = plain_model(model, outputs, "cpu")
+    module = plain_program(model, outputs).module().eval()
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             parameter.copy_(source.read_full(name).to(DTYPES[dtype]))

@@ -6,7 +6,7 @@ deepspeed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from ctxlm_ds.export.hf_config import MAX_SIZE, from_hf_config, read_hf_config
 from ctxlm_ds.export.key_maps import Shape, WeightSource, assign
 from ctxlm_ds.export.model_files import model_files
 from ctxlm_ds.export.safetensors_files import HEADS_FILE, SafetensorsFiles
-from ctxlm_ds.models.build import WholeModel, describe_model, vocabulary_table
+from ctxlm_ds.models.program import Program, plain_program
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.load import load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
@@ -40,15 +40,15 @@ MOMENTS_PATTERN = "moments-*"
 """Files of the optimizer's moments, of which an export checks only the sizes."""
 
 
-def describe_source(source: WeightSource, model: ModelSection, outputs: Sequence[str], folder: Path) -> WholeModel:
-    """Return the model that the source's config describes, whose names and shapes must be those of the source.
+def check_source(source: WeightSource, program: Callable[[], Program], folder: Path) -> Program:
+    """Return the program that the source's config describes, with the names and shapes of the source.
 
     Raises:
         CheckpointError: lists every parameter that is missing, unknown or of another shape.
     """
     found = {name: source.shape(name) for name in source.names()}
     try:
-        expected = (whole := describe_model(model, outputs)).shapes
+        expected = (described := program()).shapes
     except (ConfigError, RuntimeError) as error:
         raise CheckpointError(f"{folder}: the weights do not fit its config: {error}") from error
     problems = [f"{name} is missing" for name in expected if name not in found]
@@ -60,7 +60,7 @@ def describe_source(source: WeightSource, model: ModelSection, outputs: Sequence
     ]
     if problems:
         raise CheckpointError(f"{folder} does not hold the model that its config describes: {'; '.join(problems)}")
-    return whole
+    return described
 
 
 def check_finite(name: str, value: torch.Tensor, where: object) -> torch.Tensor:
@@ -149,7 +149,7 @@ class HuggingFaceWeights:
             if with_heads and (folder / HEADS_FILE).is_file():
                 self._heads = SafetensorsFiles([folder / HEADS_FILE])
                 self.outputs = (*self.outputs, *sorted(self.export.extra_outputs))
-            self.whole = describe_source(self, self.model, self.outputs, folder)
+            self.program = check_source(self, lambda: plain_program(self.model, self.outputs), folder)
         except CheckpointError as error:
             raise ExportError(str(error)) from error
         for part in self._parts:
@@ -198,6 +198,8 @@ class CheckpointSource:
     train_state: dict[str, Any]
     """step, tokens, seconds; empty for imported weights."""
     reader: CheckpointReader
+    program: Program
+    """What its config describes; check_source compares it with the weights."""
 
     @property
     def kept_settings(self) -> dict[str, Any]:
@@ -230,12 +232,15 @@ def open_checkpoint(path: Path, with_moments: bool = False) -> CheckpointSource:
     config = load_saved_config(folder / "config.yaml")
     outputs = build_objective(config.objective).outputs
     _check_layers(config.model, len(reader.names()), folder)
-    table = vocabulary_table(config.model, outputs)
+    program = plain_program(config.model.model_copy(update={"vocab_size": config.model.vocab_size or 1}), outputs)
+    table = program.vocabulary_table
     if table not in reader or not reader.shape(table) or reader.shape(table)[0] > MAX_SIZE:
         raise CheckpointError(f"{folder} has no {table}, so it is not a model of the family {config.model.family}")
     model = config.model.model_copy(update={"vocab_size": reader.shape(table)[0]})
+    if model.vocab_size != config.model.vocab_size:
+        program = plain_program(model, outputs)
     train_state = read_saved_state(folder).get("train_state", {})
-    return CheckpointSource(folder, config, model, outputs, train_state, reader)
+    return CheckpointSource(folder, config, model, outputs, train_state, reader, program)
 
 
 def _check_layers(model: ModelSection, num_tensors: int, folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,6 @@ from ctxlm_ds.kernels.implementation import Implementation, Need, choose
 from ctxlm_ds.kernels.linear import LinearKernel
 from ctxlm_ds.kernels.norm import LayerNormKernel, RmsNormKernel
 from ctxlm_ds.kernels.sampling import SamplingKernel
-from ctxlm_ds.recipe.schema import KernelsConfig
 from ctxlm_ds.registry import KERNELS
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -43,12 +42,18 @@ def table_of(operation: str, asked: str) -> tuple[Implementation, ...]:
 class KernelSet:
     """The kernels of a run. Models call them and know nothing else about devices."""
 
-    def __init__(self, config: KernelsConfig, device_type: str, dtype: torch.dtype) -> None:
-        """Choose the first implementation of each operation that suits and runs, or the one that the recipe names.
+    def __init__(self, names: Mapping[str, str], device_type: str, dtype: torch.dtype) -> None:
+        """Choose the first implementation of each operation that suits and runs, or the one that `names` has.
 
-        One that the recipe names and that cannot run here is a KernelError (for attention as well).
+        Args:
+            names: operation -> implementation, as in a recipe's `kernels` section; an operation left out is `auto`.
+            device_type: torch's name of the device.
+            dtype: data type of the activations.
+
+        Raises:
+            KernelError: a named implementation cannot run here (for attention when a layer asks for it).
         """
-        self._config, self._device_type, self._dtype = config, device_type, dtype
+        self._names, self._device_type, self._dtype = names, device_type, dtype
         self._chosen: dict[tuple[str, Hashable], tuple[str, Any]] = {}
         self.layer_norm: LayerNormKernel = self._kernel("layer_norm", norm.LAYER)
         self.linear: LinearKernel = self._kernel("linear")
@@ -86,11 +91,15 @@ class KernelSet:
 
     @property
     def names(self) -> dict[str, str]:
-        """Operation -> name of its implementation as in KernelsConfig, for operations that layers use."""
+        """Operation -> name of its implementation, for operations that layers use."""
         found: dict[str, set[str]] = {operation: set() for operation in OPERATIONS}
         for (operation, _), (name, _) in self._chosen.items():
             found[operation].add(name)
         return {operation: " and ".join(sorted(names)) for operation, names in found.items() if names}
+
+    def asked(self, operation: str) -> str:
+        """Return the name that was asked for, or `auto`."""
+        return self._names.get(operation, "auto")
 
     def describe(self) -> str:
         """Return one line for the log, such as `attention sdpa, layer_norm torch, linear torch`."""
@@ -100,7 +109,7 @@ class KernelSet:
         """Return the implementation for a spec, chosen once."""
         if (operation, spec) not in self._chosen:
             need = Need(spec, self._device_type, self._dtype)
-            asked = getattr(self._config, operation)
+            asked = self.asked(operation)
             chosen = choose(operation, asked, table_of(operation, asked), need)
             self._chosen[operation, spec] = chosen.name, chosen.make(need)
         return self._chosen[operation, spec][1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ctxlm_ds.data.fields import FITS, Field
@@ -57,6 +57,10 @@ class LossTerm:
     """Further arguments of the reduction."""
     has_perplexity: bool = False
     """True if evaluation reports exp(loss) as `perplexity`, or as `TERM_perplexity` if several terms have one."""
+
+    def given(self, outputs: tuple[str, ...]) -> LossTerm:
+        """Return the term for a model that computes the loss itself and writes its sums as `outputs`."""
+        return replace(self, outputs=outputs, reduce=GIVEN_SUMS)
 
 
 class Objective(ABC):

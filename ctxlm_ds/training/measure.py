@@ -18,9 +18,10 @@ from torch import Tensor, nn
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
-from ctxlm_ds.models.build import ModelBuild, WholeModel, build_run_layers, describe_layers
 from ctxlm_ds.models.layers import Flow, LayerDescription, carried_states, dropout_numbers, run_layer
 from ctxlm_ds.models.meter import CUDA, Meter, OnDevice, Platform, Product, Trace, Work
+from ctxlm_ds.models.program import Program, build_program
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
@@ -106,11 +107,9 @@ class MeasuredModel:
         return sum(layer.at(1).constant_flops for layer, frozen in layers if not frozen)
 
 
-def describe(config: RunConfig) -> tuple[list[LayerDescription], WholeModel]:
-    """Return the layers of the complete model and its parameters."""
-    build = _build(config, ParallelContext(), CUDA)
-    layers, tensors = _layers(config, build, CUDA)
-    return layers, describe_layers(layers, tensors)
+def describe(config: RunConfig) -> Program:
+    """Return the program of the complete model."""
+    return _program(config, ParallelContext(), CUDA)
 
 
 def training_flops_per_row(config: RunConfig) -> int:
@@ -190,44 +189,31 @@ def _kernels(config: RunConfig, platform: Platform, precision: str) -> KernelSet
         "layer_norm": "reference" if asked.layer_norm == "reference" else "torch",
         "bias_gelu": "reference" if asked.bias_gelu == "reference" else "torch",
         "sampling": "torch",
+        "cross_entropy": "full",
     }
-    return KernelSet(asked.model_copy(update=plain), platform.device, DTYPES[precision])
+    return KernelSet(dict(asked) | plain, platform.device, DTYPES[precision])
 
 
-def _build(config: RunConfig, parallel: ParallelContext, platform: Platform) -> ModelBuild:
-    objective = build_objective(config.objective)
-    return ModelBuild(
+def _program(config: RunConfig, parallel: ParallelContext, platform: Platform) -> Program:
+    """Return the program of a run, with the teacher that the recipe describes."""
+    objective, model, teacher = build_objective(config.objective), with_vocabulary(config.model), config.teacher
+    if teacher.model is not None and not teacher.model.vocab_size:
+        theirs = teacher.model.model_copy(update={"vocab_size": model.vocab_size})
+        teacher = teacher.model_copy(update={"model": theirs})
+    build = ModelBuild(
         outputs=(*objective.outputs, *objective.taps),
         kernels=_kernels(config, platform, config.training.precision),
         parallel=parallel,
         recompute=True,
         shares_rows=config.data.shares_rows,
     )
-
-
-def _layers(
-    config: RunConfig, build: ModelBuild, platform: Platform
-) -> tuple[list[LayerDescription], tuple[str, ...]]:
-    """Return the layers, with those of a teacher that the recipe describes, and the tensors that they must give."""
-    objective, teacher = build_objective(config.objective), config.teacher
-    theirs, tensors = objective.teacher_outputs, objective.tensors
-    if teacher.model is None:
-        theirs, tensors = (), build.outputs
-    else:
-        size = {} if teacher.model.vocab_size else {"vocab_size": with_vocabulary(config.model).vocab_size}
-        teacher = teacher.model_copy(update={"model": teacher.model.model_copy(update=size)})
-    config = config.model_copy(update={"model": with_vocabulary(config.model), "teacher": teacher})
-    layers = build_run_layers(
-        config, build, theirs, lambda name: _kernels(config, platform, name), objective.comparisons
-    )
-    return layers, tensors
+    return build_program(model, build, objective, teacher, lambda name: _kernels(config, platform, name))
 
 
 def _measure(config: RunConfig, parallel: ParallelContext, platform: Platform) -> MeasuredModel:
-    build = _build(config, parallel, platform)
-    descriptions, tensors = _layers(config, build, platform)
+    program = _program(config, parallel, platform)
     rows = MEASURED_ROWS * parallel.size
-    fewer, more = (_Run(config, build, platform, descriptions, count).measure() for count in (rows, 2 * rows))
+    fewer, more = (_Run(config, program, platform, count).measure() for count in (rows, 2 * rows))
 
     def combine(first: Sequence[Trace], second: Sequence[Trace]) -> list[LayerWork]:
         made: dict[int, LayerWork] = {}
@@ -237,10 +223,10 @@ def _measure(config: RunConfig, parallel: ParallelContext, platform: Platform) -
 
     return MeasuredModel(
         layers=combine(fewer.layers, more.layers),
-        frozen=[description.frozen for description in descriptions],
+        frozen=[description.frozen for description in program.layers],
         recomputed=combine(fewer.recomputed, more.recomputed),
         loss=combine([fewer.loss], [more.loss])[0],
-        flow=Flow(descriptions, tensors),
+        flow=Flow(program.layers, program.outputs),
         tensor_bytes=[{name: size / rows for name, size in sizes.items()} for sizes in fewer.sizes],
         field_bytes={name: _num_bytes(field) // rows for name, field in fewer.fields.items()},
     )
@@ -249,19 +235,17 @@ def _measure(config: RunConfig, parallel: ParallelContext, platform: Platform) -
 class _Run:
     """A run of all layers with one number of rows; a layer that computes like an earlier one is not run again."""
 
-    def __init__(
-        self, config: RunConfig, build: ModelBuild, platform: Platform, layers: Sequence[LayerDescription], rows: int
-    ) -> None:
-        self._descriptions = layers
-        self._parallel = build.parallel
+    def __init__(self, config: RunConfig, program: Program, platform: Platform, rows: int) -> None:
+        self._descriptions = program.layers
+        self._parallel = program.parallel
         self._dtype = DTYPES[config.training.precision]
         objective = build_objective(config.objective)
-        self._terms = objective.terms
+        self._terms = program.terms
         self.fields = {
             field.name: torch.empty(rows, field.columns, dtype=getattr(torch, field.dtype), device="meta")
             for field in objective.fields(config.data)
         }
-        self._meter = Meter(platform, build.parallel.traffic, self.fields)
+        self._meter = Meter(platform, program.parallel.traffic, self.fields)
         self._tensors = dict(self.fields)
         self._modules: dict[str | None, nn.Module] = {}
         self._constants = set(self.fields)

@@ -64,7 +64,7 @@ def mean_gradient(rank: int, world_size: int, user_json: dict[str, Any]) -> floa
     """Return what the norm says of gradients that are 1 in the first micro-batch and 2^-9 in all others."""
     engine = build(world_size, user_json)
     norm = train_step(engine, lambda number, name: 1.0 if number == 0 else SMALL)
-    return norm / math.sqrt(sum(math.prod(shape) for shape in engine.whole_model.trained_shapes.values()))
+    return norm / math.sqrt(sum(math.prod(shape) for shape in engine.program.trained_shapes.values()))
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -94,7 +94,7 @@ def _check_absent_gradients(rank: int, world_size: int, user_json: dict[str, Any
     """A parameter has its gradient of an earlier step in none of the later ones."""
     engine = build(world_size, user_json)
     first, *others = (name for name, _ in engine.named_parameters)
-    elements = {name: math.prod(shape) for name, shape in engine.whole_model.trained_shapes.items()}
+    elements = {name: math.prod(shape) for name, shape in engine.program.trained_shapes.items()}
     everything = train_step(engine, lambda number, name: SMALL)
     assert everything == pytest.approx(0.5 * math.sqrt(sum(elements.values())), rel=1e-6)
     for used in (first, others[0]):

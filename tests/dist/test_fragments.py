@@ -20,7 +20,7 @@ LAYOUTS = [("fp32", 0), ("bf16", 1), ("fp32", 2), ("fp32", 3)]
 
 def count_and_rewrite(rank: int, world_size: int, config: RunConfig, stage: int) -> dict[str, Any]:
     engine = build_engine(config, {"zero_optimization": {"stage": stage}})
-    fragments, facts = engine.fragments(), engine.whole_model.facts
+    fragments, facts = engine.fragments(), engine.program.facts
     for fragment in fragments:
         full = initial_value(fragment.name, fragment.shard.shape, facts[fragment.name].init, config.training.seed)
         expected = fragment.shard.extract(full)[fragment.start :][: fragment.length]
@@ -37,7 +37,7 @@ def count_and_rewrite(rank: int, world_size: int, config: RunConfig, stage: int)
         with gathered(parameter):
             expected = torch.arange(float(parameter.numel())).to(parameter.dtype)
             assert torch.equal(parameter.detach().flatten(), expected), name
-    shapes = {name: tuple(shape) for name, shape in engine.whole_model.trained_shapes.items()}
+    shapes = {name: tuple(shape) for name, shape in engine.program.trained_shapes.items()}
     return {"shapes": shapes, "ranges": [(f.name, f.start, f.length, f.replicated) for f in fragments]}
 
 

@@ -31,7 +31,7 @@ def check_decoder(rank: int, world_size: int, sequence_parallel: bool) -> None:
     linear_cross_entropy.CPU_CHUNK = linear_cross_entropy.TILE * 40
     group = build_topology(rank, RANKS, RANKS).tensor_group
     parallel = ParallelContext(RANKS, rank, group, sequence_parallel, vocab_multiple=40)
-    kernels = KernelSet(KernelsConfig(cross_entropy="chunked"), "cpu", torch.float32)
+    kernels = KernelSet({"cross_entropy": "chunked"}, "cpu", torch.float32)
     table = VocabParallelEmbedding(WORDS, WIDTH, INIT, kernels, parallel)
     rows = slice(table.first_row, table.first_row + table.num_words)
     exact: list[Any] = [drawn(1, ROWS, WIDTH), drawn(2, WORDS, WIDTH), drawn(3, WORDS)]

@@ -22,7 +22,7 @@ from tests.dist.runner import run_ranks
 
 pytestmark = pytest.mark.dist
 RANKS, ROWS, LENGTH, WIDTH, INNER, VOCAB = 2, 2, 4, 6, 8, 7
-KERNELS, INIT = KernelSet(KernelsConfig(), "cpu", torch.float32), Normal(1.0)
+KERNELS, INIT = KernelSet({}, "cpu", torch.float32), Normal(1.0)
 
 
 def drawn(seed: int, *shape: int) -> Tensor:

@@ -11,7 +11,8 @@ from torch.nn import functional
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionSpec
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_layer_list
+from ctxlm_ds.models.program import build_program
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.models.carried import CarriedStates
 from ctxlm_ds.models.layers import run_layer
 from ctxlm_ds.parallel.context import ParallelContext
@@ -30,7 +31,7 @@ class Recorder(KernelSet):
     """An attention kernel and a dropout that keep the masks they drew."""
 
     def __init__(self) -> None:
-        super().__init__(KernelsConfig(), "cpu", torch.float32)
+        super().__init__({}, "cpu", torch.float32)
         self.attention_masks: list[torch.Tensor] = []
         self.hidden_masks: list[torch.Tensor] = []
 
@@ -52,7 +53,7 @@ def draw_masks(rank: int, size: int, sequence_parallel: bool, recompute: bool) -
     parallel = ParallelContext(size, rank, topology.tensor_group, sequence_parallel, dropout=streams)
     recorder = Recorder()
     build = ModelBuild(("predicted_logits",), recorder, parallel, recompute=recompute)
-    descriptions = [layer for layer in build_layer_list(tiny_config(dropout=P).model, build) if layer.block]
+    descriptions = [layer for layer in build_program(tiny_config(dropout=P).model, build).layers if layer.block]
     streams.num_layers = len(descriptions)
     layers = [(description, description.build().train()) for description in descriptions]
     for _, module in layers:

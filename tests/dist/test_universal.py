@@ -19,7 +19,8 @@ from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.checkpoint.universal import from_universal, to_universal
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_model
+from ctxlm_ds.models.program import build_program
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.placement import shard_of
 from ctxlm_ds.process.build_locks import clear_stale_build_locks
 from ctxlm_ds.process.launch import quiet_libraries
@@ -78,8 +79,8 @@ def plain_engine(config: RunConfig, stage: int, precision: str, universal: bool)
     quiet_libraries()
     clear_stale_build_locks()
     init_process_group()
-    kernels = KernelSet(KernelsConfig(), "cpu", torch.float32)
-    model = build_model(config.model, ModelBuild(outputs_of(config), kernels), seed=1)
+    kernels = KernelSet({}, "cpu", torch.float32)
+    model = build_program(config.model, ModelBuild(outputs_of(config), kernels)).module(1)
     matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
     vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
     settings: dict[str, Any] = {

@@ -173,7 +173,7 @@ def step_of(engine: Engine, step: int) -> Step:
 def gather_weights(engine: Engine) -> dict[str, torch.Tensor]:
     """Every parameter's whole fp32 value, assembled from all ranks' fragments."""
     own = [(f.name, f.shard, f.start, f.weight().clone()) for f in engine.fragments()]
-    whole = {name: torch.full(shape, float("nan")) for name, shape in engine.whole_model.trained_shapes.items()}
+    whole = {name: torch.full(shape, float("nan")) for name, shape in engine.program.trained_shapes.items()}
     for pieces in engine.topology.all_gather_object(own):
         for name, shard, start, values in pieces:
             shard.place(whole[name], values, start)

@@ -15,8 +15,9 @@ from ctxlm_ds.export.key_maps import KeyMap, Row
 from ctxlm_ds.export.safetensors_files import write_model
 from ctxlm_ds.export.weights import HuggingFaceWeights
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_model
 from ctxlm_ds.models.layers import LayerSequence, run_layer
+from ctxlm_ds.models.program import build_program
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.parameters import collect_facts
@@ -112,9 +113,10 @@ def loss_of(outputs: Fields, fields: Fields, counts: Mapping[str, int], config: 
 def built(config: RunConfig, seed: int) -> LayerSequence:
     """Our model in fp32 on the CPU with its initial weights."""
     outputs = build_objective(config.objective).outputs
-    kernels = KernelSet(config.kernels, "cpu", torch.float32)
+    kernels = KernelSet(dict(config.kernels), "cpu", torch.float32)
     parallel = ParallelContext(dropout=DropoutStreams(config.training.seed, enabled=config.model.drops))
-    return build_model(config.model, ModelBuild(outputs, kernels, parallel, shares_rows=config.data.shares_rows), seed)
+    build = ModelBuild(outputs, kernels, parallel, shares_rows=config.data.shares_rows)
+    return build_program(config.model, build).module(seed)
 
 
 def noisy(config: RunConfig, seed: int, noise: float, least_dims: int = 1) -> LayerSequence:

@@ -28,9 +28,9 @@ from ctxlm_ds.data.stream.run_datasets import build_run_rows
 from ctxlm_ds.export.teacher import with_teacher
 from ctxlm_ds.families.base import Family
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_run_layers
 from ctxlm_ds.models.initialize import initialize_parameters
-from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.program import build_program
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.topology import build_topology
 from ctxlm_ds.process.launch import quiet_libraries
@@ -336,7 +336,7 @@ def train(rank: int, world_size: int, run: Run, num_steps: int = STEPS) -> dict[
     return {
         **{name: values + rest[name] for name, values in figures.items()}, "initial": initial, "weights": weights,
         "built": {name: parameter.numel() for name, parameter in engine.module.named_parameters()},
-        "facts": engine.whole_model.facts, "all_shapes": engine.whole_model.shapes,
+        "facts": engine.program.facts, "all_shapes": engine.program.shapes,
     }  # fmt: skip
 
 
@@ -353,11 +353,10 @@ def count_flops(rank: int, world_size: int, run: Run) -> tuple[int, int]:
     config = run.config()
     kernels = config.kernels.model_copy(update={"attention": "reference"})
     config = config.model_copy(update={"kernels": kernels})
-    chosen = KernelSet(kernels, "cpu", torch.float32)
+    chosen = KernelSet(dict(kernels), "cpu", torch.float32)
     objective = build_objective(config.objective)
     build = ModelBuild((*objective.outputs, *objective.taps), chosen, shares_rows=config.data.shares_rows)
-    layers = build_run_layers(config, build, objective.teacher_outputs, lambda precision: chosen, objective.comparisons)
-    module = LayerSequence(layers, objective.tensors)
+    module = build_program(config.model, build, objective, config.teacher).module()
     initialize_parameters(module, run.seed)
     with FlopCounterMode(display=False) as counter:
         for batch in step_of(recorded(run), 0).micro_batches:

@@ -18,9 +18,10 @@ from ctxlm_ds.export.hf_config import to_hf_config
 from ctxlm_ds.export.safetensors_files import write_model
 from ctxlm_ds.export.teacher import teacher_values
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_run_layers
 from ctxlm_ds.models.initialize import initialize_parameters
 from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.program import build_program
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.recipe.schema import RunConfig
@@ -45,10 +46,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
 def ours_with_teacher(config: RunConfig, noise: float) -> LayerSequence:
     """Student and teacher in one list, the student's weights with `noise`."""
     objective = build_objective(config.objective)
-    kernels = KernelSet(config.kernels, "cpu", torch.float32)
+    kernels = KernelSet(dict(config.kernels), "cpu", torch.float32)
     build = ModelBuild((*objective.outputs, *objective.taps), kernels, shares_rows=config.data.shares_rows)
-    layers = build_run_layers(config, build, objective.teacher_outputs, lambda name: kernels)
-    model, given = LayerSequence(layers, objective.tensors), teacher_values(config)
+    model, given = build_program(config.model, build, objective, config.teacher).module(), teacher_values(config)
     initialize_parameters(model, 1)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

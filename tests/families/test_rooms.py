@@ -10,10 +10,11 @@ import torch
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_layer_list, describe_layers
 from ctxlm_ds.models.layers import Flow, LayerDescription
+from ctxlm_ds.models.program import Program, build_program
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.models.stages import plan_stages
-from ctxlm_ds.recipe.schema import KernelsConfig, ParallelConfig
+from ctxlm_ds.recipe.schema import ParallelConfig
 from ctxlm_ds.registry import FAMILIES
 from tests.dist.runner import run_ranks
 from tests.dist.states import Layout
@@ -147,10 +148,10 @@ def test_a_stage_of_a_teacher_alone_is_refused() -> None:
 def plan(name: str, layout: ParallelConfig) -> tuple[list[LayerDescription], list[int]]:
     """List a toy's layers and cut them."""
     outputs = TOYS[name].outputs
-    build = ModelBuild(outputs, KernelSet(KernelsConfig(), "cpu", torch.float32))
+    build = ModelBuild(outputs, KernelSet({}, "cpu", torch.float32))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FAMILIES, "_added", {})
         patch.setattr(FAMILIES, "_loaded", {})
         register_toys()
-        layers = build_layer_list(config_of(name, Layout(1, 0)).model, build)
-    return layers, plan_stages(layout, layers, describe_layers(layers, outputs).trained_shapes)
+        layers = build_program(config_of(name, Layout(1, 0)).model, build).layers
+    return layers, plan_stages(layout, layers, Program(layers, outputs).trained_shapes)

@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.dropout import keyed_uniform
-from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.parts.embeddings import WordEmbeddings, WordTable
 from ctxlm_ds.models.parts.norms import LayerNorm
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import first_largest, label_losses
 from ctxlm_ds.parallel.layers import column_parallel_linear, replicated_linear, row_parallel_linear

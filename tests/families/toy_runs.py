@@ -20,7 +20,8 @@ from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.families.base import Family
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_model
+from ctxlm_ds.models.program import build_program
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.base import Field, LossTerm, Objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import Sums
@@ -32,7 +33,7 @@ from ctxlm_ds.parallel.topology import build_topology
 from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
-from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES, load_object
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.model_setup import gathered
@@ -315,7 +316,7 @@ def train(rank: int, world_size: int, name: str, layout: Layout, recompute: bool
     tied = {key: whole_value(value) for key, value in engine.named_parameters if key.startswith("word_embeddings.")}
     return {
         "losses": losses, "norms": norms, "terms": terms, "gradients": gradients, "forwards": forwards,
-        "evaluation": evaluation, "names": list(engine.whole_model.trained_shapes), "tied": tied,
+        "evaluation": evaluation, "names": list(engine.program.trained_shapes), "tied": tied,
         "unchanged": all(torch.equal(value, before[key]) for key, value in frozen.items()),
         "frozen": {key: (value.flatten(), given_share(engine, key).flatten()) for key, value in frozen.items()},
         "tensor_rank": engine.topology.tensor_parallel_rank, "stage": engine.topology.pipeline_parallel_rank,
@@ -330,7 +331,7 @@ def whole_value(parameter: torch.nn.Parameter) -> Tensor:
 def given_share(engine: Engine, name: str) -> Tensor:
     """Cut this rank's share out of a frozen parameter as the family gives it."""
     whole, parallel = frozen_values(engine.config)(name), engine.parallel
-    shard = shard_of(name, engine.whole_model.facts[name].split, whole.shape, parallel.size, parallel.rank)
+    shard = shard_of(name, engine.program.facts[name].split, whole.shape, parallel.size, parallel.rank)
     return shard.extract(whole).to(DTYPES[engine.config.training.precision]).float()
 
 
@@ -339,9 +340,9 @@ def train_plain(rank: int, world_size: int, name: str) -> dict[str, Any]:
     register_toys()
     toy, config = TOYS[name], config_of(name, Layout(1, 0))
     streams = DropoutStreams(config.training.seed, enabled=True)
-    kernels = KernelSet(KernelsConfig(), "cpu", torch.float32)
+    kernels = KernelSet({}, "cpu", torch.float32)
     build = ModelBuild(toy.outputs, kernels, ParallelContext(dropout=streams))
-    model = build_model(config.model, build, config.training.seed).train()
+    model = build_program(config.model, build).module(config.training.seed).train()
     facts = collect_facts(model)
     given = frozen_values(config)
     for key, parameter in model.named_parameters():

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from ctxlm_ds.kernels.attention_spec import AttentionSpec
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild, describe_layers
 from ctxlm_ds.models.initialize import initial_value
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.parts.distillation import tap, teacher_layers
 from ctxlm_ds.models.parts.transformer import BlockSettings, transformer_blocks
+from ctxlm_ds.models.program import Program
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.parameters import Normal
 from tests.families.toy_layers import (
     HEADS,
@@ -178,11 +179,10 @@ def student_and_teacher(section: ToySection, build: ModelBuild) -> list[LayerDes
 
 def teacher_values(section: ToySection) -> Callable[[str], Tensor]:
     """Values of the teacher, as of a trained model that was read from somewhere."""
-    from ctxlm_ds.recipe.schema import KernelsConfig
 
     outputs = ("logits", "teacher.logits")
-    build = ModelBuild(outputs, KernelSet(KernelsConfig(), "cpu", torch.float32))
-    shapes = describe_layers(student_and_teacher(section, build), outputs).shapes
+    build = ModelBuild(outputs, KernelSet({}, "cpu", torch.float32))
+    shapes = Program(student_and_teacher(section, build), outputs).shapes
     return lambda name: initial_value(name, shapes[name], Normal(0.4), seed=77)
 
 

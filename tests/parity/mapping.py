@@ -13,8 +13,9 @@ from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.hf_config import to_hf_config
 from ctxlm_ds.export.key_maps import KeyMap
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_model
 from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.program import build_program
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.recipe.schema import KernelsConfig
 from ctxlm_ds.recipe.sections import ModelSection
 from tests.encoder_batches import PAD_ID
@@ -52,8 +53,8 @@ def our_model(
     config: ModelSection, outputs: tuple[str, ...], packing: bool = False, asked: KernelsConfig | None = None
 ) -> LayerSequence:
     """Our model in fp32 with the kernels asked for, or those that `auto` takes on the CPU."""
-    kernels = KernelSet(asked or KernelsConfig(), "cpu", torch.float32)
-    return build_model(config, ModelBuild(outputs, kernels, shares_rows=packing), seed=0)
+    kernels = KernelSet(dict(asked or {}), "cpu", torch.float32)
+    return build_program(config, ModelBuild(outputs, kernels, shares_rows=packing)).module(0)
 
 
 def copy_weights(theirs: nn.Module, ours: nn.Module, key_map: KeyMap) -> None:

@@ -13,12 +13,12 @@ from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.hf_config import to_hf_config
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_layer_list
 from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.program import build_program
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
-from ctxlm_ds.recipe.schema import KernelsConfig
 from ctxlm_ds.training.engine.losses import TermLosses
 from tests.parity.mapping import Ids, randomize
 from tests.ragged import Rows
@@ -41,10 +41,10 @@ class Models:
     def __init__(self) -> None:
         streams = DropoutStreams(5, enabled=True)
         build = ModelBuild(
-            (*OBJECTIVE.outputs, "discriminator_ids"), KernelSet(KernelsConfig(), "cpu", torch.float32),
+            (*OBJECTIVE.outputs, "discriminator_ids"), KernelSet({}, "cpu", torch.float32),
             ParallelContext(dropout=streams),
         )  # fmt: skip
-        layers = build_layer_list(MODEL, ModelBuild(OBJECTIVE.outputs, build.kernels, build.parallel))
+        layers = build_program(MODEL, ModelBuild(OBJECTIVE.outputs, build.kernels, build.parallel)).layers
         self.ours = LayerSequence(layers, build.outputs, streams)
         with torch.no_grad():
             for parameter in self.ours.parameters():

@@ -65,7 +65,8 @@ class BareSteps:
         import torch
 
         from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
-        from ctxlm_ds.models.build import ModelBuild, build_model
+        from ctxlm_ds.models.program import build_program
+        from ctxlm_ds.models.spec import ModelBuild
         from ctxlm_ds.objectives.build import build_objective
         from ctxlm_ds.parallel.context import ParallelContext
         from ctxlm_ds.parallel.random import DropoutStreams
@@ -80,13 +81,13 @@ class BareSteps:
         parallel = ParallelContext(dropout=DropoutStreams(config.training.seed, enabled=config.model.drops))
         build = ModelBuild(
             objective.outputs,
-            KernelSet(config.kernels, device.type, dtype),
+            KernelSet(dict(config.kernels), device.type, dtype),
             parallel,
             recompute=config.training.activation_checkpointing,
             compile=compile_setting(config.training, config.parallel, 1, device.type),
             shares_rows=config.data.shares_rows,
         )
-        model = build_model(config.model, build, config.training.seed).to(device, dtype).train()
+        model = build_program(config.model, build).module(config.training.seed).to(device, dtype).train()
         losses = TermLosses(objective.terms, objective.tensors, parallel)
         loop = PlainLoop(config, model)
         for index, step in zip(count(), cycle(full_rows(config, objective)), strict=False):

@@ -14,7 +14,7 @@ from math import prod
 from typing import NamedTuple
 
 from ctxlm_ds.apps.plan.layouts import BYTES, DEEPSPEED_BUCKET, ZeroSettings
-from ctxlm_ds.models.build import WholeModel
+from ctxlm_ds.models.program import Program
 from ctxlm_ds.parallel.placement import Split, shard_of, vocabulary_rows_per_rank
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import OptimizerSection, UpdateSizes
@@ -71,7 +71,7 @@ def total_elements(sizes: Counter[int], unit: int = 1, above: int = -1) -> int:
 
 
 def stage_parameters(
-    model: WholeModel,
+    model: Program,
     names: Iterable[str],
     tensor: int,
     vocab_multiple: int | None = 1,
@@ -99,7 +99,7 @@ def stage_parameters(
     return StageParameters(tuple(group for group in (own, *groups.values()) if group), frozen, own, matrices)
 
 
-def local_elements(model: WholeModel, name: str, tensor: int, vocab_multiple: int | None = 1) -> int:
+def local_elements(model: Program, name: str, tensor: int, vocab_multiple: int | None = 1) -> int:
     """Count the elements of a parameter on tensor-parallel rank 0, padding rows of the vocabulary included."""
     return _local_elements(model.shapes[name], model.facts[name].split, tensor, vocab_multiple)
 

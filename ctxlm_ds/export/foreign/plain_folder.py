@@ -19,7 +19,8 @@ from ctxlm_ds.export.hf_config import to_hf_config
 from ctxlm_ds.export.huggingface import Conversion
 from ctxlm_ds.export.safetensors_files import write_model
 from ctxlm_ds.export.verify import verify_folder
-from ctxlm_ds.export.weights import IMPORT_RECORD, describe_source
+from ctxlm_ds.export.weights import IMPORT_RECORD, check_source
+from ctxlm_ds.models.program import plain_program
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.registry import FAMILIES
 from ctxlm_ds.tokenizers.base import Tokenizer
@@ -66,7 +67,7 @@ def write_plain_folder(weights: ForeignWeights, tokenizer: Tokenizer, output: Pa
     check_output(output, weights.folder, (output / IMPORT_RECORD).is_file())
     export = export_of(weights.family)
     model = _section(weights, tokenizer)
-    described = describe_source(weights, model, weights.outputs, weights.folder)
+    described = check_source(weights, lambda: plain_program(model, weights.outputs), weights.folder)
     key_map = export.key_map(model, weights.outputs, tokenizer.pad_id)
     problem = export.tokenizer_problem(tokenizer.pad_id, tokenizer)
     if problem is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ctxlm_ds.families.bert.config import BertSection
-from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.parts.encoder import SENTENCE_CLASSES, encoder_layers
+from ctxlm_ds.models.spec import ModelBuild
 
 
 def bert_layers(model: BertSection, build: ModelBuild) -> list[LayerDescription]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ctxlm_ds.families.elmo.config import CHARACTERS, ElmoSection
-from ctxlm_ds.models.build import ModelBuild
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.layers import replicated_linear
 from ctxlm_ds.parallel.parameters import ZEROS, Constant, Normal, ParameterFacts, Uniform, declare
 

@@ -19,9 +19,8 @@ from ctxlm_ds.export.own_format import OwnFolder, WordLayers
 from ctxlm_ds.families.elmo.config import ElmoSection
 from ctxlm_ds.families.elmo.layers import HIDDEN, elmo_layers
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.layers import LayerSequence
-from ctxlm_ds.recipe.schema import KernelsConfig
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.tokenizers.characters import BEGIN, END, UNK, char_ids
 
 
@@ -38,7 +37,7 @@ class BilmLayers(WordLayers):
         self.model = opened.model
         self.num_layers, self.width = self.model.num_layers + 1, 2 * self.model.projection_size
         self._encode = self._characters if self.model.inputs == "characters" else self._word_ids(folder)
-        layers = elmo_layers(self.model, ModelBuild((), KernelSet(KernelsConfig(), "cpu", torch.float32)))
+        layers = elmo_layers(self.model, ModelBuild((), KernelSet({}, "cpu", torch.float32)))
         first = len(layers) - 1 - self.model.num_layers
         stops = list(accumulate([first] + [1] * self.model.num_layers))
         parts = [layers[start:stop] for start, stop in zip([0, *stops], stops, strict=False)]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ctxlm_ds.families.megatron_bert.config import MegatronBertSection
-from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.parts.encoder import SENTENCE_CLASSES, encoder_layers
+from ctxlm_ds.models.spec import ModelBuild
 
 
 def megatron_bert_layers(model: MegatronBertSection, build: ModelBuild) -> list[LayerDescription]:

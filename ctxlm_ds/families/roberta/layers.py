@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ctxlm_ds.families.roberta.config import POSITION_OFFSET, RobertaSection
-from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.parts.encoder import encoder_layers
+from ctxlm_ds.models.spec import ModelBuild
 
 
 def roberta_layers(model: RobertaSection, build: ModelBuild) -> list[LayerDescription]:

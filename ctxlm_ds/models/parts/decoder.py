@@ -14,10 +14,10 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from ctxlm_ds.kernels.attention_spec import Sequences
-from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.parts.dropout import CROSS_ATTENTION, CROSS_ATTENTION_OUTPUT
 from ctxlm_ds.models.parts.transformer import Attention, BlockSettings, TransformerLayer, make_norm
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.layers import column_parallel_linear
 
 SEQUENCES = ("sequence_ids", "sequence_starts")

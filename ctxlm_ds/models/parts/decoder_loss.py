@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import KernelSet
@@ -21,20 +22,19 @@ def loss_of(logits: str) -> tuple[str, str]:
 
 
 def with_decoder_losses(
-    layers: Sequence[LayerDescription], labels: Mapping[str, str | None], kernels: KernelSet, asked: str
+    layers: Sequence[LayerDescription], labels: Mapping[str, str | None], kernels: KernelSet
 ) -> list[LayerDescription]:
     """Replace the layers that write logits by one that writes their loss, if the kernel of `cross_entropy` does that.
 
     Args:
         layers: those of a run.
         labels: logits that a loss term compares with words -> labels; None if another term also reads the logits.
-        kernels: the run's.
-        asked: kernels.cross_entropy of the recipe.
+        kernels: kernels of the run.
 
     Raises:
         ConfigError: the recipe names a kernel that needs this, and a layer or a term needs the logits.
     """
-    replaced = list(layers)
+    replaced, asked = list(layers), kernels.asked("cross_entropy")
     for logits, name in labels.items():
         found = _decoder(layers, logits) if name is not None else None
         if found is None and asked not in ("auto", "full"):
@@ -54,6 +54,23 @@ def with_decoder_losses(
         new.append(replace(decode, reads=reads, writes=loss_of(logits), no_gradient=frozenset(loss_of(logits)[1:])))
         replaced[start : start + len(new)] = new
     return replaced
+
+
+def given_losses(
+    terms: Sequence[Any], outputs: Sequence[str], layers: Sequence[LayerDescription]
+) -> tuple[tuple[Any, ...], tuple[str, ...]]:
+    """Return loss terms and outputs in which losses that `layers` write take the place of logits.
+
+    Args:
+        terms: loss terms of the objective (LossTerm).
+        outputs: tensors that the terms read.
+        layers: layers of the run.
+    """
+    written = {name for layer in layers for name in layer.writes}
+    losses = {term.outputs[0]: loss_of(term.outputs[0]) for term in terms}
+    given = {logits: names for logits, names in losses.items() if written.issuperset(names)}
+    changed = (term.given(given[term.outputs[0]]) if term.outputs[0] in given else term for term in terms)
+    return tuple(changed), tuple(new for name in outputs for new in given.get(name, (name,)))
 
 
 def _decoder(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
-from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.parts.embeddings import VocabularyBias, WordTable, input_embeddings
 from ctxlm_ds.models.parts.heads import EncoderHeads, SpanBoundaryHead
@@ -17,6 +16,7 @@ from ctxlm_ds.models.parts.transformer import (
     initial_weights,
     transformer_blocks,
 )
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.layers import TokenLinear
 
 SENTENCE_CLASSES = 2

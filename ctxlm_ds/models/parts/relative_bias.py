@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.parameters import Init, ParameterFacts, declare
 from ctxlm_ds.parallel.placement import COLUMNS

@@ -12,12 +12,9 @@ from torch import nn
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.kernels.dispatch import DTYPES
-from ctxlm_ds.models.build import describe_layers as describe_whole
-from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.program import Program
 from ctxlm_ds.models.stages import blocks_per_stage, plan_stages
 from ctxlm_ds.objectives.base import Objective
-from ctxlm_ds.objectives.decoder_terms import with_given_losses
-from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.library_noise import without_known_prints
 from ctxlm_ds.recipe.schema import RunConfig
@@ -26,14 +23,12 @@ from ctxlm_ds.training.engine.forward_backward import PassContext, PlainPasses, 
 from ctxlm_ds.training.engine.fragments import Fragment, flat_tensors, list_fragments, refresh_model_weights
 from ctxlm_ds.training.engine.losses import TermLosses, means, perplexity, weighted_total
 from ctxlm_ds.training.engine.model_setup import (
-    DescribeLayers,
     build_whole_model,
     check_batch_ramp,
     engine_settings,
     frozen_precisions,
     holding_of,
     keep_precision,
-    parallel_context,
     write_frozen,
 )
 from ctxlm_ds.training.engine.nvme import is_moment, loaded_owners, prepare_folders
@@ -70,7 +65,7 @@ class Engine:
         self,
         config: RunConfig,
         deepspeed_config: dict[str, Any],
-        describe_layers: DescribeLayers,
+        program: Program,
         objective: Objective,
         topology: Topology,
     ) -> None:
@@ -79,7 +74,7 @@ class Engine:
         Args:
             config: the resolved recipe.
             deepspeed_config: DeepSpeed's settings, complete.
-            describe_layers: lists the layers of the model for a rank's share of them (models/build.py).
+            program: the model of the run, for this rank's share of its layers.
             objective: its terms, and the fields of its batches.
             topology: the ranks.
 
@@ -94,26 +89,21 @@ class Engine:
         self.topology = topology
         sizes = config.training.global_batch_size, config.training.micro_batch_size * topology.data_parallel_size
         topology.run_together(lambda: load_async_io() if prepare_folders(deepspeed_config) else None)
-        self.parallel = parallel_context(config, topology)
+        self.program, self.parallel, self.terms = program, program.parallel, program.terms
         self.objective = objective
-        whole_layers = describe_layers(ParallelContext())
-        self.terms, outputs = with_given_losses(objective.terms, objective.tensors, whole_layers)
-        losses = TermLosses(self.terms, outputs, self.parallel)
+        losses = TermLosses(self.terms, program.outputs, self.parallel)
         self.passes = PassContext(
             losses, self.parallel, topology, config.training.precision == "fp16", micro_batches=sizes[0] // sizes[1],
             replays_graphs=config.training.compile and config.training.compile_mode == "reduce-overhead",
         )
         needs_mpu = topology.tensor_parallel_size > 1 and not self._is_pipeline
         self._mpu = model_parallel_unit(topology) if needs_mpu else None
-        self.whole_model = describe_whole(whole_layers, losses.outputs)
-        logger.info("building the model (%s parameters)", f"{self.whole_model.num_parameters:,}")
-        self._facts = self.whole_model.facts
-        self._shapes = self.whole_model.trained_shapes
-        descriptions = describe_layers(self.parallel)
-        model = self._build_model(deepspeed_config, descriptions)
+        logger.info("building the model (%s parameters)", f"{program.num_parameters:,}")
+        self._facts, self._shapes = program.facts, program.trained_shapes
+        model = self._build_model(deepspeed_config)
         named = model.full_named_parameters() if self._is_pipeline else list(model.named_parameters())
         self._frozen = {name: parameter.requires_grad_(False) for name, parameter in named if name not in self._shapes}
-        self._precisions = frozen_precisions(descriptions)
+        self._precisions = frozen_precisions(program.layers)
         self.named_parameters: list[tuple[str, nn.Parameter]] = [
             (name, parameter) for name, parameter in named if name in self._shapes
         ]
@@ -128,7 +118,8 @@ class Engine:
     def _is_pipeline(self) -> bool:
         return self.topology.pipeline_parallel_size > 1
 
-    def _build_model(self, deepspeed_config: dict[str, Any], descriptions: list[LayerDescription]) -> Any:
+    def _build_model(self, deepspeed_config: dict[str, Any]) -> Any:
+        descriptions = self.program.layers
         check_batch_ramp(self.config, descriptions)
         outputs, streams = self.passes.losses.outputs, self.parallel.dropout
         if not self._is_pipeline:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -19,9 +19,6 @@ from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.recipe.json_source import NEVER_PRINT_STEPS
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.engine.fragments import Holding
-
-DescribeLayers = Callable[[ParallelContext], list[LayerDescription]]
-"""Lists the layers of a model for a rank's share of them (models/build.py)."""
 
 
 def parallel_context(config: RunConfig, topology: Topology) -> ParallelContext:

@@ -54,7 +54,7 @@ def explain_out_of_memory(config: RunConfig) -> Iterator[None]:
 
 def _model_size(config: RunConfig) -> str:
     try:
-        _, model = describe(config.model_copy(update={"model": with_vocabulary(config.model)}))
+        model = describe(config.model_copy(update={"model": with_vocabulary(config.model)}))
     except RuntimeError:
         return "The model is too large to be described"
     count = sum(math.prod(shape) for shape in model.trained_shapes.values())

@@ -28,8 +28,8 @@ from ctxlm_ds.export.base import Rows
 from ctxlm_ds.export.huggingface import from_hf, to_hf
 from ctxlm_ds.export.initial_weights import load_initial_weights
 from ctxlm_ds.export.verify import make_fields, verify_folder
-from ctxlm_ds.models.build import describe_model, plain_model
 from ctxlm_ds.models.initialize import initial_value
+from ctxlm_ds.models.program import plain_program
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, make_tokenizer, random_weights, write_run
@@ -92,7 +92,7 @@ def test_ours_to_hugging_face_and_back_with_the_same_tokens(kind: str, tokenizer
     assert all(torch.equal(reader.read_full(name), value) for name, value in weights.items())
     assert load_config(tmp_path / "back" / "config.yaml").model == config.model
 
-    ours = plain_model(config.model, OUTPUTS, "cpu")
+    ours = plain_program(config.model, OUTPUTS).module().eval()
     ours.load_state_dict(weights)
     theirs = CLASSES[kind].from_pretrained(tmp_path / "hf")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
@@ -193,7 +193,7 @@ def test_a_new_run_starts_from_either_with_more_positions(kind: str, tokenizer_f
     run = our_run(kind, tokenizer_folder, tmp_path / "run")
     to_hf(run, tmp_path / "hf")
     config = make_config(kind, tokenizer_folder, 300, {"max_position_embeddings": 64})
-    whole = describe_model(config.model, OUTPUTS)
+    whole = plain_program(config.model, OUTPUTS)
 
     def fresh(name: str) -> torch.Tensor:
         return initial_value(name, whole.shapes[name], whole.facts[name].init, 5)

@@ -12,8 +12,8 @@ from ctxlm_ds.errors import CheckpointError, ExportError
 from ctxlm_ds.export.huggingface import from_hf, to_hf
 from ctxlm_ds.export.initial_weights import load_initial_moments, load_initial_weights, warn_of_other_tokens
 from ctxlm_ds.export.safetensors_files import HEADS_FILE
-from ctxlm_ds.models.build import describe_model
 from ctxlm_ds.models.initialize import initial_value
+from ctxlm_ds.models.program import plain_program
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, outputs_of, random_weights, write_run
@@ -40,7 +40,7 @@ def bert(tmp_path: Path, wordpiece_folder: Path) -> Source:
 
 
 def fresh_values(config: RunConfig, outputs: tuple[str, ...] | None = None) -> dict[str, torch.Tensor]:
-    whole = describe_model(config.model, outputs_of(config) if outputs is None else outputs)
+    whole = plain_program(config.model, outputs_of(config) if outputs is None else outputs)
     return {name: initial_value(name, shape, whole.facts[name].init, 5) for name, shape in whole.shapes.items()}
 
 
@@ -137,7 +137,7 @@ def test_moments_of_rows_and_heads_that_the_source_lacks_are_0(tmp_path: Path, w
     """write_run stores the weights as moments, too."""
     plain = Source(tmp_path, "bert", wordpiece_folder)
     config = make_config("bert_nsp", wordpiece_folder, plain.vocab_size + 7, {"max_position_embeddings": 64})
-    whole = describe_model(config.model, outputs_of(config))
+    whole = plain_program(config.model, outputs_of(config))
     moments = load_initial_moments(plain.run, "adamw", whole)
     assert list(moments) == ["exp_avg"]
     found = dict(moments["exp_avg"])
@@ -150,7 +150,7 @@ def test_moments_of_rows_and_heads_that_the_source_lacks_are_0(tmp_path: Path, w
 
 
 def test_moments_that_are_missing_or_damaged_are_refused(bert: Source, tmp_path: Path) -> None:
-    whole = describe_model(bert.config.model, outputs_of(bert.config))
+    whole = plain_program(bert.config.model, outputs_of(bert.config))
     to_hf(bert.run, tmp_path / "hf")
     from_hf(tmp_path / "hf", tmp_path / "imported")
     for folder in (tmp_path / "hf", tmp_path / "imported"):

@@ -25,7 +25,7 @@ from ctxlm_ds.export.key_maps import KeyMap, assign
 from ctxlm_ds.families.bert.config import BertSection
 from ctxlm_ds.families.gpt.config import Gpt1Section
 from ctxlm_ds.families.roberta.config import RobertaSection
-from ctxlm_ds.models.build import describe_model
+from ctxlm_ds.models.program import plain_program
 from ctxlm_ds.recipe.sections import ModelSection
 from tests.checkpoints import make_config, outputs_of
 
@@ -53,7 +53,7 @@ def hf_model(kind: str) -> torch.nn.Module:
 def key_map_and_shapes(kind: str) -> tuple[KeyMap, dict[str, tuple[int, ...]]]:
     config = make_config(kind, Path("none"), 60)
     model, outputs = config.model, outputs_of(config)
-    return export_of(model.family).key_map(model, outputs, PAD_ID[kind]), describe_model(model, outputs).shapes
+    return export_of(model.family).key_map(model, outputs, PAD_ID[kind]), plain_program(model, outputs).shapes
 
 
 @pytest.mark.parametrize("kind", KINDS)

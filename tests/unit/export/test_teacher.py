@@ -20,8 +20,8 @@ from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.export.hf_config import from_hf_config, read_section
 from ctxlm_ds.export.teacher import teacher_values, with_checked_teacher, with_teacher
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_run_layers
-from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.program import build_program
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.layout import layout_problems
 from ctxlm_ds.recipe.load import dump_config
@@ -112,10 +112,10 @@ def test_a_teacher_of_any_family_gives_the_tensors_of_transformers(
     theirs = getattr(transformers, f"{name}ForMaskedLM")(settings).eval()
     theirs.save_pretrained(tmp_path / "teacher")
     config = with_teacher(recipe(tmp_path / "teacher", wordpiece_folder, size))
-    objective, kernels = build_objective(config.objective), KernelSet(config.kernels, "cpu", torch.float32)
+    objective, kernels = build_objective(config.objective), KernelSet(dict(config.kernels), "cpu", torch.float32)
     build = ModelBuild((*objective.outputs, *objective.taps), kernels)
-    layers = build_run_layers(config, build, objective.teacher_outputs, lambda precision: kernels)
-    model, given = LayerSequence(layers, objective.tensors).train(), teacher_values(config)
+    program = build_program(config.model, build, objective, config.teacher)
+    model, given = program.module().train(), teacher_values(config)
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             parameter.copy_(given(key) if key.startswith("teacher.") else torch.zeros_like(parameter))

@@ -53,7 +53,7 @@ def test_a_registered_implementation_is_taken_by_name_only() -> None:
 
 
 def test_fp32_on_the_cpu_takes_torchs_kernels_and_says_so() -> None:
-    kernels = KernelSet(KernelsConfig(), "cpu", torch.float32)
+    kernels = KernelSet({}, "cpu", torch.float32)
     assert kernels.describe() == "layer_norm torch, bias_gelu torch, linear torch, dropout loop"
     assert kernels.attention(SINGLE) == SdpaAttention(SINGLE, in_float32=False)
     assert kernels.attention(PACKED) == SdpaAttention(PACKED, in_float32=False)
@@ -61,13 +61,13 @@ def test_fp32_on_the_cpu_takes_torchs_kernels_and_says_so() -> None:
 
 
 def test_layers_of_one_kind_share_their_kernel() -> None:
-    kernels = KernelSet(KernelsConfig(), "cpu", torch.float32)
+    kernels = KernelSet({}, "cpu", torch.float32)
     assert kernels.attention(SINGLE) is kernels.attention(AttentionSpec(64))
     assert kernels.attention(SINGLE) is not kernels.attention(PACKED)
 
 
 def test_bf16_on_a_cpu_without_bf16_units_computes_in_float32() -> None:
-    kernels = KernelSet(KernelsConfig(), "cpu", torch.bfloat16)
+    kernels = KernelSet({}, "cpu", torch.bfloat16)
     emulated = bf16_is_emulated("cpu")
     assert kernels.linear is (float32_linear if emulated else torch_linear)
     long_rows = SdpaAttention(SINGLE, in_float32=emulated)
@@ -76,14 +76,14 @@ def test_bf16_on_a_cpu_without_bf16_units_computes_in_float32() -> None:
 
 
 def test_dropout_of_attention_on_the_cpu_is_by_key() -> None:
-    kernels = KernelSet(KernelsConfig(), "cpu", torch.float32)
+    kernels = KernelSet({}, "cpu", torch.float32)
     kernels.attention(AttentionSpec(64, dropout=0.1))
     assert kernels.names["attention"] == "bmm"
 
 
 def test_references_by_name() -> None:
     config = KernelsConfig(attention="reference", layer_norm="reference", bias_gelu="reference", linear="float32")
-    kernels = KernelSet(config, "cpu", torch.float32)
+    kernels = KernelSet(dict(config), "cpu", torch.float32)
     assert kernels.attention(PACKED) == ReferenceAttention(PACKED) and kernels.layer_norm is reference_layer_norm
     assert kernels.bias_gelu is reference_bias_gelu and kernels.linear is float32_linear
     assert kernels.rms_norm is reference_rms_norm
@@ -93,17 +93,17 @@ def test_references_by_name() -> None:
 
 
 def test_rms_norm_goes_with_layer_norm() -> None:
-    assert KernelSet(KernelsConfig(), "cpu", torch.float32).rms_norm is torch_rms_norm
+    assert KernelSet({}, "cpu", torch.float32).rms_norm is torch_rms_norm
 
 
 @pytest.mark.skipif(why_compiled_cannot_run("cpu") is not None, reason="needs a C++ compiler")
 def test_compiled_by_name() -> None:
-    kernels = KernelSet(KernelsConfig(bias_gelu="compiled"), "cpu", torch.float32)
+    kernels = KernelSet({"bias_gelu": "compiled"}, "cpu", torch.float32)
     assert kernels.bias_gelu is compiled_bias_gelu
 
 
 def test_attention_asked_for_by_name_that_cannot_run_is_an_error() -> None:
-    kernels = KernelSet(KernelsConfig(attention="varlen"), "cpu", torch.float32)
+    kernels = KernelSet({"attention": "varlen"}, "cpu", torch.float32)
     message = (
         r"kernels\.attention: `varlen` cannot run here: it needs a CUDA device, and this run is on cpu\. "
         r"Set kernels\.attention to `auto` \(`sdpa` here\)\."
@@ -115,13 +115,13 @@ def test_attention_asked_for_by_name_that_cannot_run_is_an_error() -> None:
 def test_another_kernel_asked_for_by_name_that_cannot_run_is_an_error() -> None:
     message = r"kernels\.layer_norm: `apex` cannot run here: it needs a CUDA device.* to `auto` \(`torch` here\)\."
     with pytest.raises(KernelError, match=message):
-        KernelSet(KernelsConfig(layer_norm="apex"), "cpu", torch.float32)
+        KernelSet({"layer_norm": "apex"}, "cpu", torch.float32)
 
 
 @no_cuda
 def test_the_apex_of_pypi_does_not_count() -> None:
     with pytest.raises(KernelError, match="build NVIDIA apex from source"):
-        KernelSet(KernelsConfig(layer_norm="apex"), "cuda", torch.bfloat16)
+        KernelSet({"layer_norm": "apex"}, "cuda", torch.bfloat16)
 
 
 def test_no_cpp_compiler_is_a_reason() -> None:
@@ -131,7 +131,7 @@ def test_no_cpp_compiler_is_a_reason() -> None:
         inductor.patch({"cpp.cxx": ("no-such-compiler",)}),
         pytest.raises(KernelError, match=r"`compiled` cannot run here: .*C\+\+ compiler"),
     ):
-        KernelSet(KernelsConfig(bias_gelu="compiled"), "cpu", torch.float32)
+        KernelSet({"bias_gelu": "compiled"}, "cpu", torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -156,14 +156,14 @@ def test_what_varlen_needs(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     spec = AttentionSpec(**{"head_size": 64, "shares_rows": True, **settings})
-    kernels = KernelSet(KernelsConfig(), "cuda", dtype)
+    kernels = KernelSet({}, "cuda", dtype)
     kernels.attention(spec)
     kernels.attention(SINGLE)
     if reason is None:
         assert why_varlen_cannot_run(Need(spec, "cuda", dtype)) is None
         assert kernels.names["attention"] == "sdpa and varlen"
-        KernelSet(KernelsConfig(attention="varlen"), "cuda", dtype).attention(SINGLE)
+        KernelSet({"attention": "varlen"}, "cuda", dtype).attention(SINGLE)
         return
     assert kernels.names["attention"] == "sdpa"
     with pytest.raises(KernelError, match=reason):
-        KernelSet(KernelsConfig(attention="varlen"), "cuda", dtype).attention(spec)
+        KernelSet({"attention": "varlen"}, "cuda", dtype).attention(spec)

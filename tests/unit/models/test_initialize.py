@@ -8,20 +8,20 @@ import pytest
 import torch
 
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_model, describe_model
 from ctxlm_ds.models.initialize import initial_value, initialize_parameters
 from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.program import build_program, plain_program
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.parameters import Constant, Normal, Uniform
-from ctxlm_ds.recipe.schema import KernelsConfig
 from ctxlm_ds.recipe.sections import ModelSection
 from tests.encoder_batches import OUTPUTS, tiny_model
 
-BUILD = ModelBuild(OUTPUTS, KernelSet(KernelsConfig(), "cpu", torch.float32))
+BUILD = ModelBuild(OUTPUTS, KernelSet({}, "cpu", torch.float32))
 INIT = Normal(0.2)
 
 
 def model_of(config: ModelSection) -> LayerSequence:
-    return build_model(config, BUILD, seed=1)
+    return build_program(config, BUILD).module(1)
 
 
 def test_distribution() -> None:
@@ -54,7 +54,7 @@ def test_truncated_distribution() -> None:
 def test_a_recipe_chooses_the_truncated_distribution() -> None:
     """Matrices and tables are truncated; biases and norms stay constants."""
     truncated, normal = (
-        describe_model(tiny_model(initializer=name), OUTPUTS) for name in ("truncated_normal", "normal")
+        plain_program(tiny_model(initializer=name), OUTPUTS) for name in ("truncated_normal", "normal")
     )
     for name, facts in truncated.facts.items():
         if isinstance(facts.init, Normal):
@@ -72,7 +72,7 @@ def test_a_constant_is_the_same_everywhere() -> None:
 def test_gpt2_narrows_what_ends_on_the_residual_stream() -> None:
     """Radford 2019, section 2.3: by one over the root of the number of residual layers, two a transformer layer."""
     settings = {"num_layers": 8, "initializer_range": 0.02, "hidden_size": 300, "intermediate_size": 400}
-    gpt2, gpt1 = (describe_model(tiny_model(family=name, **settings), ("logits",)) for name in ("gpt2", "gpt1"))
+    gpt2, gpt1 = (plain_program(tiny_model(family=name, **settings), ("logits",)) for name in ("gpt2", "gpt1"))
 
     def deviation(name: str) -> float:
         return initial_value(name, gpt2.shapes[name], gpt2.facts[name].init, seed=1).std().item()

@@ -12,11 +12,11 @@ from torch import Tensor
 from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.kernels.bias_gelu import why_compiled_cannot_run
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_layer_list, build_model
 from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.program import build_program
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
-from ctxlm_ds.recipe.schema import KernelsConfig
 from tests.encoder_batches import random_batch, tiny_model
 
 SEQ_LENGTH = 20
@@ -26,13 +26,13 @@ Fields = dict[str, Tensor]
 
 
 def build_of(outputs: tuple[str, ...] = BOTH, dtype: torch.dtype = torch.float32, **options: Any) -> ModelBuild:
-    kernels = KernelSet(KernelsConfig(), "cpu", dtype)
+    kernels = KernelSet({}, "cpu", dtype)
     parallel = ParallelContext(dropout=DropoutStreams(5, enabled=True))
     return ModelBuild(outputs, kernels, parallel, shares_rows=True, **options)
 
 
 def model_of(config: TransformerSection, outputs: tuple[str, ...] = BOTH, **options: Any) -> LayerSequence:
-    return build_model(config, build_of(outputs, **options), seed=3)
+    return build_program(config, build_of(outputs, **options)).module(3)
 
 
 def batch_of(config: TransformerSection, lengths: list[list[int]] = LENGTHS) -> Fields:
@@ -68,7 +68,7 @@ def test_every_floating_tensor_that_crosses_gets_a_gradient() -> None:
     model = model_of(config)
     tensors = batch_of(config)
     crossed = []
-    for index, description in enumerate(build_layer_list(config, build_of())):
+    for index, description in enumerate(build_program(config, build_of()).layers):
         module = model.get_submodule(description.name)
         written = module(*[tensors[name] for name in description.reads], **description.call_kwargs)
         written = written if isinstance(written, tuple) else (written,)

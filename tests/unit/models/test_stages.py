@@ -13,8 +13,9 @@ from torch import nn
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_layer_list
 from ctxlm_ds.models.layers import LayerDescription, LayerSequence
+from ctxlm_ds.models.program import build_program
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.models.stages import bounds_of_counts, parameter_costs, stage_bounds
 from ctxlm_ds.registry import OBJECTIVES
 from tests.dist.training import tiny_config
@@ -70,8 +71,8 @@ def test_parameters_are_those_of_the_modules(family: str) -> None:
     """The tied word embedding counts where it looks up and where it decodes."""
     config = tiny_config(family)
     outputs = OBJECTIVES.get(config.objective.name).outputs
-    kernels = KernelSet(config.kernels, "cpu", torch.float32)
-    descriptions = build_layer_list(config.model, ModelBuild(outputs, kernels))
+    kernels = KernelSet(dict(config.kernels), "cpu", torch.float32)
+    descriptions = build_program(config.model, ModelBuild(outputs, kernels)).layers
     model = LayerSequence(descriptions, outputs)
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     expected = [float(sum(p.numel() for p in module.parameters())) for _, module, _ in model._steps]

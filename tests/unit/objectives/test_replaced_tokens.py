@@ -17,7 +17,6 @@ from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import binary_sums
 from ctxlm_ds.parallel.random import DropoutStreams
-from ctxlm_ds.recipe.schema import KernelsConfig
 from ctxlm_ds.training.engine.losses import TermLosses
 from tests.sections import objective_section
 from tests.unit.objectives.corruption.test_tokens import TOKENIZER, corrupt, outcomes, samples_of
@@ -71,7 +70,7 @@ def sample(logits: Tensor, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     streams.num_layers = 1
     streams.begin(0, 0, torch.device("cpu"))
     streams.use(streams.layer(0))
-    kernels = KernelSet(KernelsConfig(), "cpu", torch.float32)
+    kernels = KernelSet({}, "cpu", torch.float32)
     layer = Samples(kernels, ParallelContext(dropout=streams))
     return layer(logits, *(given[name] for name in ("input_ids", "sequence_ids", "positions", "labels")))
 

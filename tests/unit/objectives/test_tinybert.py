@@ -16,13 +16,14 @@ from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.families.bert.export import BertExport
 from ctxlm_ds.families.tinybert.export import EXPORT
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_run_layers
 from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.program import build_program
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.objectives.tinybert import count_pairs, count_positions
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.recipe.check import check_config
-from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.engine.losses import TermLosses
 from tests.encoder_batches import random_rows
 from tests.ragged import Rows, collate
@@ -53,11 +54,10 @@ def built(config: RunConfig, packed: bool = False) -> LayerSequence:
     objective = build_objective(config.objective)
 
     def kernels(precision: str) -> KernelSet:
-        return KernelSet(KernelsConfig(), "cpu", torch.float32)
+        return KernelSet({}, "cpu", torch.float32)
 
     build = ModelBuild((*objective.outputs, *objective.taps), kernels("fp32"), shares_rows=packed)
-    layers = build_run_layers(config, build, objective.teacher_outputs, kernels, objective.comparisons)
-    model = LayerSequence(layers, objective.tensors)
+    model = build_program(config.model, build, objective, config.teacher, kernels).module()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -21,9 +21,8 @@ from ctxlm_ds.parallel.layers import (
 )
 from ctxlm_ds.parallel.parameters import ZEROS, Normal, collect_facts
 from ctxlm_ds.parallel.placement import COLUMNS, VOCABULARY, Split
-from ctxlm_ds.recipe.schema import KernelsConfig
 
-KERNELS = KernelSet(KernelsConfig(), "cpu", torch.float32)
+KERNELS = KernelSet({}, "cpu", torch.float32)
 ALONE, INIT = ParallelContext(), Normal(0.02)
 
 

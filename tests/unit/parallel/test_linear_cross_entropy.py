@@ -15,7 +15,6 @@ from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import VocabParallelEmbedding
 from ctxlm_ds.parallel.linear_cross_entropy import TILE, chunk_rows
 from ctxlm_ds.parallel.parameters import Normal
-from ctxlm_ds.recipe.schema import KernelsConfig
 
 WORDS, WIDTH, ROWS = 61, 8, 300
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 1.5e-2}
@@ -27,7 +26,7 @@ def several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def decoder(dtype: torch.dtype, linear: str = "torch") -> VocabParallelEmbedding:
-    kernels = KernelSet(KernelsConfig(cross_entropy="chunked", linear=linear), "cpu", dtype)
+    kernels = KernelSet({"cross_entropy": "chunked", "linear": linear}, "cpu", dtype)
     table = VocabParallelEmbedding(WORDS, WIDTH, Normal(1.0), kernels, ParallelContext(vocab_multiple=16))
     with torch.no_grad():
         table.weight[:WORDS].normal_(generator=torch.Generator().manual_seed(0))

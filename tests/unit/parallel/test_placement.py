@@ -7,7 +7,7 @@ import torch
 from megatron.core.tensor_parallel.utils import VocabUtility
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.models.build import describe_model
+from ctxlm_ds.models.program import plain_program
 from ctxlm_ds.parallel.placement import COLUMNS, ROWS, VOCABULARY, Shard, Split, shard_of, vocabulary_rows_per_rank
 from tests.encoder_batches import OUTPUTS
 from tests.rank_files import local_shape
@@ -16,7 +16,7 @@ from tests.sections import model_section
 MODEL = model_section(
     vocab_size=61, hidden_size=16, num_layers=2, num_attention_heads=4, intermediate_size=32, max_position_embeddings=8
 )
-WHOLE = describe_model(MODEL, OUTPUTS)
+WHOLE = plain_program(MODEL, OUTPUTS)
 SPLITS = {name: facts.split for name, facts in WHOLE.facts.items()}
 
 
@@ -100,7 +100,7 @@ def test_splits_of_every_parameter() -> None:
         if family == "bert":
             expected["mlm_bias.bias"] = VOCABULARY
         config = config.model_copy(update={"num_attention_heads": 4})
-        facts = describe_model(config, outputs).facts
+        facts = plain_program(config, outputs).facts
         assert {name: facts.split for name, facts in facts.items() if facts.split is not None} == expected
 
 

@@ -340,7 +340,7 @@ def test_an_elmo_has_the_published_number_of_parameters_before_the_softmax(name:
     from ctxlm_ds.training.measure import describe
 
     config = load_config(name)
-    model, count = config.model.model_dump(), describe(config)[1].num_parameters
+    model, count = config.model.model_dump(), describe(config).num_parameters
     count -= model["vocab_size"] * (model["projection_size"] + 1)
     assert round(count / 1e6, 1) == ELMO_MILLIONS[name]
     assert config.training.global_batch_size * config.data.seq_length == 7680
@@ -381,7 +381,7 @@ def test_a_token_costs_two_operations_per_weight_and_four_per_pair_of_positions(
 
     config = load_config(name)
     model, length = config.model.model_dump(), config.data.seq_length
-    shapes = describe(config)[1].shapes
+    shapes = describe(config).shapes
     weights = sum(shape[0] * shape[1] for shape in shapes.values() if len(shape) == 2)  # the tied table once: the head
     attention = 4 * model["num_layers"] * length * model["hidden_size"]
     assert measure(config).flops_per_row == length * (2 * weights + attention)

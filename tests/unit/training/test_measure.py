@@ -12,8 +12,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_model
 from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.program import build_program
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
@@ -46,12 +47,12 @@ class RealRun:
         dtype = DTYPES[config.training.precision]
         build = ModelBuild(
             self.objective.outputs,
-            KernelSet(config.kernels, "cpu", dtype),
+            KernelSet(dict(config.kernels), "cpu", dtype),
             ParallelContext(dropout=DropoutStreams(enabled=True)),
             recompute=config.training.activation_checkpointing,
             shares_rows=config.data.shares_rows,
         )
-        self.model = build_model(config.model, build, seed=0).to(dtype).train()
+        self.model = build_program(config.model, build).module(0).to(dtype).train()
         fields = self.objective.fields(config.data)
         self.fields = {field.name: torch.zeros(ROWS, field.columns, dtype=torch.int64) for field in fields}
         self.parameters = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
@@ -86,7 +87,8 @@ def test_the_described_model_is_the_built_one() -> None:
     config = config_of()
     real: nn.Module = RealRun(config).model
     assert isinstance(real, LayerSequence)
-    layers, whole = describe(config)
+    whole = describe(config)
+    layers = whole.layers
     assert whole.shapes == {name: tuple(parameter.shape) for name, parameter in real.named_parameters()}
     assert sum(layer.block for layer in layers) == config.model.num_blocks
 
@@ -112,7 +114,7 @@ def test_tensor_and_sequence_parallelism_divide_what_they_split() -> None:
         training={"precision": "bf16"}, hidden_size=512, intermediate_size=2048, attention_dropout=0.1,
         data={"seq_length": 64},
     )  # fmt: skip
-    layers, _ = describe(config)
+    layers = describe(config).layers
     block = next(index for index, layer in enumerate(layers) if layer.block)
 
     def units(tensor: int, split: bool = False) -> float:
@@ -126,7 +128,7 @@ def test_tensor_and_sequence_parallelism_divide_what_they_split() -> None:
 def test_what_a_block_sends() -> None:
     """Shoeybi 2019: two all-reduces forward and two backward, or as many gathers and scatters with a gather more."""
     config = config_of()
-    layers, _ = describe(config)
+    layers = describe(config).layers
     block = next(index for index, layer in enumerate(layers) if layer.block)
     hidden = ROWS * config.data.seq_length * 32 * 4
     whole, split = (measure(config, 2, parallel) for parallel in (False, True))

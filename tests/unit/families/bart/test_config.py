@@ -8,7 +8,7 @@ import pytest
 
 from ctxlm_ds.families.bart.config import BartSection
 from ctxlm_ds.families.mbart.config import MBartSection
-from ctxlm_ds.models.build import describe_model
+from ctxlm_ds.models.program import plain_program
 from ctxlm_ds.recipe.check import find_problems
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES
@@ -23,7 +23,7 @@ LARGE = {"hidden_size": 1024, "num_layers": 12, "num_decoder_layers": 12, "num_a
 def test_defaults_have_the_parameters_of_the_released_models(model: BartSection, parameters: int) -> None:
     """facebook/bart-base, bart-large and mbart-large-cc25 as BartForConditionalGeneration and MBartFor…"""
     model = model.model_copy(update={"vocab_size": FAMILIES.get(model.family).vocab_size})
-    assert describe_model(model, ("decoder_logits",)).num_parameters == parameters
+    assert plain_program(model, ("decoder_logits",)).num_parameters == parameters
 
 
 @pytest.mark.parametrize(("size", "settings", "refused"), [

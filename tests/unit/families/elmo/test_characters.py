@@ -8,8 +8,7 @@ import torch
 from ctxlm_ds.families.elmo.characters import CharacterEncoder
 from ctxlm_ds.families.elmo.config import CHARACTERS, ELMO, ElmoSection
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild
-from ctxlm_ds.recipe.schema import KernelsConfig
+from ctxlm_ds.models.spec import ModelBuild
 
 ROWS, LENGTH = 2, 3
 MODEL = ElmoSection.model_validate(ELMO.tiny()["model"] | {"vocab_size": 50, "num_highways": 2})
@@ -17,7 +16,7 @@ MODEL = ElmoSection.model_validate(ELMO.tiny()["model"] | {"vocab_size": 50, "nu
 
 def encoder() -> CharacterEncoder:
     torch.manual_seed(1)
-    module = CharacterEncoder(MODEL, ModelBuild((), KernelSet(KernelsConfig(), "cpu", torch.float32))).double()
+    module = CharacterEncoder(MODEL, ModelBuild((), KernelSet({}, "cpu", torch.float32))).double()
     for parameter in module.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return module

@@ -17,9 +17,9 @@ from ctxlm_ds.families.elmo.config import CHARACTERS, ELMO, ElmoSection
 from ctxlm_ds.families.elmo.export import FORMAT, OPTIONS, WEIGHTS
 from ctxlm_ds.families.elmo.layers import HIDDEN, elmo_layers
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild, describe_layers
 from ctxlm_ds.models.layers import LayerDescription, LayerSequence
-from ctxlm_ds.recipe.schema import KernelsConfig
+from ctxlm_ds.models.program import Program
+from ctxlm_ds.models.spec import ModelBuild
 from tests.numpy_bilm import NumpyBilm
 
 h5py = pytest.importorskip("h5py")
@@ -33,13 +33,13 @@ def section(**changes: Any) -> ElmoSection:
 
 
 def layers_of(model: ElmoSection) -> list[LayerDescription]:
-    return elmo_layers(model, ModelBuild((), KernelSet(KernelsConfig(), "cpu", torch.float32)))
+    return elmo_layers(model, ModelBuild((), KernelSet({}, "cpu", torch.float32)))
 
 
 def weights_of(model: ElmoSection) -> Tensors:
     """Large enough that both clips act."""
     torch.manual_seed(1)
-    shapes = describe_layers(layers_of(model), tuple(ELMO.outputs)).shapes
+    shapes = Program(layers_of(model), tuple(ELMO.outputs)).shapes
     return Tensors({name: torch.randn(shape) * 0.4 for name, shape in shapes.items()})
 
 

@@ -11,12 +11,11 @@ from torch import Tensor
 from ctxlm_ds.families.elmo.config import ELMO, ElmoSection
 from ctxlm_ds.families.elmo.layers import HIDDEN, LOSSES, elmo_layers
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.initialize import initialize_parameters
 from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
-from ctxlm_ds.recipe.schema import KernelsConfig
 
 ROWS, LENGTH, VOCABULARY = 2, 6, 40
 FIELDS = {"characters": ("character_ids", "reversed_character_ids"), "words": ("input_ids", "reversed_input_ids")}
@@ -27,7 +26,7 @@ def model_of(**changes: Any) -> LayerSequence:
     own = {"vocab_size": VOCABULARY, "dropout": 0.0, "num_sampled": None}
     section = ElmoSection.model_validate(ELMO.tiny()["model"] | own | changes)
     parallel = ParallelContext(dropout=DropoutStreams(seed=1, enabled=section.drops))
-    build = ModelBuild(LOSSES, KernelSet(KernelsConfig(), "cpu", torch.float32), parallel)
+    build = ModelBuild(LOSSES, KernelSet({}, "cpu", torch.float32), parallel)
     module = LayerSequence(elmo_layers(section, build), (*LOSSES, *HIDDEN), parallel.dropout)
     initialize_parameters(module, seed=1)
     return module

@@ -13,10 +13,9 @@ from ctxlm_ds.families.elmo.config import ELMO, ElmoSection
 from ctxlm_ds.families.elmo.softmax import CANDIDATES, SharedSoftmax
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.log_uniform import Candidates, draw_candidates
-from ctxlm_ds.models.build import ModelBuild
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
-from ctxlm_ds.recipe.schema import KernelsConfig
 
 ROWS, LENGTH, VOCABULARY, SAMPLED = 3, 7, 60, 16
 STEP, MICRO_BATCH = 4, 2
@@ -29,7 +28,7 @@ def softmax(**changes: object) -> SharedSoftmax:
     streams.num_layers = 1
     streams.begin(STEP, MICRO_BATCH, torch.device("cpu"))
     streams.use(streams.layer(0))
-    build = ModelBuild((), KernelSet(KernelsConfig(), "cpu", torch.float32), ParallelContext(dropout=streams))
+    build = ModelBuild((), KernelSet({}, "cpu", torch.float32), ParallelContext(dropout=streams))
     torch.manual_seed(1)
     module = SharedSoftmax(ElmoSection.model_validate(settings), build).double()
     for parameter in module.parameters():

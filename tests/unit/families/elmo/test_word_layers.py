@@ -15,8 +15,8 @@ from ctxlm_ds.families.elmo.config import ELMO, ElmoSection
 from ctxlm_ds.families.elmo.export import FORMAT
 from ctxlm_ds.families.elmo.layers import elmo_layers
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild, describe_layers
-from ctxlm_ds.recipe.schema import KernelsConfig
+from ctxlm_ds.models.program import Program
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.tokenizers.characters import CharacterSettings, char_ids, train_characters
 
 pytest.importorskip("h5py")
@@ -27,8 +27,8 @@ def write(folder: Path, **changes: object) -> ElmoSection:
     own = {"vocab_size": 40, "cell_clip": 0.4, "projection_clip": 0.3, "max_characters": 12}
     model = ElmoSection.model_validate(ELMO.tiny()["model"] | own | changes)
     torch.manual_seed(1)
-    layers = elmo_layers(model, ModelBuild((), KernelSet(KernelsConfig(), "cpu", torch.float32)))
-    shapes = describe_layers(layers, tuple(ELMO.outputs)).shapes
+    layers = elmo_layers(model, ModelBuild((), KernelSet({}, "cpu", torch.float32)))
+    shapes = Program(layers, tuple(ELMO.outputs)).shapes
     FORMAT.write(folder, model, Tensors({name: torch.randn(shape) * 0.4 for name, shape in shapes.items()}))
     return model
 

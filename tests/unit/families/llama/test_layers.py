@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 from ctxlm_ds.export.hf_config import to_hf_config
 from ctxlm_ds.export.huggingface import export_of
 from ctxlm_ds.families.llama.config import LlamaSection
-from ctxlm_ds.models.build import describe_model, plain_model
+from ctxlm_ds.models.program import plain_program
 
 OUTPUTS = ("logits",)
 SHAPE = {
@@ -44,7 +44,7 @@ def test_logits_are_those_of_transformers(name: str) -> None:
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
-        ours, values = plain_model(model, OUTPUTS, "cpu"), theirs.state_dict()
+        ours, values = plain_program(model, OUTPUTS).module().eval(), theirs.state_dict()
         for row in key_map.rows:
             ours.get_parameter(dict(_places(ours))[row.ours]).copy_(row.to_ours(values.__getitem__))
         ids = torch.randint(3, 61, (2, 64), generator=generator)
@@ -62,10 +62,10 @@ def _places(module: Any) -> list[tuple[str, str]]:
 
 
 def test_what_is_and_is_not_there() -> None:
-    shapes = describe_model(LlamaSection(**SHAPE), OUTPUTS).shapes
+    shapes = plain_program(LlamaSection(**SHAPE), OUTPUTS).shapes
     assert not [name for name in shapes if name.endswith("bias") or "position" in name]
     assert shapes["lm_head.weight"] == shapes["word_embeddings.weight"] == (61, 32)
     assert shapes["decoder.0.attention.qkv.weight"] == (32 + 16 + 16, 32)
     assert shapes["decoder.0.mlp.up.weight"] == (96, 32)
-    tied = describe_model(LlamaSection(**SHAPE, tie_word_embeddings=True), OUTPUTS).shapes
+    tied = plain_program(LlamaSection(**SHAPE, tie_word_embeddings=True), OUTPUTS).shapes
     assert shapes.keys() - tied.keys() == {"lm_head.weight"}

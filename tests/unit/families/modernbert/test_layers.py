@@ -11,9 +11,9 @@ import torch
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.families.modernbert.config import ModernBertSection
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_layer_list, build_model, describe_model
 from ctxlm_ds.models.layers import LayerSequence
-from ctxlm_ds.recipe.schema import KernelsConfig
+from ctxlm_ds.models.program import build_program, plain_program
+from ctxlm_ds.models.spec import ModelBuild
 from tests.encoder_batches import batch_of, random_rows, tiny_model
 from tests.parity.mapping import copy_weights, hf_inputs, hf_model, key_map_of, randomize
 
@@ -30,12 +30,12 @@ def tiny(**changes: object) -> ModernBertSection:
 
 
 def build_of(attention: str = "auto", packing: bool = False) -> ModelBuild:
-    kernels = KernelSet(KernelsConfig.model_validate({"attention": attention}), "cpu", torch.float32)
+    kernels = KernelSet({"attention": attention}, "cpu", torch.float32)
     return ModelBuild(OUTPUTS, kernels, shares_rows=packing)
 
 
 def model_of(attention: str = "auto", packing: bool = False) -> LayerSequence:
-    model = build_model(tiny(), build_of(attention, packing), seed=0)
+    model = build_program(tiny(), build_of(attention, packing)).module(0)
     randomize(model)
     return model
 
@@ -43,7 +43,7 @@ def model_of(attention: str = "auto", packing: bool = False) -> LayerSequence:
 @ATTENTIONS
 def test_a_local_layer_sees_half_a_window_to_each_side(attention: str) -> None:
     """Which outputs of a layer change with one input, in a sequence much longer than the window."""
-    layers = [layer for layer in build_layer_list(tiny(), build_of(attention)) if layer.block]
+    layers = [layer for layer in build_program(tiny(), build_of(attention)).layers if layer.block]
     fields = batch_of(random_rows([[SEQ_LENGTH]], 61, seed=0), SEQ_LENGTH, TERMS, SLOTS).fields
     places = tuple(fields[name] for name in ("sequence_ids", "sequence_starts", "position_ids"))
     hidden = torch.randn(1, SEQ_LENGTH, 32, generator=torch.Generator().manual_seed(1))
@@ -82,7 +82,7 @@ def test_a_packed_row_gives_what_its_sequences_give_alone(attention: str) -> Non
 def test_a_row_longer_than_the_window_gives_transformers_hidden_states() -> None:
     """Of a complete row, and of rows with padding."""
     config = tiny(global_rotary_base=500.0, local_rotary_base=50.0)
-    ours = build_model(config, build_of(), seed=0)
+    ours = build_program(config, build_of()).module(0)
     theirs = hf_model(config, OUTPUTS).eval()
     randomize(theirs)
     copy_weights(theirs, ours, key_map_of(config, OUTPUTS))
@@ -97,7 +97,7 @@ def test_a_row_longer_than_the_window_gives_transformers_hidden_states() -> None
 
 
 def test_only_the_decoder_has_a_bias_and_the_first_layer_no_norm() -> None:
-    facts = describe_model(tiny(), OUTPUTS).facts
+    facts = plain_program(tiny(), OUTPUTS).facts
     assert [name for name in facts if name.endswith("bias")] == ["mlm_bias.bias"]
     norms = {name for name in facts if name.startswith("encoder.") and "attention_layer_norm" in name}
     assert norms == {f"encoder.{layer}.attention_layer_norm.weight" for layer in range(1, 5)}
@@ -112,7 +112,7 @@ def test_initial_values_are_those_of_transformers() -> None:
     )  # fmt: skip
     torch.manual_seed(0)
     theirs = dict(hf_model(config, OUTPUTS).named_parameters())
-    whole = describe_model(config, OUTPUTS)
+    whole = plain_program(config, OUTPUTS)
     small = 0.02 / math.sqrt(16)
     for row in key_map_of(config, OUTPUTS).rows:
         ours = whole.initial_value(row.ours, seed=0)

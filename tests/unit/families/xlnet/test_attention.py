@@ -14,9 +14,9 @@ from ctxlm_ds.families.xlnet.attention import _shifted
 from ctxlm_ds.families.xlnet.config import XlnetSection
 from ctxlm_ds.families.xlnet.export import EXPORT
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_model
 from ctxlm_ds.models.layers import LayerSequence
-from ctxlm_ds.recipe.schema import KernelsConfig
+from ctxlm_ds.models.program import build_program
+from ctxlm_ds.models.spec import ModelBuild
 
 ROWS, LENGTH, SLOTS, MEMORY, VOCAB = 4, 12, 3, 9, 40
 OUTPUT = "permuted_logits"
@@ -28,7 +28,7 @@ def model_of(dtype: torch.dtype = torch.float32, **settings: Any) -> LayerSequen
         vocab_size=VOCAB, hidden_size=16, num_layers=3, num_attention_heads=2, intermediate_size=24,
         hidden_dropout=0.0, attention_dropout=0.0, **settings,
     )  # fmt: skip
-    model = build_model(section, ModelBuild((OUTPUT,), KernelSet(KernelsConfig(), "cpu", dtype)), seed=0).to(dtype)
+    model = build_program(section, ModelBuild((OUTPUT,), KernelSet({}, "cpu", dtype))).module(0).to(dtype)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -8,13 +8,12 @@ from torch import Tensor
 
 from ctxlm_ds.kernels.attention_spec import AttentionSpec
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.initialize import initialize_parameters
 from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.models.parts.decoder import decoder_block, encoder_block
 from ctxlm_ds.models.parts.transformer import BlockSettings
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.parameters import Normal
-from ctxlm_ds.recipe.schema import KernelsConfig
 
 WIDTH, HEADS, SOURCE, TARGET = 8, 2, 6, 5
 FIELDS = {
@@ -26,7 +25,7 @@ FIELDS = {
 
 
 def make(pre_layer_norm: bool, bias: bool = False) -> LayerSequence:
-    kernels = KernelSet(KernelsConfig(), "cpu", torch.float32)
+    kernels = KernelSet({}, "cpu", torch.float32)
     spec = AttentionSpec(WIDTH // HEADS, causal=True, shares_rows=True, bias=bias)
     settings = BlockSettings(
         hidden_size=WIDTH, num_heads=HEADS, intermediate_size=16, activation="gelu", norm_eps=1e-5, hidden_dropout=0.0,
@@ -77,7 +76,7 @@ def test_a_bias_changes_what_self_attention_weighs() -> None:
 
 
 def test_an_encoder_block_reads_the_bias_of_its_stack() -> None:
-    kernels = KernelSet(KernelsConfig(), "cpu", torch.float32)
+    kernels = KernelSet({}, "cpu", torch.float32)
     settings = BlockSettings(
         hidden_size=WIDTH, num_heads=HEADS, intermediate_size=16, activation="relu", norm_eps=1e-5, hidden_dropout=0.0,
         attention=AttentionSpec(WIDTH // HEADS, bias=True), pre_layer_norm=True, init=Normal(0.5),

@@ -10,15 +10,14 @@ import torch
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_layer_list
-from ctxlm_ds.models.initialize import initialize_parameters
 from ctxlm_ds.models.layers import Flow, LayerDescription, LayerSequence
-from ctxlm_ds.models.parts.decoder_loss import loss_of, with_decoder_losses
+from ctxlm_ds.models.parts.decoder_loss import loss_of
+from ctxlm_ds.models.program import Program, build_program
+from ctxlm_ds.models.spec import ModelBuild
+from ctxlm_ds.objectives.base import GIVEN_SUMS
 from ctxlm_ds.objectives.build import build_objective
-from ctxlm_ds.objectives.decoder_terms import with_given_losses
 from ctxlm_ds.parallel import linear_cross_entropy
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.recipe.schema import KernelsConfig
 from ctxlm_ds.training.engine.losses import TermLosses
 from tests.sections import model_section, objective_section
 
@@ -29,10 +28,13 @@ T5_SIZE = {"family": "t5", "vocab_size": 61, "hidden_size": 16, "num_layers": 1,
            "relative_reach": 12, "hidden_dropout": 0.0, "attention_dropout": 0.0}  # fmt: skip
 
 
+def program_of(family: str, objective: Any, asked: str) -> Program:
+    kernels = KernelSet({"cross_entropy": asked}, "cpu", torch.float32)
+    return build_program(model_section(family=family, **SIZE), ModelBuild(objective.outputs, kernels), objective)
+
+
 def layers_of(family: str, objective: Any, asked: str) -> list[LayerDescription]:
-    kernels = KernelSet(KernelsConfig(cross_entropy=asked), "cpu", torch.float32)
-    layers = build_layer_list(model_section(family=family, **SIZE), ModelBuild(objective.outputs, kernels))
-    return with_decoder_losses(layers, objective.word_labels, kernels, asked)
+    return program_of(family, objective, asked).layers
 
 
 def flow(layers: list[LayerDescription]) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
@@ -52,11 +54,15 @@ def test_the_decoder_reads_labels_and_writes_its_loss(
     family: str, name: str, logits: str, reads: tuple[str, ...]
 ) -> None:
     objective = build_objective(objective_section(name=name))
-    layers = layers_of(family, objective, "chunked")
+    program = program_of(family, objective, "chunked")
+    layers, outputs = program.layers, program.outputs
     decoder = next(layer for layer in layers if layer.writes == loss_of(logits))
     assert decoder.reads == reads
     assert not any(logits in layer.writes for layer in layers)
-    outputs = with_given_losses(objective.terms, objective.tensors, layers)[1]
+    (changed, *others), term = program.terms, objective.terms[0]
+    assert (changed.outputs, changed.reduce) == (loss_of(logits), GIVEN_SUMS) and others == list(objective.terms[1:])
+    assert (changed.name, changed.labels, changed.weight) == (term.name, term.labels, term.weight)
+    assert outputs == (*loss_of(logits), *objective.tensors[1:])
     assert objective.terms[0].labels[0] in Flow(layers, outputs).inputs
     plain = layers_of(family, objective, "full")
     assert flow(plain) == flow(layers_of(family, objective, "auto")), "a CPU takes all logits"
@@ -94,14 +100,11 @@ def test_losses_and_gradients_of_t5_are_those_of_all_logits(tied: bool, monkeypa
     objective, fields = build_objective(objective_section(name="span_corruption")), t5_batch()
     model, found = model_section(**T5_SIZE, gated=not tied, tied_head=tied), []
     for asked in ("full", "chunked"):
-        kernels = KernelSet(KernelsConfig(cross_entropy=asked), "cpu", torch.float32)
-        layers = build_layer_list(model, ModelBuild(objective.outputs, kernels))
-        layers = with_decoder_losses(layers, objective.word_labels, kernels, asked)
-        terms, outputs = with_given_losses(objective.terms, objective.tensors, layers)
-        assert (outputs == objective.tensors) == (asked == "full")
-        module = LayerSequence(layers, outputs)
-        initialize_parameters(module, 1)
-        losses = TermLosses(terms, outputs, ParallelContext())
+        kernels = KernelSet({"cross_entropy": asked}, "cpu", torch.float32)
+        program = build_program(model, ModelBuild(objective.outputs, kernels), objective)
+        assert (program.outputs == objective.tensors) == (asked == "full")
+        module = program.module(1)
+        losses = TermLosses(program.terms, program.outputs, ParallelContext())
         loss, sums = losses(module.run(fields), fields, torch.tensor([1 / 250]))
         loss.backward()
         gradients = {name: parameter.grad for name, parameter in module.named_parameters()}

@@ -9,9 +9,8 @@ from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.parts.dropout import HiddenDropout, InnerDropout
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
-from ctxlm_ds.recipe.schema import KernelsConfig
 
-KERNELS = KernelSet(KernelsConfig(), "cpu", torch.float32)
+KERNELS = KernelSet({}, "cpu", torch.float32)
 
 
 def drop(x: torch.Tensor, size: int, rank: int) -> torch.Tensor:

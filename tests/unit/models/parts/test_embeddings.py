@@ -7,7 +7,7 @@ import torch
 
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.families.base import TransformerSection
-from ctxlm_ds.models.build import build_model
+from ctxlm_ds.models.program import build_program
 from tests.encoder_batches import OUTPUTS, random_batch, tiny_model
 from tests.unit.models.parts.test_encoder import SEQ_LENGTH, model_of
 from tests.unit.models.parts.test_transformer import CONFIGS, batch, build, logits
@@ -31,7 +31,7 @@ def config(request: pytest.FixtureRequest) -> TransformerSection:
 
 
 def test_positions_restart_at_documents(config: TransformerSection) -> None:
-    model = build_model(config, build(), seed=1).eval()
+    model = build_program(config, build()).module(1).eval()
     given = batch([[5, 7]])
     alone = Batch(
         {

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_model
 from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.models.parts.heads import select_positions
-from ctxlm_ds.recipe.schema import KernelsConfig
+from ctxlm_ds.models.program import build_program
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.recipe.sections import ModelSection
 from tests.encoder_batches import OUTPUTS, random_batch, tiny_model
 
@@ -19,8 +19,8 @@ SEQ_LENGTH = 20
 def model_of(
     config: ModelSection, shares_rows: bool, outputs: tuple[str, ...] = OUTPUTS, attention: str = "auto"
 ) -> LayerSequence:
-    kernels = KernelSet(KernelsConfig.model_validate({"attention": attention}), "cpu", torch.float32)
-    return build_model(config, ModelBuild(outputs, kernels, shares_rows=shares_rows), seed=0)
+    kernels = KernelSet({"attention": attention}, "cpu", torch.float32)
+    return build_program(config, ModelBuild(outputs, kernels, shares_rows=shares_rows)).module(0)
 
 
 def test_select_positions_is_gather() -> None:

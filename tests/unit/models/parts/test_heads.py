@@ -6,17 +6,16 @@ import torch
 from torch.nn import functional as F
 
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild
 from ctxlm_ds.models.initialize import initialize_parameters
 from ctxlm_ds.models.parts.heads import BOUNDARY_POSITION_WIDTH, SpanBoundaryHead
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.parameters import Normal
-from ctxlm_ds.recipe.schema import KernelsConfig
 
 ROWS, POSITIONS, SLOTS, WIDTH, PREDICTED = 3, 20, 6, 8, 5
 
 
 def test_the_boundary_head_is_two_layers_over_both_boundaries_and_a_position() -> None:
-    build = ModelBuild((), KernelSet(KernelsConfig(), "cpu", torch.float32))
+    build = ModelBuild((), KernelSet({}, "cpu", torch.float32))
     head = SpanBoundaryHead(WIDTH, 1e-12, "gelu", Normal(0.5), build, PREDICTED)
     initialize_parameters(head, seed=3)
     rng = torch.Generator().manual_seed(1)

@@ -10,13 +10,12 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.parts.norms import LayerNorm, RMSNorm
 from ctxlm_ds.parallel.parameters import ONES, ZEROS, ParameterFacts, collect_facts
-from ctxlm_ds.recipe.schema import KernelsConfig
 
 WIDTH, EPS = 24, 1e-5
 
 
 def kernels(name: str = "auto") -> KernelSet:
-    return KernelSet(KernelsConfig.model_validate({"layer_norm": name}), "cpu", torch.float32)
+    return KernelSet({"layer_norm": name}, "cpu", torch.float32)
 
 
 @pytest.mark.parametrize("kernel", ["torch", "reference"])

@@ -10,11 +10,11 @@ from torch import Tensor
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.build import ModelBuild, build_layer_list, build_model
 from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.program import build_program
+from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.recipe.schema import KernelsConfig
 from ctxlm_ds.training.engine.losses import TermLosses
 from tests.encoder_batches import tiny_model
 from tests.ragged import Rows, collate, text_examples
@@ -40,7 +40,7 @@ CAUSAL = CONFIGS | {
 
 
 def build(recompute: bool = False, attention: str = "auto") -> ModelBuild:
-    kernels = KernelSet(KernelsConfig.model_validate({"attention": attention}), "cpu", torch.float32)
+    kernels = KernelSet({"attention": attention}, "cpu", torch.float32)
     return ModelBuild(OBJECTIVE.outputs, kernels, recompute=recompute, shares_rows=True)
 
 
@@ -56,7 +56,7 @@ def logits(model: LayerSequence, given: Batch) -> Tensor:
 
 
 def test_a_position_sees_earlier_ones_of_its_document_and_no_other(config: TransformerSection) -> None:
-    model = build_model(config, build(), seed=1).eval()
+    model = build_program(config, build()).module(1).eval()
     given = batch([[5, 7]])
     before = logits(model, given)
     assert before.shape == (1, SEQ_LENGTH, 61)
@@ -71,7 +71,7 @@ def test_a_position_sees_earlier_ones_of_its_document_and_no_other(config: Trans
 @pytest.mark.parametrize("attention", ["sdpa", "bmm", "reference"])
 @pytest.mark.parametrize("family", CAUSAL)
 def test_documents_of_a_row_have_the_results_of_rows_of_their_own(family: str, attention: str) -> None:
-    model = build_model(CAUSAL[family], build(attention=attention), seed=1)
+    model = build_program(CAUSAL[family], build(attention=attention)).module(1)
     lengths = [4, 5, 3]
     rng = np.random.default_rng(0)
     documents = [rng.integers(2, 61, length + 1) for length in lengths]
@@ -92,8 +92,8 @@ def test_documents_of_a_row_have_the_results_of_rows_of_their_own(family: str, a
 @pytest.mark.parametrize("attention", ["sdpa", "bmm", "reference"])
 def test_a_head_of_keys_serves_a_group_of_query_heads(attention: str) -> None:
     """Grouped heads give what as many heads as queries give whose weights are equal within a group."""
-    grouped = build_model(CAUSAL["llama"], build(attention=attention), seed=1).eval()
-    full = build_model(tiny_model(family="llama"), build(attention=attention), seed=1).eval()
+    grouped = build_program(CAUSAL["llama"], build(attention=attention)).module(1).eval()
+    full = build_program(tiny_model(family="llama"), build(attention=attention)).module(1).eval()
     weights = dict(full.named_parameters())
     with torch.no_grad():
         for name, value in grouped.named_parameters():
@@ -108,12 +108,12 @@ def test_a_head_of_keys_serves_a_group_of_query_heads(attention: str) -> None:
 
 def test_what_travels_between_layers(config: TransformerSection) -> None:
     """From the embeddings on hidden states, sequence ids and starts; the last layers get hidden states alone."""
-    descriptions = build_layer_list(config, build())
+    descriptions = build_program(config, build()).layers
     names = [description.name for description in descriptions]
     final = ["final_layer_norm"] if config.family == "gpt2" else []
     assert names == ["word_embeddings", "embeddings", "decoder.0", "decoder.1", *final, "word_embeddings"]
     assert [description.block for description in descriptions].count(True) == config.num_layers
-    model = build_model(config, build(), seed=1).eval()
+    model = build_program(config, build()).module(1).eval()
     tensors = batch([[5, 7], [3]]).fields
     for index, (description, module, _) in enumerate(model._steps):
         written = module(*(tensors[name] for name in description.reads), **description.call_kwargs)
@@ -134,7 +134,7 @@ def test_recomputing_changes_no_gradient(config: TransformerSection) -> None:
     losses = TermLosses(OBJECTIVE.terms, OBJECTIVE.outputs, ParallelContext())
     gradients = []
     for recompute in (False, True):
-        model = build_model(config, build(recompute), seed=1).train()
+        model = build_program(config, build(recompute)).module(1).train()
         losses(model.run(given.fields), given.fields, torch.ones(1))[0].backward()
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
     assert gradients[0].keys() == gradients[1].keys()

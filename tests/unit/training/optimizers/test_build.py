@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ctxlm_ds.errors import ConfigError, KernelError
-from ctxlm_ds.models.build import describe_model
+from ctxlm_ds.models.program import plain_program
 from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
 from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.sections import OptimizerSection
@@ -136,7 +136,7 @@ def test_biases_and_norms_of_every_family_are_not_decayed(family: str) -> None:
     entry = FAMILIES.get(family)
     sections = entry.tiny()
     model = entry.section.model_validate({"family": family, "vocab_size": 61} | sections["model"])
-    whole = describe_model(model, OBJECTIVES.get(sections["objective"]["name"]).outputs)
+    whole = plain_program(model, OBJECTIVES.get(sections["objective"]["name"]).outputs)
     for name, facts in whole.facts.items():
         # A table of biases of the attention's scores is a bias too (T5, XLNet).
         is_bias = name.removesuffix(".weight").endswith("_bias")

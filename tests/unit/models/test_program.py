@@ -6,7 +6,7 @@ import pytest
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.families.base import TransformerSection
-from ctxlm_ds.models.build import build_layer_list
+from ctxlm_ds.models.program import build_program
 from tests.encoder_batches import tiny_model
 from tests.unit.models.test_layers_sequence import BOTH, build_of, model_of
 
@@ -53,9 +53,9 @@ def test_parameter_names(config: TransformerSection, outputs: tuple[str, ...], n
 )
 def test_impossible_shapes(config: TransformerSection, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        build_layer_list(config, build_of())
+        build_program(config, build_of())
 
 
 def test_an_output_that_the_family_cannot_compute() -> None:
     with pytest.raises(ConfigError, match="model.family bert cannot compute logits"):
-        build_layer_list(tiny_model(), build_of(("logits",)))
+        build_program(tiny_model(), build_of(("logits",)))

@@ -1,0 +1,255 @@
+"""A model as a program: the list of its layers, rewritten by a fixed sequence of passes and built once.
+
+A family lists its layers. Each of PASSES returns the list with what the objective, the teacher or a kernel adds.
+Engine, planner, export and checkpoints read the finished Program: layers, loss terms, outputs, and the facts and shapes
+of the complete model's parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
+from ctxlm_ds.models.initialize import initial_value, initialize_parameters
+from ctxlm_ds.models.layers import LayerDescription, LayerSequence, parameter_prefixes
+from ctxlm_ds.models.parts.comparison import Comparison, with_comparisons
+from ctxlm_ds.models.parts.decoder_loss import given_losses, with_decoder_losses
+from ctxlm_ds.models.parts.distillation import is_tap, needed_layers, teacher_layers, together, with_taps
+from ctxlm_ds.models.spec import ModelBuild
+from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.parameters import ParameterFacts, collect_facts
+from ctxlm_ds.recipe.schema import TeacherConfig
+from ctxlm_ds.recipe.sections import ModelSection
+from ctxlm_ds.registry import FAMILIES, load_object
+
+
+class Predictions(Protocol):
+    """What a program needs to know of an objective (objectives/base.py)."""
+
+    terms: tuple[Any, ...]
+    teacher_outputs: tuple[str, ...]
+
+    @property
+    def tensors(self) -> tuple[str, ...]: ...
+
+    @property
+    def word_labels(self) -> dict[str, str | None]: ...
+
+    def comparisons(self, model: Any, teacher: Any) -> Sequence[Comparison]: ...
+
+
+@dataclass(frozen=True)
+class FrozenModel:
+    """A teacher whose layers join the list."""
+
+    model: ModelSection
+    build: ModelBuild
+    dtype: torch.dtype | None
+    """Data type of its layers if it is not that of the run."""
+    is_last: bool
+    """True if all of its layers follow the model's."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What the passes read."""
+
+    model: ModelSection
+    build: ModelBuild
+    """Its outputs include the tensors that comparisons read."""
+    teacher: FrozenModel | None = None
+    comparisons: tuple[Comparison, ...] = ()
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+    """Logits that a loss term compares with words -> labels; None if something else also reads the logits."""
+
+    def complete(self) -> Source:
+        """Return the source of the complete model, as one rank without others holds it."""
+        alone, theirs = ParallelContext(), self.teacher
+        theirs = theirs and replace(theirs, build=replace(theirs.build, parallel=alone))
+        return replace(self, build=replace(self.build, parallel=alone), teacher=theirs)
+
+
+def _list_family(model: ModelSection, build: ModelBuild) -> list[LayerDescription]:
+    """List a family's layers with the taps among the outputs.
+
+    Raises:
+        ConfigError: the shape is impossible, or the family has no head for an output.
+    """
+    if model.vocab_size is None:
+        raise ConfigError("model.vocab_size is not set: give it in the recipe or take the tokenizer's size")
+    problem = next(model.problems(), None)
+    if problem is not None:
+        raise ConfigError(f"{problem.path}: {problem.text}")
+    family = FAMILIES.get(model.family)
+    taps = [name for name in build.outputs if is_tap(name)]
+    missing = [name for name in build.outputs if name not in family.outputs and name not in taps]
+    if missing:
+        raise ConfigError(f"model.family {model.family} cannot compute {', '.join(missing)} that the objective needs")
+    return with_taps(load_object(family.layers)(model, build), taps)
+
+
+def _join_teacher(layers: list[LayerDescription], source: Source) -> list[LayerDescription]:
+    teacher = source.teacher
+    if teacher is None:
+        return layers
+    theirs = needed_layers(_list_family(teacher.model, teacher.build), teacher.build.outputs)
+    return together(layers, teacher_layers(theirs, dtype=teacher.dtype), last=teacher.is_last)
+
+
+def _compare(layers: list[LayerDescription], source: Source) -> list[LayerDescription]:
+    return with_comparisons(layers, source.comparisons, source.build)
+
+
+def _compute_losses(layers: list[LayerDescription], source: Source) -> list[LayerDescription]:
+    return with_decoder_losses(layers, source.labels, source.build.kernels)
+
+
+PASSES: tuple[Callable[[list[LayerDescription], Source], list[LayerDescription]], ...] = (
+    _join_teacher,
+    _compare,
+    _compute_losses,
+)
+"""Each takes the list of layers and returns it rewritten, in this order."""
+
+
+def _list_layers(source: Source) -> list[LayerDescription]:
+    layers = _list_family(source.model, source.build)
+    for rewrite in PASSES:
+        layers = rewrite(layers, source)
+    return layers
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A finished list of layers, and what others ask about it."""
+
+    layers: list[LayerDescription]
+    """In order, for this rank's share of every layer."""
+    outputs: tuple[str, ...]
+    """Tensors that the loss terms read."""
+    terms: tuple[Any, ...] = ()
+    """The objective's loss terms (objectives/base.py); a loss that a layer computes has taken the place of logits."""
+    parallel: ParallelContext = field(default_factory=ParallelContext)
+    complete_layers: list[LayerDescription] | None = None
+    """The layers of the complete model if a rank holds a share of it."""
+
+    @cached_property
+    def _parameters(self) -> tuple[dict[str, tuple[int, ...]], dict[str, ParameterFacts]]:
+        """Build the complete model on the `meta` device; return shapes and facts of its parameters by name."""
+        with torch.device("meta"):
+            module = LayerSequence(self.complete_layers or self.layers, self.outputs)
+        shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+        return shapes, collect_facts(module)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the complete model's parameters."""
+        return self._parameters[0]
+
+    @property
+    def facts(self) -> dict[str, ParameterFacts]:
+        """What modules declare about the complete model's parameters."""
+        return self._parameters[1]
+
+    @property
+    def trained_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the trained parameters."""
+        return {name: shape for name, shape in self.shapes.items() if self.facts[name].trained}
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all parameters; a tied one counts once."""
+        return sum(torch.Size(shape).numel() for shape in self.shapes.values())
+
+    @property
+    def vocabulary_table(self) -> str:
+        """Name of the parameter that has a row for each word."""
+        tables = (name for name, facts in self.facts.items() if facts.grows == "vocabulary" and facts.trained)
+        return max(tables, key=lambda name: len(self.shapes[name]))
+
+    @property
+    def block_names(self) -> list[str]:
+        """Prefix of the parameters of each repeated layer, in order."""
+        prefixes = zip(parameter_prefixes(self.layers), self.layers, strict=True)
+        return [prefix for prefix, layer in prefixes if layer.block]
+
+    def initial_value(self, name: str, seed: int) -> torch.Tensor:
+        """Return the complete initial value of a parameter."""
+        return initial_value(name, self.shapes[name], self.facts[name].init, seed)
+
+    def module(self, seed: int | None = None) -> LayerSequence:
+        """Build the layers as one module; with `seed` its parameters get their initial values."""
+        module = LayerSequence(self.layers, self.outputs, self.parallel.dropout)
+        if seed is not None:
+            initialize_parameters(module, seed)
+        return module
+
+
+def build_program(
+    model: ModelSection,
+    build: ModelBuild,
+    objective: Predictions | None = None,
+    teacher: TeacherConfig | None = None,
+    kernels_of: Callable[[str], KernelSet] | None = None,
+    read_logits: Sequence[str] = (),
+) -> Program:
+    """List the layers of a model or of a complete run.
+
+    Args:
+        model: the model's settings; vocab_size is set.
+        build: outputs, kernels and this rank's share.
+        objective: adds its teacher, comparisons and losses; None for a model alone.
+        teacher: the recipe's section; without settings of a model the teacher is left out.
+        kernels_of: chooses kernels for a precision, which may differ for the teacher; None takes those of `build`.
+        read_logits: logits that something outside the list reads.
+
+    Raises:
+        ConfigError: a shape is impossible, a family has no head for an output, or a kernel does not go with the layers.
+    """
+    source, terms, outputs = Source(model, build), (), build.outputs
+    if objective is not None:
+        labels = objective.word_labels | dict.fromkeys(read_logits)
+        source, terms = replace(source, labels=labels), objective.terms
+        if objective.teacher_outputs and teacher is not None and teacher.model is not None:
+            source, outputs = _with_teacher(source, objective, teacher, teacher.model, kernels_of), objective.tensors
+    layers = _list_layers(source)
+    is_complete = (build.parallel.size, build.parallel.vocab_multiple) == (1, 1)
+    complete = None if is_complete else _list_layers(source.complete())
+    terms, outputs = given_losses(terms, outputs, layers)
+    return Program(layers, outputs, terms, build.parallel, complete)
+
+
+def _with_teacher(
+    source: Source,
+    objective: Predictions,
+    settings: TeacherConfig,
+    teacher: ModelSection,
+    kernels_of: Callable[[str], KernelSet] | None,
+) -> Source:
+    comparisons = tuple(objective.comparisons(source.model, teacher))
+    is_other = settings.precision != "run"
+    kernels = kernels_of(settings.precision) if is_other and kernels_of is not None else source.build.kernels
+    build = replace(source.build, outputs=objective.teacher_outputs, kernels=kernels, recompute=False)
+    frozen = FrozenModel(
+        teacher,
+        build.with_outputs([comparison.teacher for comparison in comparisons]),
+        DTYPES[settings.precision] if is_other else None,
+        settings.placement == "last",
+    )
+    student = source.build.with_outputs([comparison.student for comparison in comparisons])
+    return replace(source, build=student, teacher=frozen, comparisons=comparisons)
+
+
+def plain_program(model: ModelSection, outputs: Sequence[str]) -> Program:
+    """List the layers of the complete model with the default kernels of a CPU.
+
+    Raises:
+        ConfigError: as build_program.
+    """
+    return build_program(model, ModelBuild(tuple(outputs), KernelSet({}, "cpu", torch.float32)))
