@@ -1,10 +1,11 @@
-"""Attention inside each sequence of a row: plain softmax and torch's fused attention, and the table of all kernels.
+"""Attention inside each sequence of a row: plain softmax, torch's fused attention, FlashAttention; all kernels' table.
 
 Shape letters as in kernels/attention_spec.py, which says what a position sees.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ctxlm_ds.errors import KernelError
 from ctxlm_ds.kernels.attention_bmm import BmmAttention, suits_bmm, why_bmm_cannot_run
 from ctxlm_ds.kernels.attention_spec import (
     AttentionCall,
@@ -24,8 +26,7 @@ from ctxlm_ds.kernels.attention_spec import (
     probability_dropout,
     visible_keys,
 )
-from ctxlm_ds.kernels.attention_varlen import VarlenAttention, use_flash3, why_flash3_cannot_run, why_varlen_cannot_run
-from ctxlm_ds.kernels.implementation import Implementation
+from ctxlm_ds.kernels.implementation import Implementation, Need
 from ctxlm_ds.kernels.linear import computes_in_float32
 
 
@@ -94,6 +95,126 @@ class SdpaAttention:
         if spec.causal and not spec.shares_rows and not spec.ranked:
             return place_mask(spec, ids.shape[1], ids.device)
         return visible_keys(spec, sequences)
+
+
+FLASH_MAX_HEAD_SIZE = 256
+FLASH_MIN_CAPABILITY = (8, 0)
+HOPPER = 9
+
+
+def cumulative_lengths(sequence_starts: Tensor, seq_length: int) -> Tensor:
+    """Map sequence_starts [b, m + 1] to the bounds of all sequences in the flattened rows, [b * (m + 1) + 1] int32.
+
+    The padding of each row counts as a sequence. Slots without a sequence are empty, and FlashAttention skips them.
+    """
+    num_rows = sequence_starts.shape[0]
+    row_starts = torch.arange(num_rows, device=sequence_starts.device)[:, None] * seq_length
+    bounds = (sequence_starts + row_starts).flatten()
+    return F.pad(bounds, (0, 1), value=num_rows * seq_length).to(torch.int32)
+
+
+@dataclass(frozen=True)
+class VarlenAttention:
+    """FlashAttention over the flattened rows (torch.nn.attention.varlen); its work is the sum of squared lengths."""
+
+    spec: AttentionSpec
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
+        sequences, p, bias, _ = call
+        if bias is not None:
+            raise KernelError("kernels.attention: `varlen` adds no bias to the scores, but one was given")
+        (num_rows, length), key_length = query.shape[:2], key.shape[1]
+        bounds, key_bounds = once(sequences, "bounds", self.spec, lambda: _bounds(sequences, length, key_length))
+        side = -1 if self.spec.window is None else self.spec.window
+        window = side, 0 if self.spec.causal else side
+        inputs = query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
+        attend = self._with_dropout if p > 0.0 else self._without_dropout
+        return attend(inputs, (bounds, key_bounds), (length, key_length), window, p).unflatten(0, (num_rows, length))
+
+    def _without_dropout(
+        self,
+        inputs: tuple[Tensor, Tensor, Tensor],
+        bounds: tuple[Tensor, Tensor],
+        longest: tuple[int, int],
+        window: tuple[int, int],
+        p: float,
+    ) -> Tensor:
+        """Attend flattened rows [b·s, n, d]; bounds, longest sequences and visible places are those of varlen_attn."""
+        from torch.nn.attention.varlen import varlen_attn
+
+        context: Tensor = varlen_attn(
+            *inputs, *bounds, *longest, scale=self.spec.scale, window_size=window, enable_gqa=self.spec.grouped
+        )
+        return context
+
+    def _with_dropout(
+        self,
+        inputs: tuple[Tensor, Tensor, Tensor],
+        bounds: tuple[Tensor, Tensor],
+        longest: tuple[int, int],
+        window: tuple[int, int],
+        p: float,
+    ) -> Tensor:
+        """Call the operation that varlen_attn calls with a dropout of 0, which has a gradient."""
+        context: Tensor = torch.ops.aten._flash_attention_forward(
+            *inputs, *bounds, *longest, p, window == (-1, 0), False,
+            scale=self.spec.scale, window_size_left=window[0], window_size_right=window[1],
+        )[0]  # fmt: skip
+        return context
+
+
+def _bounds(sequences: Sequences, length: int, key_length: int) -> tuple[Tensor, Tensor]:
+    """Return the bounds of the sequences of queries and of keys."""
+    bounds = cumulative_lengths(sequences.starts, length)
+    key_starts = sequences.key_starts
+    return bounds, bounds if key_starts is None else cumulative_lengths(key_starts, key_length)
+
+
+def why_varlen_cannot_run(need: Need) -> str | None:
+    """Return the reason, or None if `varlen` runs here."""
+    spec: AttentionSpec = need.spec
+    if need.device_type != "cuda":
+        return f"it needs a CUDA device, and this run is on {need.device_type}"
+    if not torch.cuda.is_available():
+        return "it needs a CUDA device, and torch finds none"
+    if need.dtype not in (torch.bfloat16, torch.float16):
+        return f"it computes in bf16 or fp16 only, and the precision is {need.dtype}"
+    if spec.bias:
+        return "it adds no bias to the scores, and this model's attention has one"
+    if spec.ranked:
+        return "it hides keys by their place only, and this model's attention by their rank"
+    if spec.head_size > FLASH_MAX_HEAD_SIZE or spec.head_size % 8:
+        return f"heads must be a multiple of 8 and at most {FLASH_MAX_HEAD_SIZE} wide, and they are {spec.head_size}"
+    capability = torch.cuda.get_device_capability()
+    if capability < FLASH_MIN_CAPABILITY:
+        return f"it needs compute capability 8.0 (Ampere) or later, and this device has {capability[0]}.{capability[1]}"
+    return None
+
+
+
+
+def use_flash3(need: Need) -> VarlenAttention:
+    """Make torch compute every FlashAttention of this process by FlashAttention-3."""
+    from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
+
+    if current_flash_attention_impl() != "FA3":
+        activate_flash_attention_impl("FA3")
+    return VarlenAttention(need.spec)
+
+
+def why_flash3_cannot_run(need: Need) -> str | None:
+    """Return the reason, or None if `flash3` runs here."""
+    problem = why_varlen_cannot_run(need)
+    if problem is not None:
+        return problem
+    if need.spec.dropout > 0.0:
+        return f"FlashAttention-3 has no dropout, and model.attention_dropout is {need.spec.dropout}"
+    major, minor = torch.cuda.get_device_capability()
+    if major != HOPPER:
+        return f"FlashAttention-3 needs compute capability 9.0 (Hopper), and this device has {major}.{minor}"
+    if importlib.util.find_spec("flash_attn_interface") is None:
+        return "flash_attn_interface (FlashAttention-3) is not installed"
+    return None
 
 
 IMPLEMENTATIONS = (

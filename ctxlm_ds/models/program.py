@@ -16,14 +16,13 @@ import torch
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
-from ctxlm_ds.models.initialize import initial_value, initialize_parameters
 from ctxlm_ds.models.layers import LayerDescription, LayerSequence, parameter_prefixes
 from ctxlm_ds.models.parts.comparison import Comparison, with_comparisons
 from ctxlm_ds.models.parts.decoder_loss import given_losses, with_decoder_losses
 from ctxlm_ds.models.parts.distillation import is_tap, needed_layers, teacher_layers, together, with_taps
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.parameters import ParameterFacts, collect_facts
+from ctxlm_ds.parallel.parameters import ParameterFacts, collect_facts, initial_value, initialize_parameters
 from ctxlm_ds.recipe.schema import TeacherConfig
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.registry import FAMILIES, load_object

@@ -1,7 +1,7 @@
-"""Layers with weight matrices: torch's in one process, megatron-core's (parallel/megatron.py) with tensor parallelism.
+"""Layers that ranks share: matrices, torch's or with tensor parallelism megatron-core's, word tables, dropout by key.
 
-Parameters are allocated and left unset (models/initialize.py sets them), with torch's default type and device: the CPU,
-`meta`, or ZeRO-3's partitions. Each declares its facts (parallel/parameters.py).
+Parameters are allocated and left unset, with torch's default type and device: the CPU, `meta`, or ZeRO-3's partitions.
+Each declares its facts and its initial value (parallel/parameters.py).
 Shape letters: i inputs, o outputs of a layer, v rows of the vocabulary, h width, t tokens, n ranks of tensor
 parallelism; `...` any leading dimensions.
 """
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.kernels.dropout import keyed_row_dropout
 from ctxlm_ds.kernels.linear import LinearKernel, float32_linear
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.linear_cross_entropy import LinearCrossEntropy
@@ -257,3 +258,44 @@ class VocabParallelBias(nn.Module):
     def add(self, scores: Tensor) -> Tensor:
         """Add to scores [..., v / n]."""
         return scores + self.bias
+
+
+EMBEDDINGS, ATTENTION, ATTENTION_OUTPUT, MLP_OUTPUT, CROSS_ATTENTION, CROSS_ATTENTION_OUTPUT, MLP_INNER = range(7)
+"""Places of dropout in a layer."""
+
+
+class HiddenDropout(nn.Module):
+    """Dropout of hidden states; the dropped elements do not depend on how ranks split the tokens."""
+
+    def __init__(self, p: float, kernels: KernelSet, parallel: ParallelContext) -> None:
+        super().__init__()
+        self.p = p
+        self.kernel = kernels.dropout
+        self.parallel = parallel
+
+    def forward(self, x: Tensor, place: int) -> Tensor:
+        """Drop from x [..., h]; `place` is the number of the place in the layer."""
+        if not self.training or self.p == 0.0:
+            return x
+        first = self.parallel.rank * x.numel() if self.parallel.splits_tokens else 0
+        return self.kernel(x, self.p, self.parallel.dropout.key(place, x), first)
+
+
+class InnerDropout(nn.Module):
+    """Dropout inside a feed-forward layer; the dropped elements do not depend on how ranks split its width."""
+
+    def __init__(self, p: float, kernels: KernelSet, parallel: ParallelContext) -> None:
+        super().__init__()
+        self.p = p
+        self.kernel = kernels.dropout
+        self.parallel = parallel
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop from x [..., i / n], of which every rank has all tokens."""
+        if not self.training or self.p == 0.0:
+            return x
+        size, rank, key = self.parallel.size, self.parallel.rank, self.parallel.dropout.key(MLP_INNER, x)
+        if size == 1:
+            return self.kernel(x, self.p, key)
+        tokens = torch.arange(x.shape[:-1].numel(), device=x.device).view(x.shape[:-1])
+        return keyed_row_dropout(x, self.p, key, tokens * size + rank)

@@ -28,7 +28,7 @@ __all__ = ["ColumnParallelLinear", "RowParallelLinear", "VocabParallelTable", "m
 
 
 def _config() -> ModelParallelConfig:
-    """Return a configuration that leaves values unset (models/initialize.py sets them by name)."""
+    """Return a configuration that leaves values unset (parallel/parameters.py sets them by name)."""
     return ModelParallelConfig(
         use_cpu_initialization=True, perform_initialization=False, params_dtype=torch.get_default_dtype()
     )

@@ -1,5 +1,6 @@
-"""Facts of a parameter: its split, initial values, weight decay and growth.
+"""Facts of a parameter: its split, initial values, weight decay and growth; and the initial values.
 
+Seed and full name are the key of each parameter's random stream, so initial values do not depend on the layout.
 A dict on the module that owns the parameter holds them, because deepcopy, `to_empty` and assignment lose attributes of
 a tensor. Placement, initialisation, optimizer groups, imports and the planner read them by full name from the model on
 the `meta` device.
@@ -7,11 +8,13 @@ the `meta` device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ctxlm_ds.parallel.placement import Split
 
@@ -99,3 +102,45 @@ def collect_facts(model: nn.Module) -> dict[str, ParameterFacts]:
 
 def _own_facts(module: nn.Module) -> Mapping[str, ParameterFacts]:
     return module.__dict__.get("parameter_facts", {})
+
+
+STREAM_PURPOSE = "ctxlm_ds initial value"
+
+
+def initial_value(name: str, shape: Sequence[int], init: Init, seed: int) -> Tensor:
+    """Return the full parameter's fp32 value on the CPU, the same one for every rank, device and layout.
+
+    Args:
+        name: full name of the parameter.
+        shape: shape of the full parameter.
+        init: distribution that its module declares.
+        seed: seed of the run.
+    """
+    value = torch.empty(tuple(shape), device="cpu", dtype=torch.float32)
+    if isinstance(init, Constant):
+        return value.fill_(init.value)
+    generator = torch.Generator(device="cpu").manual_seed(_stream_seed(name, seed))
+    if isinstance(init, Uniform):
+        return value.uniform_(-init.limit, init.limit, generator=generator)
+    deviation = init.standard_deviation
+    if init.truncated:
+        nn.init.trunc_normal_(value, 0.0, deviation, -2 * deviation, 2 * deviation, generator=generator)
+    else:
+        value.normal_(0.0, deviation, generator=generator)
+    for factor, rows in zip(init.row_factors, value.chunk(max(1, len(init.row_factors))), strict=False):
+        rows.mul_(factor)
+    return value
+
+
+def initialize_parameters(module: nn.Module, seed: int) -> None:
+    """Set every parameter of a complete model to its initial value, rounded to its type; skip `meta` parameters."""
+    facts = collect_facts(module)
+    with torch.no_grad():
+        for name, parameter in module.named_parameters():
+            if not parameter.is_meta:
+                parameter.copy_(initial_value(name, parameter.shape, facts[name].init, seed))
+
+
+def _stream_seed(name: str, seed: int) -> int:
+    digest = hashlib.sha256(f"{STREAM_PURPOSE}\0{seed}\0{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.models.initialize import initial_value
+from ctxlm_ds.parallel.parameters import initial_value
 from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
 from ctxlm_ds.training.engine.fragments import refresh_model_weights
 from ctxlm_ds.training.engine.model_setup import gathered

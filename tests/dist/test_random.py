@@ -13,7 +13,7 @@ from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionSpec
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.program import build_program
 from ctxlm_ds.models.spec import ModelBuild
-from ctxlm_ds.models.carried import CarriedStates
+from ctxlm_ds.models.layers import CarriedStates
 from ctxlm_ds.models.layers import run_layer
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams

@@ -11,13 +11,12 @@ from torch import Tensor
 
 from ctxlm_ds.kernels.attention_spec import AttentionSpec
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.initialize import initial_value
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.parts.distillation import tap, teacher_layers
 from ctxlm_ds.models.parts.transformer import BlockSettings, transformer_blocks
 from ctxlm_ds.models.program import Program
 from ctxlm_ds.models.spec import ModelBuild
-from ctxlm_ds.parallel.parameters import Normal
+from ctxlm_ds.parallel.parameters import Normal, initial_value
 from tests.families.toy_layers import (
     HEADS,
     INIT,

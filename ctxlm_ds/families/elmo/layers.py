@@ -14,9 +14,9 @@ from ctxlm_ds.families.elmo.config import ElmoSection
 from ctxlm_ds.families.elmo.lstm import ProjectedLSTM
 from ctxlm_ds.families.elmo.softmax import SharedSoftmax
 from ctxlm_ds.models.layers import LayerDescription
-from ctxlm_ds.models.parts.dropout import HiddenDropout
 from ctxlm_ds.models.parts.embeddings import WordTable
 from ctxlm_ds.models.spec import ModelBuild
+from ctxlm_ds.parallel.layers import HiddenDropout
 from ctxlm_ds.parallel.parameters import Uniform
 
 HIDDEN = ("hidden", "reversed_hidden")

@@ -20,10 +20,9 @@ from torch.nn import functional as F
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.families.elmo.config import ElmoSection
 from ctxlm_ds.kernels.log_uniform import draw_candidates, log_expected_counts
-from ctxlm_ds.models.parts.dropout import HiddenDropout
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.cross_entropy import label_losses
-from ctxlm_ds.parallel.layers import VocabParallelEmbedding
+from ctxlm_ds.parallel.layers import HiddenDropout, VocabParallelEmbedding
 from ctxlm_ds.parallel.linear_cross_entropy import chunk_rows
 from ctxlm_ds.parallel.mappings import reduce_from_ranks
 from ctxlm_ds.parallel.parameters import ZEROS, Normal, ParameterFacts, declare

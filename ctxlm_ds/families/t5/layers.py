@@ -13,11 +13,11 @@ from ctxlm_ds.families.t5.config import T5Section
 from ctxlm_ds.kernels.attention_spec import AttentionSpec
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.parts.decoder import decoder_block, encoder_block
-from ctxlm_ds.models.parts.dropout import EMBEDDINGS, HiddenDropout
 from ctxlm_ds.models.parts.embeddings import WordTable
 from ctxlm_ds.models.parts.relative_bias import relative_bias
 from ctxlm_ds.models.parts.transformer import BlockSettings, make_norm
 from ctxlm_ds.models.spec import ModelBuild
+from ctxlm_ds.parallel.layers import EMBEDDINGS, HiddenDropout
 from ctxlm_ds.parallel.parameters import Normal
 
 ENCODER_BIAS, DECODER_BIAS = "encoder_bias", "decoder_bias"

@@ -16,11 +16,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ctxlm_ds.kernels.dropout import keyed_row_dropout
-from ctxlm_ds.models.parts.dropout import ATTENTION, ATTENTION_OUTPUT, MLP_OUTPUT, HiddenDropout
 from ctxlm_ds.models.parts.norms import LayerNorm
 from ctxlm_ds.models.parts.transformer import BlockSettings, FeedForward
 from ctxlm_ds.models.spec import ModelBuild
-from ctxlm_ds.parallel.layers import column_parallel_linear, row_parallel_linear
+from ctxlm_ds.parallel.layers import (
+    ATTENTION,
+    ATTENTION_OUTPUT,
+    MLP_OUTPUT,
+    HiddenDropout,
+    column_parallel_linear,
+    row_parallel_linear,
+)
 from ctxlm_ds.parallel.mappings import gather_tokens
 from ctxlm_ds.parallel.parameters import Init, ParameterFacts, declare
 from ctxlm_ds.parallel.placement import COLUMNS, ROWS, Split

@@ -18,11 +18,11 @@ from ctxlm_ds.families.xlnet.config import XlnetSection
 from ctxlm_ds.kernels.attention_spec import AttentionSpec
 from ctxlm_ds.kernels.dropout import keyed_row_dropout
 from ctxlm_ds.models.layers import LayerDescription
-from ctxlm_ds.models.parts.dropout import EMBEDDINGS, HiddenDropout
 from ctxlm_ds.models.parts.embeddings import VocabularyBias, WordTable
 from ctxlm_ds.models.parts.transformer import BlockSettings
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.layers import EMBEDDINGS, HiddenDropout
 from ctxlm_ds.parallel.mappings import gather_tokens, own_tokens, share_parameters
 from ctxlm_ds.parallel.parameters import Normal, ParameterFacts, Uniform, declare
 

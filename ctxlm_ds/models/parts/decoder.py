@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from ctxlm_ds.kernels.attention_spec import Sequences
 from ctxlm_ds.models.layers import LayerDescription
-from ctxlm_ds.models.parts.dropout import CROSS_ATTENTION, CROSS_ATTENTION_OUTPUT
 from ctxlm_ds.models.parts.transformer import Attention, BlockSettings, TransformerLayer, make_norm
 from ctxlm_ds.models.spec import ModelBuild
-from ctxlm_ds.parallel.layers import column_parallel_linear
+from ctxlm_ds.parallel.layers import CROSS_ATTENTION, CROSS_ATTENTION_OUTPUT, column_parallel_linear
 
 SEQUENCES = ("sequence_ids", "sequence_starts")
 DECODER_SEQUENCES = ("decoder_sequence_ids", "decoder_sequence_starts")

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ctxlm_ds.models.layers import LayerDescription
-from ctxlm_ds.models.parts.dropout import EMBEDDINGS, HiddenDropout
 from ctxlm_ds.models.parts.norms import LayerNorm
 from ctxlm_ds.models.parts.transformer import TransformerShape, initial_weights
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.layers import VocabParallelBias, VocabParallelEmbedding
+from ctxlm_ds.parallel.layers import EMBEDDINGS, HiddenDropout, VocabParallelBias, VocabParallelEmbedding
 from ctxlm_ds.parallel.mappings import own_tokens, share_parameters
 from ctxlm_ds.parallel.parameters import Growth, Init, ParameterFacts, declare
 

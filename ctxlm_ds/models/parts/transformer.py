@@ -16,11 +16,18 @@ from torch import Tensor, nn
 
 from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionSpec, ProbabilityKeys, Sequences
 from ctxlm_ds.models.layers import LayerDescription
-from ctxlm_ds.models.parts.dropout import ATTENTION, ATTENTION_OUTPUT, MLP_OUTPUT, HiddenDropout, InnerDropout
 from ctxlm_ds.models.parts.norms import LayerNorm, RMSNorm
 from ctxlm_ds.models.parts.rotary import Rotary
 from ctxlm_ds.models.spec import ModelBuild
-from ctxlm_ds.parallel.layers import column_parallel_linear, row_parallel_linear
+from ctxlm_ds.parallel.layers import (
+    ATTENTION,
+    ATTENTION_OUTPUT,
+    MLP_OUTPUT,
+    HiddenDropout,
+    InnerDropout,
+    column_parallel_linear,
+    row_parallel_linear,
+)
 from ctxlm_ds.parallel.parameters import Init, Normal
 
 

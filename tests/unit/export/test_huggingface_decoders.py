@@ -28,8 +28,8 @@ from ctxlm_ds.export.base import Rows
 from ctxlm_ds.export.huggingface import from_hf, to_hf
 from ctxlm_ds.export.initial_weights import load_initial_weights
 from ctxlm_ds.export.verify import make_fields, verify_folder
-from ctxlm_ds.models.initialize import initial_value
 from ctxlm_ds.models.program import plain_program
+from ctxlm_ds.parallel.parameters import initial_value
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, make_tokenizer, random_weights, write_run

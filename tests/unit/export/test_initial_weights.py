@@ -12,8 +12,8 @@ from ctxlm_ds.errors import CheckpointError, ExportError
 from ctxlm_ds.export.huggingface import from_hf, to_hf
 from ctxlm_ds.export.initial_weights import load_initial_moments, load_initial_weights, warn_of_other_tokens
 from ctxlm_ds.export.safetensors_files import HEADS_FILE
-from ctxlm_ds.models.initialize import initial_value
 from ctxlm_ds.models.program import plain_program
+from ctxlm_ds.parallel.parameters import initial_value
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, outputs_of, random_weights, write_run

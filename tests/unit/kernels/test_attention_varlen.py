@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from ctxlm_ds.errors import KernelError
-from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionKernel, AttentionSpec, Sequences
-from ctxlm_ds.kernels.attention_varlen import (
+from ctxlm_ds.kernels.attention import (
     VarlenAttention,
     cumulative_lengths,
     use_flash3,
     why_flash3_cannot_run,
     why_varlen_cannot_run,
 )
+from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionKernel, AttentionSpec, Sequences
 from ctxlm_ds.kernels.implementation import Need
 from tests.unit.kernels.attention_oracle import (
     HEAD_SIZE,

@@ -9,10 +9,9 @@ import torch
 from pydantic import ValidationError
 
 from ctxlm_ds.errors import KernelError
-from ctxlm_ds.kernels.attention import ReferenceAttention, SdpaAttention
+from ctxlm_ds.kernels.attention import ReferenceAttention, SdpaAttention, why_varlen_cannot_run
 from ctxlm_ds.kernels.attention_bmm import BmmAttention
 from ctxlm_ds.kernels.attention_spec import AttentionSpec
-from ctxlm_ds.kernels.attention_varlen import why_varlen_cannot_run
 from ctxlm_ds.kernels.bias_gelu import compiled_bias_gelu, reference_bias_gelu, why_compiled_cannot_run
 from ctxlm_ds.kernels.dispatch import OPERATIONS, KernelSet
 from ctxlm_ds.kernels.implementation import Implementation, Need

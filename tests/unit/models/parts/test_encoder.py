@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -66,3 +70,14 @@ def test_padding_gets_no_gradient() -> None:
     assert words.grad is not None
     padding = fields["sequence_ids"] == 0
     assert (words.grad[padding] == 0).all() and (words.grad[~padding].abs().sum(-1) > 0).all()
+
+
+def test_an_encoder_imports_few_files() -> None:
+    """Model code stays readable alone: at most 30 files of the package with a line of code, this one included."""
+    code = (
+        "import sys, ctxlm_ds.models.parts.encoder\n"
+        "print(*(module.__file__ for name, module in sys.modules.items() if name.startswith('ctxlm_ds')), sep='\\n')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    files = [path for path in done.stdout.splitlines() if Path(path).stat().st_size]
+    assert len(files) <= 30, sorted(files)
