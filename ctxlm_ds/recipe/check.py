@@ -213,9 +213,7 @@ def _check_lanes(data: DataSection, training: TrainingConfig, evaluation: Evalua
         yield Problem("evaluation.max_rows", text, ("training.global_batch_size", "data.sample_format"))
 
 
-def _check_evaluation(
-    evaluation: EvaluationConfig, objective: ObjectiveSection
-) -> Iterator[Problem]:
+def _check_evaluation(evaluation: EvaluationConfig, objective: ObjectiveSection) -> Iterator[Problem]:
     share, trained = evaluation.mask_prob, getattr(objective, "mask_prob", None)
     if share is not None and trained is None:
         text = f"{share:g}: objective.name {objective.name} masks no tokens; set null"
