@@ -17,7 +17,6 @@ from ctxlm_ds.kernels.implementation import Implementation, Need, choose
 from ctxlm_ds.kernels.linear import LinearKernel
 from ctxlm_ds.kernels.norm import LayerNormKernel, RmsNormKernel
 from ctxlm_ds.kernels.sampling import SamplingKernel
-from ctxlm_ds.registry import KERNELS
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """training.precision -> type of parameters and activations."""
@@ -35,6 +34,8 @@ OPERATIONS: dict[str, tuple[Implementation, ...]] = {
 
 def table_of(operation: str, asked: str) -> tuple[Implementation, ...]:
     """Return the implementations of an operation, with the one of another package if the recipe asks for it."""
+    from ctxlm_ds.registry import KERNELS  # model code stays readable without the registry
+
     name = f"{operation}.{asked}"
     return (*OPERATIONS[operation], *([replace(KERNELS.get(name), name=asked)] if name in KERNELS else []))
 

@@ -44,9 +44,9 @@ def test_something_always_runs(operation: str) -> None:
 def test_a_registered_implementation_is_taken_by_name_only() -> None:
     mine = object()
     KERNELS.register("linear.mine", Implementation("ours", lambda need: mine))
-    assert KernelSet(KernelsConfig(linear="mine"), "cpu", torch.float32).linear is mine
-    assert "linear mine" in KernelSet(KernelsConfig(linear="mine"), "cpu", torch.float32).describe()
-    assert KernelSet(KernelsConfig(), "cpu", torch.float32).linear is torch_linear
+    assert KernelSet({"linear": "mine"}, "cpu", torch.float32).linear is mine
+    assert "linear mine" in KernelSet({"linear": "mine"}, "cpu", torch.float32).describe()
+    assert KernelSet({}, "cpu", torch.float32).linear is torch_linear
     with pytest.raises(ValidationError, match="expected one of auto, torch, float32, mine"):
         KernelsConfig(linear="yours")
 
