@@ -36,9 +36,7 @@ def reference(family: str) -> dict[str, Any]:
     return run_ranks(train, 1, config, {"zero_optimization": {"stage": 0}}, STEPS, timeout_s=120)[0]
 
 
-LAYOUTS = [
-    (1, 1, 4), (1, 2, 8), (1, 3, 2), (2, 0, 4), (2, 2, 1), (4, 1, 2), (4, 3, 2),
-]  # fmt: skip
+LAYOUTS = [(1, 1, 4), (1, 3, 8), (2, 0, 4), (2, 2, 1), (4, 3, 2)]
 """(ranks, ZeRO stage, micro-batch): every stage, every number of ranks, every split of the 16 rows."""
 
 
@@ -65,16 +63,7 @@ def test_every_layout_gives_the_same_numbers(
             torch.testing.assert_close(result["weights"][name], weight, rtol=1e-4, atol=1e-5, msg=name)
 
 
-@pytest.mark.parametrize(("world_size", "stage"), [(1, 1), (2, 2), (2, 3)])
-def test_activation_checkpointing_changes_nothing(
-    family: str, reference: dict[str, Any], world_size: int, stage: int
-) -> None:
-    config = tiny_config(family, training=training(4, activation_checkpointing=True))
-    results = run_ranks(train, world_size, config, {"zero_optimization": {"stage": stage}}, STEPS, timeout_s=180)
-    assert results[0]["losses"] == pytest.approx(reference["losses"], rel=1e-5)
-
-
-@pytest.mark.parametrize(("world_size", "stage"), [(1, 1), (2, 1), (2, 2), (2, 3)])
+@pytest.mark.parametrize(("world_size", "stage"), [(2, 1), (2, 3)])
 def test_bf16_follows_fp32(family: str, reference: dict[str, Any], world_size: int, stage: int) -> None:
     config = tiny_config(family, training=training(4).model_copy(update={"precision": "bf16"}))
     results = run_ranks(train, world_size, config, {"zero_optimization": {"stage": stage}}, STEPS, timeout_s=180)

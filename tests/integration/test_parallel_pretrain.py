@@ -37,26 +37,3 @@ def test_a_run_changes_its_layout_at_every_restart(bert_route: Prepared, tmp_pat
         assert expected.keys() <= got.keys()
         assert {step: got[step] for step in expected} == pytest.approx(expected, rel=1e-5), key
     assert metrics(changing, "tokens")[12] == metrics(straight, "tokens")[12]
-
-
-@pytest.mark.parametrize("key", ["tensor_parallel_size", "pipeline_parallel_size"])
-def test_an_impossible_layout_is_refused_before_any_rank_joins(bert_route: Prepared, tmp_path: Path, key: str) -> None:
-    """Every finding in one message, from a login node and from a rank alike; no process group, no run directory."""
-    recipe = bert_route.recipe(tmp_path / "tiny.yaml")
-    run_dir = tmp_path / "run"
-    overrides = [*words(run_dir, 4, **{key: 3}), "training.micro_batch_size=3"]
-    for extra in (["--check", "--world-size", 4], []):
-        done = call(*launcher("forked", 1), *pretrain_words(recipe, overrides, stage=3), *extra, check=False)
-        assert done.returncode == 2
-        assert f"parallel.{key}" in done.stderr and "training.global_batch_size" in done.stderr
-        assert "Traceback" not in done.stderr
-    assert not run_dir.exists()
-
-
-def test_the_middle_stage_of_a_pipeline_trains_without_reading_data(bert_route: Prepared, tmp_path: Path) -> None:
-    recipe = bert_route.recipe(
-        tmp_path / "tiny.yaml", model={**NO_DROPOUT, "num_layers": 3}, schedule={"warmup_steps": 1}
-    )
-    call(*launcher("forked", 1), *pretrain_words(recipe, words(tmp_path / "one", 3)))
-    call(*launcher("forked", 3), *pretrain_words(recipe, words(tmp_path / "split", 3, pipeline_parallel_size=3)))
-    assert metrics(tmp_path / "split", "loss") == pytest.approx(metrics(tmp_path / "one", "loss"), rel=1e-5)
