@@ -24,6 +24,7 @@ from ctxlm_ds.apps.downstream.features.options import (
     recorded_options,
 )
 from ctxlm_ds.apps.downstream.grid import PUBLISHED, RESULT_NAME, Point, grid_points, is_done, read_results, summarize
+from ctxlm_ds.apps.downstream.kinds.entries import CRF_FORM, GPT1_FORM, TEXT_FORM
 from ctxlm_ds.apps.downstream.report import result_rows, write_report
 from ctxlm_ds.apps.downstream.task import TaskDescription, is_file_name, load_task
 from ctxlm_ds.atomic import write_text
@@ -229,28 +230,28 @@ def _points(arguments: argparse.Namespace) -> list[Point]:
 
 def _variant(task: TaskDescription, arguments: argparse.Namespace) -> str | None:
     """Return the form in which a task is run, if it is not the plain one of its kind."""
-    chosen = [name for name in ("text_to_text", "gpt1_inputs", "crf") if getattr(arguments, name)]
+    chosen = [name for name in (TEXT_FORM, GPT1_FORM, CRF_FORM) if getattr(arguments, name)]
     if len(chosen) > 1:
         first, second = (f"--{name.replace('_', '-')}" for name in chosen[:2])
         raise ConfigError(f"{first} and {second} exclude each other; give one")
-    variant = chosen[0] if chosen else "text_to_text" if task.kind == "text_to_text" else None
-    if arguments.beams > 1 and variant != "text_to_text":
+    variant = chosen[0] if chosen else task.entry.always
+    if arguments.beams > 1 and variant != TEXT_FORM:
         raise ConfigError("--beams: only with --text-to-text, or for tasks of kind text_to_text")
     for option, given in (("--train-on", arguments.train_on), ("--read-from", arguments.read_from)):
-        if given != "first" and task.kind != "tagging":
+        if given != "first" and task.entry.answer != "tags":
             raise ConfigError(f"{option} {given}: only for tasks of kind tagging; this one is of kind {task.kind}")
-    if arguments.lm_weight is not None and variant != "gpt1_inputs":
+    if arguments.lm_weight is not None and variant != GPT1_FORM:
         raise ConfigError("--lm-weight: only with --gpt1-inputs")
     return variant
 
 
 def _kind_options(task: TaskDescription, arguments: argparse.Namespace) -> dict[str, Any]:
     variant = _variant(task, arguments)
-    if variant == "text_to_text":
+    if variant == TEXT_FORM:
         return {"beams": arguments.beams}
-    if variant == "gpt1_inputs":
+    if variant == GPT1_FORM:
         return {} if arguments.lm_weight is None else {"lm_weight": arguments.lm_weight}
-    return {"train_on": arguments.train_on, "read_from": arguments.read_from} if task.kind == "tagging" else {}
+    return {"train_on": arguments.train_on, "read_from": arguments.read_from} if task.entry.answer == "tags" else {}
 
 
 def _settings(arguments: argparse.Namespace) -> FitSettings:

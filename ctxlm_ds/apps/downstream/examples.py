@@ -118,7 +118,7 @@ def read_examples(task: TaskDescription, path: Path, labelled: bool = True) -> l
         raise DataError(f"{path}: the file is empty")
     if task.format == "squad":
         examples = list(_read_squad(task, path, text))
-    elif task.kind == "span_classification" and task.format == "jsonl":
+    elif task.entry.answer == "spans" and task.format == "jsonl":
         examples = [_span_example(task, f"{path}:{at}", row, labelled) for at, row in _json_rows(path, text)]
     elif task.format == "conll":
         examples = list(_read_conll(task, path, text))
@@ -146,7 +146,7 @@ def _read_rows(task: TaskDescription, path: Path, text: str, labelled: bool) -> 
     rows = _json_rows(path, text) if task.format == "jsonl" else _table_rows(task, path, text, labelled)
     for line, row in rows:
         origin = f"{path}:{line}"
-        answers = _answers(row, task.columns["label"], origin) if task.kind == "text_to_text" else ()
+        answers = _answers(row, task.columns["label"], origin) if task.entry.answer == "text" else ()
         label = answers[0][0] if answers else _cell(row, task.columns["label"], origin, required=labelled)
         pair = _cell(row, task.columns["pair"], origin) if "pair" in task.columns else None
         choices = _choices(row, task.columns["choices"], origin) if "choices" in task.columns else ()
@@ -257,7 +257,7 @@ def _label_text(task: TaskDescription, value: Any, origin: str) -> str | None:
     if value is None:
         return None
     label = json.dumps(value) if isinstance(value, bool) else str(value).strip()
-    if task.kind == "regression":
+    if task.entry.answer == "number":
         return _number(task, label, origin)
     if isinstance(task.labels, dict):
         if label not in task.labels:

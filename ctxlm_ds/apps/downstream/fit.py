@@ -82,6 +82,10 @@ def training_arguments(
     return arguments
 
 
+PROBLEM_TYPES = {"number": "regression", "label": "single_label_classification"}
+"""Names that transformers gives to kinds of answers."""
+
+
 def load_config(folder: Path, kind: Kind) -> Any:
     """Return the model's configuration with the task's labels and a padding id; None if the kind reads vectors."""
     if kind.tokenizer is None:
@@ -93,10 +97,7 @@ def load_config(folder: Path, kind: Kind) -> Any:
         folder, local_files_only=True, num_labels=len(names), id2label=names,
         label2id={name: at for at, name in names.items()},
     )  # fmt: skip
-    if kind.task.kind == "regression":
-        config.problem_type = "regression"
-    elif kind.task.kind == "classification":
-        config.problem_type = "single_label_classification"
+    config.problem_type = PROBLEM_TYPES.get(kind.task.entry.answer, config.problem_type)
     kind.configure(config)
     config.pad_token_id = kind.tokenizer.pad_token_id  # several classes find a row's last token by it
     return config

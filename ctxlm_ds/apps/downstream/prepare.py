@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +11,10 @@ import torch
 from ctxlm_ds.apps.downstream.examples import Example, Files, read_files
 from ctxlm_ds.apps.downstream.fit import Sets
 from ctxlm_ds.apps.downstream.kinds.base import Kind
+from ctxlm_ds.apps.downstream.kinds.entries import TASKS
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.errors import ConfigError, TokenizerError
-
-KINDS = {
-    "classification": "sequence:Classification",
-    "regression": "sequence:Regression",
-    "multiple_choice": "sequence:MultipleChoice",
-    "tagging": "tagging:Tagging",
-    "question_answering": "answers:QuestionAnswering",
-    "text_to_text": "text_to_text:TextToText",
-    "span_classification": "spans:SpanClassification",
-}
-VARIANTS = {
-    "text_to_text": dict.fromkeys(
-        ("classification", "regression", "question_answering", "text_to_text"), "text_to_text:TextToText"
-    ),
-    "gpt1_inputs": {
-        "classification": "causal:CausalClassification",
-        "regression": "causal:CausalRegression",
-        "multiple_choice": "causal:CausalChoice",
-    },
-    "crf": {"tagging": "crf:CrfTagging"},
-}
-"""Option of the command -> kinds of tasks that can be run so."""
+from ctxlm_ds.registry import load_object
 
 
 @dataclass(frozen=True)
@@ -65,17 +44,17 @@ def make_parts(task: TaskDescription, files: Files, limit: int | None = None) ->
 
 
 def kind_class(task: TaskDescription, variant: str | None = None) -> type[Kind]:
-    """Return the class of a task's kind, or of a variant of it (see `VARIANTS`).
+    """Return the class of a task's kind, or of another form of it (`TaskKind.forms`).
 
     Raises:
         ConfigError: the kind has no such variant.
     """
-    known = KINDS if variant is None else VARIANTS[variant]
-    if task.kind not in known:
-        option = str(variant).replace("_", "-")
-        raise ConfigError(f"--{option}: for tasks of kind {', '.join(known)}; this one is of kind {task.kind}")
-    module, _, name = known[task.kind].partition(":")
-    found: type[Kind] = getattr(import_module(f"ctxlm_ds.apps.downstream.kinds.{module}"), name)
+    entry = task.entry
+    if variant is not None and variant not in entry.forms:
+        known = ", ".join(name for name in TASKS.names() if variant in TASKS.get(name).forms)
+        option = variant.replace("_", "-")
+        raise ConfigError(f"--{option}: for tasks of kind {known}; this one is of kind {task.kind}")
+    found: type[Kind] = load_object(entry.runs if variant is None else entry.forms[variant])
     return found
 
 
@@ -88,7 +67,7 @@ def make_kind(
         task: the description.
         model_folder: in Hugging Face's form.
         parts: the examples.
-        variant: see `VARIANTS`.
+        variant: other form of the kind (`TaskKind.forms`), or None.
         options: of the kind's class.
 
     Raises:
@@ -96,7 +75,7 @@ def make_kind(
         TokenizerError: the folder has no fast tokenizer.
     """
     kind = kind_class(task, variant)
-    tokenizer = load_tokenizer(model_folder, task.kind in ("tagging", "span_classification"))
+    tokenizer = load_tokenizer(model_folder, task.entry.reads_words)
     made = kind(task, tokenizer, parts.labels, longest_input(task, model_folder, tokenizer), **options)
     fit_tokenizer(made, model_folder)
     return made

@@ -84,7 +84,7 @@ def run_seeds(
         return
     parts = read_parts(task, arguments.data)
     tokenizer = load_tokenizer(arguments.model, False)
-    scorer = load_scorer(arguments.model, tokenizer, scores_unknown=task.kind == "multiple_choice")
+    scorer = load_scorer(arguments.model, tokenizer, scores_unknown=task.entry.answer == "choice")
     raise_problems(f"prompt of {arguments.task}", list(prompt.problems(task, parts.labels, scorer.causal)))
     unlimited = task.model_copy(update={"max_length": arguments.max_length or 2**20})
     kind = kind_class(task)(task, tokenizer, parts.labels, longest_input(unlimited, arguments.model, tokenizer))

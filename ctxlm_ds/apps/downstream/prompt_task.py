@@ -52,7 +52,7 @@ class PromptDescription(Section):
 
     def problems(self, task: TaskDescription, labels: Sequence[str], causal: bool) -> Iterator[Problem]:
         """Yield what does not fit together, or not the task."""
-        if task.kind not in ("classification", "multiple_choice"):
+        if task.entry.answer not in ("label", "choice"):
             yield Problem("kind", f"{task.kind}: prompts answer tasks of kind classification and multiple_choice")
         name = "causal_pattern" if causal and self.causal_pattern is not None else "pattern"
         pattern = self.pattern_for(causal)
@@ -66,7 +66,7 @@ class PromptDescription(Section):
         for place in PLACES.findall(pattern):
             if place not in known:
                 yield Problem(name, f"unknown {{{place}}}{did_you_mean(place, known)}")
-        for label in [] if task.kind == "multiple_choice" else labels:
+        for label in [] if task.entry.answer == "choice" else labels:
             if not self.words.get(label, "").strip():
                 yield Problem(f"words.{label}", "missing; each label of the task needs a word")
         label_of: dict[str, str] = {}

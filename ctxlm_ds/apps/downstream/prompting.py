@@ -49,14 +49,14 @@ class Prompting:
             neutral = self._neutral(examples, given)
             divided = [row / base for row, base in zip(probabilities, neutral, strict=True)]
             probabilities = [row / row.sum() for row in divided]
-        if self.kind.task.kind == "multiple_choice":
+        if self.kind.task.entry.answer == "choice":
             return [Prediction(int(row.argmax()), row.tolist()) for row in probabilities]
         labels = self.kind.labels
         return [Prediction(labels[row.argmax()], dict(zip(labels, row.tolist(), strict=True))) for row in probabilities]
 
     def _neutral(self, examples: Sequence[Example], given: str) -> Iterable[NDArray[np.float64]]:
         """Return the mean probabilities after content-free inputs, for each example."""
-        if self.kind.task.kind != "multiple_choice":
+        if self.kind.task.entry.answer != "choice":
             mean = np.mean(self._probabilities(content_free(examples[0]), given), axis=0)
             return [mean] * len(examples)
         inputs = [one for example in examples for one in content_free(example)]
@@ -113,7 +113,7 @@ class Prompting:
         return replace(example, text=text) if longer == "text" else replace(example, pair=text)
 
     def _words(self, example: Example) -> list[str]:
-        if self.kind.task.kind == "multiple_choice":
+        if self.kind.task.entry.answer == "choice":
             return list(example.choices)
         return [self.prompt.words[label] for label in self.kind.labels]
 
@@ -123,4 +123,4 @@ class Prompting:
         return next(word for at, word in enumerate(words) if self.kind.is_right(self._as_prediction(at), example))
 
     def _as_prediction(self, at: int) -> Prediction:
-        return Prediction(at if self.kind.task.kind == "multiple_choice" else self.kind.labels[at])
+        return Prediction(at if self.kind.task.entry.answer == "choice" else self.kind.labels[at])

@@ -38,7 +38,7 @@ def write_report(
     write_bytes(output / "curves.png", curves)
     sections["Learning curves"] = [_image(curves, "score on the development file after each epoch")]
     predicted = _read_predictions(output, summary["chosen"])
-    if task.kind == "classification":
+    if task.entry.answer == "label":
         matrix = _draw_confusion([one["label"] for one in predicted], [one["prediction"] for one in predicted])
         write_bytes(output / "confusion.png", matrix)
         sections["Confusion"] = [_image(matrix, "right labels down, predictions across")]

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
+from ctxlm_ds.apps.downstream.kinds.entries import TASKS, FileFormat, TaskKind
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.describe import dotted
 from ctxlm_ds.recipe.problems import Problem, did_you_mean, explain_error, raise_problems
@@ -17,46 +18,21 @@ from ctxlm_ds.recipe.yaml_source import MAX_CHARACTERS, read_yaml
 from ctxlm_ds.untrusted_json import read_text
 
 TASK_DIR = Path(__file__).resolve().parent / "tasks"
-KindName = Literal[
-    "classification", "regression", "multiple_choice", "tagging", "question_answering", "text_to_text",
-    "span_classification",
-]  # fmt: skip
-FileFormat = Literal["tsv", "csv", "jsonl", "conll", "squad"]
 Column = str | int
 """Name of a column in the header (or key of a JSON object), or its number from 0."""
 
 Text = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)]
 """A label; YAML reads `0` as a number."""
 
-ROLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "classification": (("text", "label"), ("pair",)),
-    "regression": (("text", "label"), ("pair",)),
-    "multiple_choice": (("text", "choices", "label"), ("pair",)),
-    "tagging": (("text", "label"), ()),
-    "question_answering": ((), ()),
-    "text_to_text": (("text", "label"), ("pair",)),
-    "span_classification": (("text", "label"), ()),
-}
-"""Columns of each kind of task: those that it needs, those that it may have."""
 
-FORMATS: dict[str, tuple[FileFormat, ...]] = {
-    "classification": ("tsv", "csv", "jsonl"),
-    "regression": ("tsv", "csv", "jsonl"),
-    "multiple_choice": ("tsv", "csv", "jsonl"),
-    "tagging": ("conll",),
-    "question_answering": ("squad",),
-    "text_to_text": ("tsv", "csv", "jsonl"),
-    "span_classification": ("jsonl", "conll"),
-}
-METRICS: dict[str, tuple[str, ...]] = {
-    "classification": ("accuracy", "f1", "macro_f1", "matthews"),
-    "regression": ("pearson", "spearman", "mse"),
-    "multiple_choice": ("accuracy",),
-    "tagging": ("f1", "precision", "recall", "accuracy"),
-    "question_answering": ("f1", "exact_match"),
-    "text_to_text": ("exact_match", "f1"),
-    "span_classification": ("f1", "precision", "recall"),
-}
+def _known(kind: str) -> str:
+    if kind not in TASKS:
+        raise ValueError(f"no kind of task{did_you_mean(kind, TASKS.names())}; there are {', '.join(TASKS.names())}")
+    return kind
+
+
+KindName = Annotated[str, AfterValidator(_known)]
+
 FIELD = re.compile(r"\{(\w*)\}")
 """A field of a template: `{text}` or `{pair}`."""
 
@@ -124,18 +100,25 @@ class TaskDescription(Section):
     """Model -> score of the first metric in its publication, for the report."""
 
     @property
+    def entry(self) -> TaskKind:
+        """Return what is known of the kind of the task."""
+        entry: TaskKind = TASKS.get(self.kind)
+        return entry
+
+    @property
     def judged_by(self) -> list[str]:
         """Return the metrics of the report, the one that chooses first."""
-        return self.metrics or list(METRICS[self.kind])
+        return self.metrics or list(self.entry.metrics)
 
     def problems(self) -> Iterator[Problem]:
         """Yield what does not fit together."""
         if (self.dev is None) == (self.validation_share == 0):
             yield Problem("dev", "give either a file for development or validation_share")
-        if self.format not in FORMATS[self.kind]:
-            expected = " or ".join(FORMATS[self.kind])
+        entry = self.entry
+        if self.format not in entry.formats:
+            expected = " or ".join(entry.formats)
             yield Problem("format", f"{self.format}: a task of kind {self.kind} is read from {expected}")
-        needed, allowed = ROLES[self.kind]
+        needed, allowed = entry.needed, entry.allowed
         if self.format in ("conll", "tsv", "csv", "jsonl"):
             for role in needed:
                 if role not in self.columns:
@@ -144,8 +127,8 @@ class TaskDescription(Section):
             if role not in needed + allowed:
                 yield Problem(f"columns.{role}", f"unknown role{did_you_mean(role, needed + allowed)}")
         for metric in self.metrics:
-            if metric not in METRICS[self.kind]:
-                known = ", ".join(METRICS[self.kind])
+            if metric not in entry.metrics:
+                known = ", ".join(entry.metrics)
                 yield Problem("metrics", f"{metric}: a task of kind {self.kind} has the metrics {known}")
         if not self.header and any(isinstance(name, str) for name in self._single_columns()) and self.format != "jsonl":
             yield Problem("columns", "without a header columns are numbers from 0")
@@ -153,13 +136,13 @@ class TaskDescription(Section):
         yield from self._scheme_problems()
 
     def _scheme_problems(self) -> Iterator[Problem]:
-        if self.scheme is not None and self.kind not in ("tagging", "span_classification"):
+        if self.scheme is not None and not self.entry.reads_words:
             yield Problem("scheme", f"{self.scheme}: only tasks of kind tagging and span_classification have one")
-        if self.kind == "span_classification" and (self.format == "conll") == (self.scheme is None):
+        if self.entry.answer == "spans" and (self.format == "conll") == (self.scheme is None):
             yield Problem("scheme", "name the scheme of conll files (iob1, iob2, bioes); jsonl files have none")
 
     def _template_problems(self) -> Iterator[Problem]:
-        has_pair = "pair" in self.columns or self.kind == "question_answering"
+        has_pair = "pair" in self.columns or self.entry.answer == "span"
         expected = {"text", "pair"} if has_pair else {"text"}
         if self.template is not None and set(FIELD.findall(self.template)) != expected:
             fields = " and ".join(f"{{{name}}}" for name in sorted(expected, reverse=True))

@@ -32,6 +32,7 @@ from ctxlm_ds.apps.downstream.prepare import Parts
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.problems import show_value
+from ctxlm_ds.registry import load_object
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -133,24 +134,17 @@ class FrozenRegression(Frozen, Regression):
         return FrozenClassifier(self.inputs.shape, self.head, 1, has_pairs(self.task), regression=True)
 
 
-KINDS: dict[str, type[Kind]] = {
-    "tagging": FrozenTagging,
-    "classification": FrozenClassification,
-    "regression": FrozenRegression,
-}
-
-
 def make_frozen_kind(task: TaskDescription, parts: Parts, inputs: FrozenInputs, head: HeadSettings) -> Kind:
     """Return the kind of a task over frozen vectors.
 
     Raises:
         ConfigError: the task is of another kind, or the RNN would read nothing.
     """
-    if task.kind not in KINDS:
+    if task.entry.frozen is None:
         raise ConfigError(f"--features: tasks of kind {task.kind} are fine-tuned only (--model)")
     if head.mix_at == "output" and inputs.static is None:
         raise ConfigError("--mix-at output: the RNN reads only static vectors then; give a file of them by --static")
-    found: Any = KINDS[task.kind]
+    found: Any = load_object(task.entry.frozen)
     made: Kind = found(task, None, parts.labels, task.max_length, inputs=inputs, head=head)
     return made
 
@@ -163,7 +157,7 @@ def has_pairs(task: TaskDescription) -> bool:
 def words_of(task: TaskDescription, parts: Parts) -> list[list[str]]:
     """Return the words of all texts of a task, for reading a part of a file of static vectors only."""
     examples = [*parts.train, *parts.dev, *(parts.test or [])]
-    if task.kind == "tagging":
+    if task.entry.reads_words:
         return [list(example.words) for example in examples]
     return [words for example in examples for words in _segments(example, has_pairs(task))]
 

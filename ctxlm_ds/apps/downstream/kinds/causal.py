@@ -18,6 +18,7 @@ from torch.nn import functional
 from ctxlm_ds.apps.downstream.examples import Example
 from ctxlm_ds.apps.downstream.extended import concrete_class, load_extended
 from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind
+from ctxlm_ds.apps.downstream.kinds.entries import Answer
 from ctxlm_ds.apps.downstream.kinds.sequence import Classification, MultipleChoice, Regression, choice_number
 from ctxlm_ds.errors import ConfigError
 
@@ -50,7 +51,7 @@ class Gpt1Inputs(Kind):
 
     def _rows(self, example: Example) -> list[tuple[str, ...]]:
         """Return the texts of each row of an example."""
-        if self.task.kind == "multiple_choice":
+        if self.task.entry.answer == "choice":
             context = f"{example.text} {example.pair}" if example.pair else example.text
             return [(context, choice) for choice in example.choices]
         if "pair" not in self.task.columns:
@@ -70,9 +71,9 @@ class Gpt1Inputs(Kind):
     def _label(self, example: Example) -> float | int | None:
         if example.label is None:
             return None
-        if self.task.kind == "regression":
+        if self.task.entry.answer == "number":
             return float(example.label)
-        if self.task.kind == "multiple_choice":
+        if self.task.entry.answer == "choice":
             return choice_number(example, len(example.choices))
         return self.labels.index(example.label)
 
@@ -87,12 +88,12 @@ class Gpt1Inputs(Kind):
         if type(config) in AutoModelForMaskedLM._model_mapping or hasattr(config, "mem_len"):
             raise ConfigError(f"--gpt1-inputs: a model of type {config.model_type} reads in both directions; "
                               "the option is for causal models such as GPT-2")  # fmt: skip
-        if self.task.kind == "multiple_choice":
+        if self.task.entry.answer == "choice":
             config.num_labels = 1
 
     def model(self, folder: Path, config: Any, random: bool) -> Any:
         base = concrete_class(self.auto_class(), config)
-        model = load_extended(_with_head(base, self.task.kind, self.lm_weight), folder, config, random)
+        model = load_extended(_with_head(base, self.task.entry.answer, self.lm_weight), folder, config, random)
         if len(self.tokenizer) > model.get_input_embeddings().num_embeddings:
             model.resize_token_embeddings(len(self.tokenizer), mean_resizing=False)
         return model
@@ -123,7 +124,7 @@ class CausalChoice(Gpt1Inputs, MultipleChoice):
     """The right one of several answers, each a row of context, delimiter and answer."""
 
 
-def _with_head(base: Any, kind: str, lm_weight: float) -> Any:
+def _with_head(base: Any, answer: Answer, lm_weight: float) -> Any:
     """Return transformers' class of a language model with a linear head over the extract token."""
 
     class WithHead(base):
@@ -148,10 +149,10 @@ def _with_head(base: Any, kind: str, lm_weight: float) -> Any:
             extract = states[torch.arange(len(ids), device=ids.device), last]
             logits = self.score(self.score_dropout(extract)).view(*input_ids.shape[:2], -1)
             # Both orders are added: the head has no bias, so the sum of the scores is the score of the sum.
-            logits = logits.squeeze(-1) if kind == "multiple_choice" else logits.sum(dim=1)
+            logits = logits.squeeze(-1) if answer == "choice" else logits.sum(dim=1)
             if labels is None:
                 return SequenceClassifierOutput(logits=logits)
-            loss = _task_loss(logits.float(), labels, kind)
+            loss = _task_loss(logits.float(), labels, answer)
             if lm_logits is not None:
                 loss = loss + lm_weight * language_model_loss(lm_logits, ids, mask)
             return SequenceClassifierOutput(loss=loss, logits=logits)
@@ -159,8 +160,8 @@ def _with_head(base: Any, kind: str, lm_weight: float) -> Any:
     return WithHead
 
 
-def _task_loss(logits: torch.Tensor, labels: torch.Tensor, kind: str) -> torch.Tensor:
-    if kind == "regression":
+def _task_loss(logits: torch.Tensor, labels: torch.Tensor, answer: Answer) -> torch.Tensor:
+    if answer == "number":
         return functional.mse_loss(logits.squeeze(-1), labels.to(logits.dtype))
     return functional.cross_entropy(logits, labels)
 

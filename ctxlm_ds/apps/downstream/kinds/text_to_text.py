@@ -15,22 +15,17 @@ import numpy as np
 import torch
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.kinds.answers import QuestionAnswering
 from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind, Prediction
-from ctxlm_ds.apps.downstream.kinds.sequence import Classification, Regression
+from ctxlm_ds.apps.downstream.kinds.sequence import Classification
 from ctxlm_ds.apps.downstream.metrics import UNKNOWN, answer_scores
 from ctxlm_ds.apps.downstream.task import FIELD
 from ctxlm_ds.console import counted
 from ctxlm_ds.errors import ConfigError, DataError, TokenizerError
+from ctxlm_ds.registry import load_object
 
 logger = logging.getLogger("ctxlm_ds")
 STEPS_PER_UNIT = 5
 """Numbers are written as multiples of 1/5 (T5's STS-B, which becomes a choice of 26 texts)."""
-JUDGES: dict[str, type[Kind]] = {
-    "classification": Classification, "regression": Regression, "question_answering": QuestionAnswering
-}  # fmt: skip
-"""Kinds that check examples and judge what was written."""
-
 
 @dataclass
 class TextToText(Kind):
@@ -41,13 +36,13 @@ class TextToText(Kind):
 
     @classmethod
     def find_labels(cls, task: Any, train: Sequence[Example]) -> list[str]:
-        return Classification.find_labels(task, train) if task.kind == "classification" else []
+        return Classification.find_labels(task, train) if task.entry.answer == "label" else []
 
     @cached_property
     def judge(self) -> Kind | None:
         """The kind of the same task for other models; None if the task is text to text for all."""
-        judge = JUDGES.get(self.task.kind)
-        return None if judge is None else judge(self.task, self.tokenizer, self.labels, self.max_length)
+        judge = load_object(self.task.entry.runs)
+        return None if judge is type(self) else judge(self.task, self.tokenizer, self.labels, self.max_length)
 
     @cached_property
     def label_of(self) -> dict[str, str]:
@@ -64,7 +59,7 @@ class TextToText(Kind):
     def check(self, examples: Sequence[Example]) -> None:
         if self.judge is not None:
             self.judge.check(examples)
-        if self.task.kind == "classification" and not self.label_of:
+        if self.task.entry.answer == "label" and not self.label_of:
             raise DataError(f"{self.task.train}: no labels")
 
     def features(self, examples: Sequence[Example]) -> Features:
@@ -88,19 +83,19 @@ class TextToText(Kind):
         return [FIELD.sub(lambda found, one=one: one[found[1]], template) for one in values]  # type: ignore[misc]
 
     def _default_template(self) -> str:
-        if self.task.kind == "question_answering":
+        if self.task.entry.answer == "span":
             return "question: {pair} context: {text}"
-        if self.task.kind == "text_to_text":
+        if self.task.entry.answer == "text":
             return "{text} {pair}" if "pair" in self.task.columns else "{text}"
         return "sentence1: {text} sentence2: {pair}" if "pair" in self.task.columns else "sentence: {text}"
 
     def _target(self, example: Example) -> str:
         """Return the text to learn; a test file's missing label is empty."""
-        if self.task.kind == "question_answering":
+        if self.task.entry.answer == "span":
             return example.answers[0][0] if example.answers else ""
         if example.label is None:
             return ""
-        if self.task.kind == "regression":
+        if self.task.entry.answer == "number":
             return f"{round(float(example.label) * STEPS_PER_UNIT) / STEPS_PER_UNIT:.1f}"
         return self.task.label_words.get(example.label, example.label)
 
@@ -115,7 +110,7 @@ class TextToText(Kind):
     def _longest(self) -> int:
         """Longest target in tokens; labels and numbers need no more than the longest of them."""
         longest = min(self.task.max_target_length, self.max_length - 1)
-        if self.task.kind == "classification":
+        if self.task.entry.answer == "label":
             needed = max(len(self._encode_target(self.task.label_words.get(name, name))) for name in self.labels)
             if needed > self.max_length - 1:
                 raise ConfigError(f"label_words: {needed} tokens, the model writes {self.max_length - 1} at most")
@@ -162,9 +157,9 @@ class TextToText(Kind):
         return [" ".join(text.split()) for text in texts]
 
     def _read(self, text: str) -> Prediction:
-        if self.task.kind == "classification":
+        if self.task.entry.answer == "label":
             return Prediction(self.label_of.get(text, UNKNOWN), {"output": text})
-        if self.task.kind == "regression":
+        if self.task.entry.answer == "number":
             return Prediction(self._read_number(text), {"output": text})
         return Prediction(text)
 
