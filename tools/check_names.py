@@ -1,4 +1,4 @@
-"""Find comparisons with the name of a family, objective, loss term or sample format outside its own files.
+"""Find comparisons with the name of a family, objective, loss term, sample format or task kind outside its own files.
 
 Part of `make check`. The names are those of the registry and of the objectives' terms. A comparison is `==`, `!=`,
 `in`, `not in`, a `match` case, a look-up by such a string, or a constant made of one. Files of registered entries and
@@ -13,14 +13,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from ctxlm_ds.apps.downstream.kinds.entries import TASKS
 from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, OPTIMIZERS, SCHEDULES, TRACKERS
 
 ROOT = Path(__file__).resolve().parent.parent
-REGISTRIES = (FAMILIES, OBJECTIVES, FORMATS, OPTIMIZERS, SCHEDULES, TRACKERS)
+REGISTRIES = (FAMILIES, OBJECTIVES, FORMATS, OPTIMIZERS, SCHEDULES, TRACKERS, TASKS)
 OWN_FILES = (
     "ctxlm_ds/families/", "ctxlm_ds/objectives/", "ctxlm_ds/data/formats/", "ctxlm_ds/training/optimizers/",
     "ctxlm_ds/training/schedules/", "ctxlm_ds/training/hooks/metrics.py", "ctxlm_ds/training/hooks/trackers.py",
-    "ctxlm_ds/registry.py",
+    "ctxlm_ds/apps/downstream/kinds/", "ctxlm_ds/registry.py",
 )
 OTHER_MEANINGS = {
     "ctxlm_ds/apps/text/train_tokenizer.py": {"albert", "gpt1", "gpt2"},
