@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import subprocess
 import sys
@@ -68,6 +69,11 @@ def test_every_page_is_found_from_the_index() -> None:
     linked = {(index.parent / link.partition("#")[0]).resolve() for link in LINK.findall(_prose(index))}
     assert [name(page) for page in PAGES[2:] if page != index and page.resolve() not in linked] == []
     assert len(GUIDES) == 4
+
+
+def test_the_api_page_names_what_exists() -> None:
+    named = re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(named) > 5 and [pkgutil.resolve_name(name) for name in named]
 
 
 @pytest.mark.skipif(find_spec("material") is None, reason="the extra docs is not installed")
