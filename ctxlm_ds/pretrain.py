@@ -25,6 +25,7 @@ from ctxlm_ds.process.output_log import OutputLog
 from ctxlm_ds.process.run_lock import RunLock, make_run_dir
 from ctxlm_ds.process.watchdog import Watchdog
 from ctxlm_ds.recipe.check import schedule_warnings, unused_settings
+from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
 
@@ -164,8 +165,7 @@ def join_ranks(config: RunConfig, deepspeed_config: dict[str, Any], ranks: RankI
         ConfigError: the device lacks the precision, or the ranks do not fill the layout.
     """
     # ZeRO 3 gathers weights during the computation and needs more than one queue.
-    zero_stage = int(deepspeed_config.get("zero_optimization", {}).get("stage", 0))
-    one_queue = config.parallel.tensor_parallel_size > 1 and zero_stage < 3
+    one_queue = config.parallel.tensor_parallel_size > 1 and ZeroSettings.of_json(deepspeed_config).stage < 3
     logger.info("importing torch")
     prepare_process(ranks, config.training.deterministic, one_queue)
 

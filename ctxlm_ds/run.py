@@ -28,6 +28,7 @@ from ctxlm_ds.process.launch import StopSignal
 from ctxlm_ds.process.line_file import METRICS_NAME
 from ctxlm_ds.process.run_history import SAVE_FAILED, append_event
 from ctxlm_ds.process.run_lock import RunLock
+from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES, load_object
@@ -233,7 +234,7 @@ def build_engine(
         return KernelSet(dict(config.kernels), device_type(), DTYPES[precision])
 
     kernels = kernels_of(config.training.precision)
-    stage = int(deepspeed_config.get("zero_optimization", {}).get("stage", 0))
+    stage = ZeroSettings.of_json(deepspeed_config).stage
     compiled = compile_setting(config.training, config.parallel, stage, device_type())
 
     build = ModelBuild(

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ctxlm_ds.recipe.deepspeed_rules import AUTO, IGNORED, REFUSED, find_conflicts, setting_problems
-from ctxlm_ds.recipe.json_source import NEVER_PRINT_STEPS
+from ctxlm_ds.recipe.json_source import NEVER_PRINT_STEPS, OFFLOADS, bucket_hints
 from ctxlm_ds.recipe.layout import batch_problems
 from ctxlm_ds.recipe.problems import Problem, raise_problems, show_value
 from ctxlm_ds.recipe.schema import RunConfig
@@ -130,17 +130,6 @@ def _compare_optimizer(
             yield Problem(f"optimizer.params.{key}", text)
 
 
-def bucket_hints(width: int | None) -> dict[str, int]:
-    """Return ZeRO's sizes for "auto" from the model's width, as Hugging Face's integration chooses them."""
-    if width is None:
-        return {}
-    return {
-        "reduce_bucket_size": width * width,
-        "stage3_prefetch_bucket_size": int(0.9 * width * width),
-        "stage3_param_persistence_threshold": 10 * width,
-    }
-
-
 def _settle_autos(section: dict[str, Any], path: tuple[str, ...]) -> Iterator[Problem]:
     """Remove every other "auto", which leaves DeepSpeed's default; parameters of an optimizer need a value."""
     for name, value in list(section.items()):
@@ -159,7 +148,7 @@ def _separate_runs(result: dict[str, Any], config: RunConfig) -> None:
     """Give each run directory a separate folder on the NVMe disk, because DeepSpeed names its files by rank only."""
     run_dir = os.path.abspath(config.run_dir or os.path.join("runs", config.name))
     name = f"{config.name}-{hashlib.sha256(run_dir.encode()).hexdigest()[:8]}"
-    for part in ("offload_optimizer", "offload_param"):
+    for part in OFFLOADS:
         section = result.get("zero_optimization", {}).get(part)
         if isinstance(section, dict) and section.get("device") == "nvme":
             section["nvme_path"] = os.path.join(section["nvme_path"], name)

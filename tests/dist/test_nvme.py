@@ -169,10 +169,9 @@ def maker(run: Swapped, folder: Path) -> Callable[[], Engine]:
 
 
 def test_a_disk_that_is_not_there_is_named(tmp_path: Path) -> None:
-    section = {"device": "nvme", "nvme_path": str(tmp_path / "not_mounted" / "run-1")}
     with pytest.raises(ConfigError, match=r"not_mounted: no such folder on this host.*NVME_PATH"):
-        prepare_folders({"zero_optimization": {"offload_optimizer": section}})
-    assert not prepare_folders({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})
+        prepare_folders({"offload_optimizer": str(tmp_path / "not_mounted" / "run-1")})
+    assert not prepare_folders({})
 
 
 def test_missing_headers_are_said_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

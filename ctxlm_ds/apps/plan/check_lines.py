@@ -20,6 +20,7 @@ from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.console import counted, run_command
 from ctxlm_ds.process.cgroups import available_cores, available_memory
 from ctxlm_ds.recipe.hardware import GIB, GPUS, Cluster
+from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.schema import RunConfig
 
 MODEL_LIMIT_S = 120.0
@@ -130,7 +131,7 @@ def planned_model(
     why_not = None if gpu else why_not_on_cpu(config, world_size)
     on_cpu = not gpu and why_not is None
     settings = _in_memory(deepspeed) if on_cpu else dict(deepspeed)
-    stage = int(settings.get("zero_optimization", {}).get("stage", 0))
+    stage = ZeroSettings.of_json(settings).stage
     planner = Planner(config, Cluster(GPUS[0], 1, 1), {stage: settings}, CPU if on_cpu else CUDA)
     memory = planner.memory(layout_of(config, stage, world_size))
     known = config.model.vocab_size is not None

@@ -15,7 +15,7 @@ from ctxlm_ds.console import at_least, program
 from ctxlm_ds.errors import TokenizerError
 from ctxlm_ds.recipe.check import schedule_warnings
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
-from ctxlm_ds.recipe.json_source import DEFAULT_CONFIG, load_deepspeed_json
+from ctxlm_ds.recipe.json_source import DEFAULT_CONFIG, ZeroSettings, load_deepspeed_json
 from ctxlm_ds.recipe.load import dump_config, load_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.teacher_rules import needs_teacher
@@ -62,7 +62,7 @@ def check_only(arguments: argparse.Namespace) -> None:
     progress = read_progress(run_dir, config)
     for line in schedule_warnings(config):
         logger.warning("%s", line)
-    lines = run_lines(config, int(zero.get("stage", 0)), world_size, run_dir) + missing_lines(config)
+    lines = run_lines(config, ZeroSettings.of_json(deepspeed).stage, world_size, run_dir) + missing_lines(config)
     lines += [] if progress is None else [f"  {progress.describe()}"]
     sys.stdout.writelines(f"{line}\n" for line in lines)
     sys.stdout.flush()

@@ -8,12 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ctxlm_ds.recipe.deepspeed import bucket_hints
 from ctxlm_ds.recipe.hardware import Cluster
 from ctxlm_ds.recipe.schema import RunConfig
 
-DEEPSPEED_BUCKET = 500_000_000
-"""Elements of DeepSpeed 0.19.8's default bucket; stages 0 and 1 in 16 bits always use it."""
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -86,36 +83,3 @@ def launch_command(recipe: str, deepspeed: str, settings: Sequence[str], cluster
         start = f"torchrun --nnodes {cluster.num_nodes} {ranks} --rdzv-backend c10d --rdzv-endpoint $HEAD_NODE:29500"
     options = ["--config", recipe, "--deepspeed_config", deepspeed, "--set", *settings]
     return f"{start} -m ctxlm_ds.pretrain {shlex.join(options)}"
-
-
-@dataclass(frozen=True)
-class ZeroSettings:
-    """The values of a DeepSpeed JSON that memory and traffic depend on; sizes in elements."""
-
-    stage: int
-    overlap_comm: bool
-    reduce_bucket: int
-    prefetch_bucket: int
-    persistence_threshold: int
-    max_reuse_distance: int
-    offload_optimizer: bool
-    offload_parameters: bool
-
-    @classmethod
-    def of_json(cls, settings: dict[str, Any], width: int | None) -> ZeroSettings:
-        """Read a JSON; "auto" sizes follow from the model's width."""
-        zero = settings.get("zero_optimization", {})
-        stage = int(zero.get("stage", 0))
-        sizes = {name: value for name, value in zero.items() if value != "auto"}
-        sizes |= {name: size for name, size in bucket_hints(width).items() if zero.get(name) == "auto"}
-        offloads = [zero.get(f"offload_{part}", {}).get("device", "none") for part in ("optimizer", "param")]
-        return cls(
-            stage=stage,
-            overlap_comm=bool(zero.get("overlap_comm", stage == 3)),
-            reduce_bucket=int(sizes.get("reduce_bucket_size", DEEPSPEED_BUCKET)),
-            prefetch_bucket=int(sizes.get("stage3_prefetch_bucket_size", 50_000_000)),
-            persistence_threshold=int(sizes.get("stage3_param_persistence_threshold", 100_000)),
-            max_reuse_distance=int(sizes.get("stage3_max_reuse_distance", 1_000_000_000)),
-            offload_optimizer=offloads[0] not in ("none", None),
-            offload_parameters=offloads[1] not in ("none", None),
-        )

@@ -8,7 +8,7 @@ from functools import cache, cached_property
 from itertools import chain, pairwise
 from typing import Any
 
-from ctxlm_ds.apps.plan.layouts import BYTES, Layout, ZeroSettings
+from ctxlm_ds.apps.plan.layouts import BYTES, Layout
 from ctxlm_ds.apps.plan.states import (
     FLOAT,
     StageParameters,
@@ -25,7 +25,7 @@ from ctxlm_ds.models.layers import repeated_layers
 from ctxlm_ds.models.meter import CUDA, Platform
 from ctxlm_ds.models.stages import blocks_per_stage, layer_parameters, plan_stages
 from ctxlm_ds.recipe.hardware import Cluster
-from ctxlm_ds.recipe.json_source import load_deepspeed_json
+from ctxlm_ds.recipe.json_source import ZeroSettings, load_deepspeed_json
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.measure import MeasuredModel, describe, measure, training_flops_per_row, useful_flops_per_row
 from ctxlm_ds.training.optimizers.matrix_work import sent_bytes, update_bytes
@@ -84,7 +84,7 @@ class Stage:
 def load_jsons(*names: str) -> JsonByStage:
     """Load DeepSpeed JSONs (paths or shipped names) by their ZeRO stage."""
     jsons = map(load_deepspeed_json, names)
-    return {int(settings.get("zero_optimization", {}).get("stage", 0)): settings for settings in jsons}
+    return {ZeroSettings.of_json(settings).stage: settings for settings in jsons}
 
 
 class Planner:

@@ -13,9 +13,10 @@ from functools import cache, cached_property
 from math import prod
 from typing import NamedTuple
 
-from ctxlm_ds.apps.plan.layouts import BYTES, DEEPSPEED_BUCKET, ZeroSettings
+from ctxlm_ds.apps.plan.layouts import BYTES
 from ctxlm_ds.models.program import Program
 from ctxlm_ds.parallel.placement import Split, shard_of, vocabulary_rows_per_rank
+from ctxlm_ds.recipe.json_source import DEEPSPEED_BUCKET, ZeroSettings
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import OptimizerSection, UpdateSizes
 from ctxlm_ds.training.optimizers.base import FLOAT

@@ -15,8 +15,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ctxlm_ds.apps.plan.layouts import BYTES, Layout, ZeroSettings
+from ctxlm_ds.apps.plan.layouts import BYTES, Layout
 from ctxlm_ds.apps.plan.states import FLOAT, StageParameters, total_elements, uses_bf16_optimizer
+from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.schema import RunConfig
 
 

@@ -5,8 +5,9 @@ They are counted operation by operation; tests/dist/test_updates.py counts those
 
 from __future__ import annotations
 
-from ctxlm_ds.apps.plan.layouts import BYTES, ZeroSettings
+from ctxlm_ds.apps.plan.layouts import BYTES
 from ctxlm_ds.apps.plan.states import FLOAT, StageParameters, total_elements, uses_bf16_optimizer
+from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.schema import RunConfig
 
 NORM_BYTES, CLIP_BYTES = 4, 8

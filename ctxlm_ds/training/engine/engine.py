@@ -17,6 +17,7 @@ from ctxlm_ds.models.stages import blocks_per_stage, plan_stages
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.library_noise import without_known_prints
+from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.continuations import TokenChoice
 from ctxlm_ds.training.engine.forward_backward import PassContext, PlainPasses, StepInterrupted
@@ -81,14 +82,15 @@ class Engine:
         Raises:
             ConfigError, KernelError: an impossible configuration, on every rank.
         """
-        self.zero_stage = int(deepspeed_config.get("zero_optimization", {}).get("stage", 0))
+        zero = ZeroSettings.of_json(deepspeed_config)
+        self.zero_stage = zero.stage
         check_precision(config, self.zero_stage)
         self.config = config
         self.before_update: Callable[[], None] = lambda: None
         """Called in every step before weights and moments change."""
         self.topology = topology
         sizes = config.training.global_batch_size, config.training.micro_batch_size * topology.data_parallel_size
-        topology.run_together(lambda: load_async_io() if prepare_folders(deepspeed_config) else None)
+        topology.run_together(lambda: load_async_io() if prepare_folders(zero.nvme_paths) else None)
         self.program, self.parallel, self.terms = program, program.parallel, program.terms
         self.objective = objective
         losses = TermLosses(self.terms, program.outputs, self.parallel)
@@ -111,7 +113,7 @@ class Engine:
             name: holding_of(self.parallel, name, self._facts[name], self._shapes[name], parameter)
             for name, parameter in self.named_parameters
         }
-        optimizer, self.optimizer_choice = self._build_optimizer(deepspeed_config)
+        optimizer, self.optimizer_choice = self._build_optimizer(deepspeed_config, zero.offload_optimizer)
         self._initialize(deepspeed_config, model, optimizer)
 
     @property
@@ -133,11 +135,11 @@ class Engine:
             dtype = DTYPES[self.config.training.precision]
             return PipelineStage(descriptions, outputs, bounds, self.topology, streams, dtype)
 
-    def _build_optimizer(self, deepspeed_config: dict[str, Any]) -> tuple[torch.optim.Optimizer | None, str]:
+    def _build_optimizer(
+        self, deepspeed_config: dict[str, Any], offloaded: bool
+    ) -> tuple[torch.optim.Optimizer | None, str]:
         if self.config.optimizer.handed_over:
             return None, f"optimizer={deepspeed_config['optimizer']['type']} (from the DeepSpeed JSON)"
-        offload = deepspeed_config.get("zero_optimization", {}).get("offload_optimizer") or {}
-        offloaded = offload.get("device", "none") != "none"
         place = OptimizerPlace("cpu" if offloaded else device_type(), self.zero_stage, offloaded)
         settings, kernel = self.config.optimizer, self.config.kernels.optimizer
         return self.topology.run_together(

@@ -22,7 +22,6 @@ from ctxlm_ds.errors import ConfigError
 
 SWAP_FILE_SUFFIX = ".tensor.swp"
 ATTRIBUTE = "ctxlm_swapped_to"
-SECTIONS = ("offload_optimizer", "offload_param")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +33,16 @@ class SwapPlace:
     """Elements of the weights, and of each moment."""
 
 
-def prepare_folders(deepspeed_config: Mapping[str, Any]) -> bool:
+def prepare_folders(paths: Mapping[str, str]) -> bool:
     """Make the run's folders on the NVMe disk until this process ends; return whether anything is swapped.
+
+    Args:
+        paths: ZeroSettings.nvme_paths.
 
     Raises:
         ConfigError: the disk is not mounted or not writable.
     """
-    zero = deepspeed_config.get("zero_optimization", {})
-    sections = {name: zero.get(name) or {} for name in SECTIONS}
-    folders = {name: Path(s["nvme_path"]) for name, s in sections.items() if s.get("device") == "nvme"}
+    folders = {name: Path(path) for name, path in paths.items()}
     for name, folder in folders.items():
         where = f"zero_optimization.{name}.nvme_path {folder.parent}"
         if not folder.parent.is_dir():

@@ -6,9 +6,10 @@ from collections import Counter
 
 import pytest
 
-from ctxlm_ds.apps.plan.layouts import Layout, ZeroSettings
+from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.apps.plan.plan import Plan, Planner
 from ctxlm_ds.apps.plan.states import StageParameters, workspace_bytes
+from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.measure import training_flops_per_row

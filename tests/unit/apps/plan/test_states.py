@@ -11,9 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ctxlm_ds.apps.plan.layouts import ZeroSettings
 from ctxlm_ds.apps.plan.states import StageParameters, workspace_bytes
 from ctxlm_ds.recipe import choices
+from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.training.optimizers.base import optimizer_of
 from ctxlm_ds.training.optimizers.steps import ParameterLayout, Stepper
