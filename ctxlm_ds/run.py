@@ -133,7 +133,16 @@ def build_trainer(
         stop_signal=stop_signal,
         state=state,
         tokens_per_word=topology.compute_on_rank_0(lambda: held_out_words(config, data)),
-        continuations=build_continuations(config, data.prompts, rows, data.objective, data.tokenizer, topology),
+        continuations=build_continuations(
+            config.data,
+            config.training,
+            config.evaluation,
+            data.prompts,
+            rows,
+            data.objective,
+            data.tokenizer,
+            topology,
+        ),
     )
 
 

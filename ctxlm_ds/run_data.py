@@ -46,7 +46,7 @@ def build_data(config: RunConfig, tokenizer: Tokenizer, topology: Topology) -> R
         ConfigError, DataError: a prompt or a source does not fit, or a rank has other data; raised on every rank.
     """
     objective = build_objective(config.objective, tokenizer)
-    prompts = encode_prompts(config, objective, tokenizer)
+    prompts = encode_prompts(config.evaluation.prompts, config.data, objective, tokenizer)
     logger.info("reading the data")
     rows = build_rows_by_node(config.row_settings, tokenizer, objective, topology)
     description = agreed_data(rows.describe(config.data.train, tokenizer), topology)

@@ -24,8 +24,10 @@ from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.encoder_decoder import DECODER_FIELDS, EncoderDecoder
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import first_largest, first_over_ranks
+from ctxlm_ds.recipe.evaluation import EvaluationConfig
 from ctxlm_ds.recipe.problems import Problem, raise_problems, show_value
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import TrainingConfig
+from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:
@@ -92,17 +94,23 @@ class Continuations:
     """Writes continuations of the same prompts after each evaluation."""
 
     def __init__(
-        self, prompts: Sequence[Sequence[int]], config: RunConfig, objective: Objective, tokenizer: Tokenizer
+        self,
+        prompts: Sequence[Sequence[int]],
+        data: DataSection,
+        training: TrainingConfig,
+        evaluation: EvaluationConfig,
+        objective: Objective,
+        tokenizer: Tokenizer,
     ) -> None:
         """Prepare the rows; `prompts` are token ids, of which the last are kept if a row has no room for all."""
-        self._room = config.data.seq_length
-        self._tokens = min(config.evaluation.continuation_tokens, self._room - 1)
+        self._room = data.seq_length
+        self._tokens = min(evaluation.continuation_tokens, self._room - 1)
         self._prompts = [list(prompt[-(self._room - self._tokens) :]) for prompt in prompts]
-        self._rows = config.training.micro_batch_size
-        self._seed = config.training.seed
-        self._fields: tuple[Field, ...] = objective.fields(config.data)
+        self._rows = training.micro_batch_size
+        self._seed = training.seed
+        self._fields: tuple[Field, ...] = objective.fields(data)
         self._tokenizer = tokenizer
-        self._output, self._temperature = str(objective.written_tokens), config.evaluation.continuation_temperature
+        self._output, self._temperature = str(objective.written_tokens), evaluation.continuation_temperature
         self.on_pass: Callable[[], object] = lambda: None
         """Called after each pass."""
 
@@ -159,13 +167,19 @@ class FilledMasks(Continuations):
     """Fills the masks of the same texts after each evaluation; held-out texts are given two masks."""
 
     def __init__(
-        self, prompts: Sequence[Sequence[int]], config: RunConfig, objective: Objective, tokenizer: Tokenizer
+        self,
+        prompts: Sequence[Sequence[int]],
+        data: DataSection,
+        training: TrainingConfig,
+        evaluation: EvaluationConfig,
+        objective: Objective,
+        tokenizer: Tokenizer,
     ) -> None:
         """Prepare the rows; `prompts` are token ids, those without a mask are held-out texts."""
-        super().__init__(prompts, config, objective, tokenizer)
+        super().__init__(prompts, data, training, evaluation, objective, tokenizer)
         own = ([token for token in prompt if token not in self._unmasked] for prompt in prompts)
         self._prompts = [ids[: self._room - 2] for ids in own]
-        self._slots, self._objective = slots_of(objective, config), objective
+        self._slots, self._objective = slots_of(objective, data), objective
 
     @property
     def _unmasked(self) -> frozenset[int]:
@@ -227,13 +241,21 @@ class Given(NamedTuple):
 class WrittenTargets(Continuations):
     """Writes the targets of the same inputs after each evaluation, token by token."""
 
-    def __init__(self, given: Sequence[Given], config: RunConfig, objective: Objective, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        given: Sequence[Given],
+        data: DataSection,
+        training: TrainingConfig,
+        evaluation: EvaluationConfig,
+        objective: Objective,
+        tokenizer: Tokenizer,
+    ) -> None:
         """Prepare the rows."""
-        super().__init__((), config, objective, tokenizer)
+        super().__init__((), data, training, evaluation, objective, tokenizer)
         self._given = [one._replace(ids=[*one.ids[:-1][: self._room - 1], one.ids[-1]]) for one in given]
         longest = next(field.columns for field in self._fields if field.name == DECODER_FIELDS[0])
         started = max(len(one.start) for one in given)
-        self._tokens = min(config.evaluation.continuation_tokens, longest + 1 - started)
+        self._tokens = min(evaluation.continuation_tokens, longest + 1 - started)
         self._inputs: list[list[int]] = []
 
     def write(self, engine: Engine, step: int) -> list[Text]:
@@ -266,33 +288,37 @@ class WrittenTargets(Continuations):
         return self._tokenizer.decode([token for token in ids if token not in ends])
 
 
-def slots_of(objective: Objective, config: RunConfig) -> int:
+def slots_of(objective: Objective, data: DataSection) -> int:
     """Return the prediction slots of a row."""
-    return next(field.columns for field in objective.fields(config.data) if field.name == objective.slots_field)
+    return next(field.columns for field in objective.fields(data) if field.name == objective.slots_field)
 
 
-def encode_prompts(config: RunConfig, objective: Objective, tokenizer: Tokenizer) -> list[list[int]]:
+def encode_prompts(
+    texts: Sequence[str], data: DataSection, objective: Objective, tokenizer: Tokenizer
+) -> list[list[int]]:
     """Return the token ids of evaluation.prompts.
 
     Raises:
         ConfigError: the model fills masks, and a text has none, or more of them than a row has predictions.
     """
-    prompts = [ids or [tokenizer.sep_id] for ids in tokenizer.encode_batch(config.evaluation.prompts)]
+    prompts = [ids or [tokenizer.sep_id] for ids in tokenizer.encode_batch(list(texts))]
     if objective.masked_tokens is None:
         return prompts
     problems, name = [], tokenizer.id_to_token(tokenizer.mask_id)
-    slots = slots_of(objective, config) if prompts else 0
-    for number, (text, ids) in enumerate(zip(config.evaluation.prompts, prompts, strict=True)):
-        count = ids[: config.data.seq_length - 2].count(tokenizer.mask_id)
+    slots = slots_of(objective, data) if prompts else 0
+    for number, (text, ids) in enumerate(zip(texts, prompts, strict=True)):
+        count = ids[: data.seq_length - 2].count(tokenizer.mask_id)
         if not 0 < count <= slots:
             why = f"the model fills masks: write {name} for 1 to {slots} of its words, not {count}"
             problems.append(Problem(f"evaluation.prompts[{number}]", f"{show_value(text)}: {why}"))
-    raise_problems(f"recipe {config.name}", problems)
+    raise_problems("the recipe", problems)
     return prompts
 
 
 def build_continuations(
-    config: RunConfig,
+    data: DataSection,
+    training: TrainingConfig,
+    evaluation: EvaluationConfig,
     prompts: Sequence[Sequence[int]],
     rows: RunRows,
     objective: Objective,
@@ -302,27 +328,31 @@ def build_continuations(
     """Return what writes into texts after evaluations, the same texts on every rank; None if there are none.
 
     Args:
-        config: the recipe.
-        prompts: encoded.
+        data: the section of the rows.
+        training: batch size and seed.
+        evaluation: number and length of the texts.
+        prompts: encoded texts.
         rows: of the run, from which held-out texts are added.
         objective: says what the model writes.
         tokenizer: of the run.
         topology: the ranks.
     """
 
-    count, sources = config.evaluation.continuations, list(rows.validation.values())[:1]
+    count, sources = evaluation.continuations, list(rows.validation.values())[:1]
     if isinstance(objective, EncoderDecoder):
         given = [given_prompt(ids, objective, tokenizer) for ids in prompts]
         if count:
             given += topology.compute_on_rank_0(
-                lambda: [one for rows in sources for one in held_out_targets(rows, count, config, objective)]
+                lambda: [
+                    one for rows in sources for one in held_out_targets(rows, count, data, training.seed, objective)
+                ]
             )
-        return WrittenTargets(given, config, objective, tokenizer) if given else None
+        return WrittenTargets(given, data, training, evaluation, objective, tokenizer) if given else None
     found: list[Sequence[int]] = list(prompts)
     if count:
         found += topology.compute_on_rank_0(lambda: [ids for rows in sources for ids in held_out_prompts(rows, count)])
     writer = Continuations if objective.masked_tokens is None else FilledMasks
-    return writer(found, config, objective, tokenizer) if found else None
+    return writer(found, data, training, evaluation, objective, tokenizer) if found else None
 
 
 def held_out_prompts(rows: RowSource, count: int) -> list[list[int]]:
@@ -342,7 +372,9 @@ def given_prompt(ids: Sequence[int], objective: EncoderDecoder, tokenizer: Token
     return Given(objective.input_row(ids, tokenizer), [start, *_forced(objective)], [])
 
 
-def held_out_targets(rows: RowSource, count: int, config: RunConfig, objective: EncoderDecoder) -> list[Given]:
+def held_out_targets(
+    rows: RowSource, count: int, data: DataSection, seed: int, objective: EncoderDecoder
+) -> list[Given]:
     """Return inputs and targets of the first tokens of the first `count` held-out rows, corrupted as in training."""
     import numpy as np
 
@@ -369,8 +401,8 @@ def held_out_targets(rows: RowSource, count: int, config: RunConfig, objective: 
         continues_span=samples.continues_span[:0],
         language_ids=samples.language_ids[firsts],
     )
-    key = stream_key(config.training.seed, "held-out texts")
-    examples = objective.corrupt_batch(begun, key, objective.budgets(lengths, config.data))
+    key = stream_key(seed, "held-out texts")
+    examples = objective.corrupt_batch(begun, key, objective.budgets(lengths, data))
     first_tokens = np.broadcast_to(objective.start_ids(examples), len(numbers)).tolist()
     made = ((examples.example(number), token) for number, token in enumerate(first_tokens))
     forced = _forced(objective)

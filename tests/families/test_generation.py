@@ -78,7 +78,9 @@ def ours(rank: int, world_size: int, run: Run, count: int, temperature: float = 
     """Case: the tokens after each prompt."""
     engine, config = with_noise(run, temperature)
     tokenizer, given = load_tokenizer(config.tokenizer.path), prompts(run, count)
-    writer = Continuations(given, config, build_objective(config.objective, tokenizer), tokenizer)
+    writer = Continuations(
+        given, config.data, config.training, config.evaluation, build_objective(config.objective, tokenizer), tokenizer
+    )
     choice = TokenChoice("logits", temperature, engine.parallel)
     groups = range(0, count, MICRO_ROWS)
     return [row for i in groups for row in writer.tokens(engine, choice, given[i : i + MICRO_ROWS], 0, i)]
@@ -132,7 +134,9 @@ def our_targets(rank: int, world_size: int, run: Run, count: int) -> list[list[i
     start = export_of(config.model.family).start_id(tokenizer)
     rows = zip(fields["input_ids"].tolist(), lengths, strict=True)
     given = [Given(ids[:length], [start], []) for ids, length in rows]
-    writer = WrittenTargets(given, config, build_objective(config.objective, tokenizer), tokenizer)
+    writer = WrittenTargets(
+        given, config.data, config.training, config.evaluation, build_objective(config.objective, tokenizer), tokenizer
+    )
     choice, groups = TokenChoice("decoder_logits", 0.0, engine.parallel), range(0, count, MICRO_ROWS)
     return [row for i in groups for row in writer.targets(engine, choice, given[i : i + MICRO_ROWS], 0, i)]
 
@@ -141,9 +145,14 @@ def our_masks(rank: int, world_size: int, run: Run, count: int) -> list[tuple[st
     """Case: the first tokens of held-out texts with the masks that the writer puts there, and what it fills in."""
     engine, config = with_noise(run)
     tokenizer = load_tokenizer(config.tokenizer.path)
-    return FilledMasks(prompts(run, count), config, build_objective(config.objective, tokenizer), tokenizer).write(
-        engine, 0
-    )
+    return FilledMasks(
+        prompts(run, count),
+        config.data,
+        config.training,
+        config.evaluation,
+        build_objective(config.objective, tokenizer),
+        tokenizer,
+    ).write(engine, 0)
 
 
 def their_masks(rank: int, world_size: int, run: Run, folder: Path, count: int) -> list[str]:

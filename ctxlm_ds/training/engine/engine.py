@@ -20,7 +20,7 @@ from ctxlm_ds.process.library_noise import without_known_prints
 from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.continuations import TokenChoice
-from ctxlm_ds.training.engine.forward_backward import PassContext, PlainPasses, StepInterrupted
+from ctxlm_ds.training.engine.forward_backward import PassContext, PlainPasses
 from ctxlm_ds.training.engine.fragments import Fragment, flat_tensors, list_fragments, refresh_model_weights
 from ctxlm_ds.training.engine.losses import TermLosses, means, perplexity, weighted_total
 from ctxlm_ds.training.engine.model_setup import (
@@ -42,9 +42,9 @@ from ctxlm_ds.training.engine.runtime import (
     model_parallel_unit,
 )
 from ctxlm_ds.training.engine.sharers import Sharers
-from ctxlm_ds.training.engine.step_totals import Ahead, FindSpike, StepJudge, StepTotals
+from ctxlm_ds.training.engine.step_totals import FindSpike, StepJudge, StepTotals
 from ctxlm_ds.training.engine.update import Clipping, Update, Updater, loss_scaler
-from ctxlm_ds.training.loop.state import Anomaly, StepResult
+from ctxlm_ds.training.loop.state import Ahead, Anomaly, StepInterrupted, StepResult
 from ctxlm_ds.training.optimizers.base import OptimizerPlace, optimizer_of
 from ctxlm_ds.training.optimizers.build import (
     completed_updates,

@@ -15,13 +15,10 @@ from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.continuations import TokenChoice
 from ctxlm_ds.training.engine.losses import Sums, TermLosses, add_into
+from ctxlm_ds.training.loop.state import StepInterrupted
 
 EVALUATION = -1
 """Step index in the random keys of evaluation."""
-
-
-class StepInterrupted(Exception):
-    """A step was abandoned between two micro-batches because a rank was asked to stop."""
 
 
 @dataclass

@@ -16,20 +16,10 @@ from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.objectives.base import LossTerm
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.engine.losses import SUMS, Sums, means, weighted_total
-from ctxlm_ds.training.loop.state import Anomaly
+from ctxlm_ds.training.loop.state import Ahead, Anomaly
 
 FindSpike = Callable[[float], Anomaly | None]
 """Returns what is wrong with a finite loss of the global batch, or None."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """What a rank knows at the end of a step in addition to its losses."""
-
-    next_step: Step | None = None
-    """This rank's part of the step that follows; None if there is none."""
-    flags: Sequence[float] = ()
-    """Numbers that are added up over the ranks, as many on every rank."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from ctxlm_ds.data.stream.loader import Step
 
 
 @dataclass(slots=True)
@@ -46,6 +50,20 @@ class Anomaly:
 
 
 @dataclass(frozen=True, slots=True)
+class Ahead:
+    """What a rank knows at the end of a step in addition to its losses."""
+
+    next_step: Step | None = None
+    """This rank's part of the step that follows; None if there is none."""
+    flags: Sequence[float] = ()
+    """Numbers that are added up over the ranks, as many on every rank."""
+
+
+class StepInterrupted(Exception):
+    """A step was abandoned between two micro-batches because a rank was asked to stop."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """Metrics of one optimizer step over the global batch."""
 
@@ -62,4 +80,4 @@ class StepResult:
     anomaly: Anomaly | None = None
     """Why the gradients were not applied; None for an fp16 overflow that a lower loss scale handles."""
     flags: tuple[float, ...] = ()
-    """The ranks' flags, added up (step_totals.Ahead)."""
+    """The ranks' flags, added up (Ahead)."""

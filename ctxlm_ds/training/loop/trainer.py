@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
@@ -15,16 +16,16 @@ from ctxlm_ds.errors import TrainingError
 from ctxlm_ds.process.launch import STOP_SIGNALS, StopSignal
 from ctxlm_ds.recipe.evaluation import EvaluationConfig
 from ctxlm_ds.recipe.schema import TrainingConfig
-from ctxlm_ds.training.continuations import Continuations
-from ctxlm_ds.training.engine.engine import Engine
-from ctxlm_ds.training.engine.forward_backward import StepInterrupted
 from ctxlm_ds.training.engine.losses import word_perplexity
-from ctxlm_ds.training.engine.step_totals import Ahead
 from ctxlm_ds.training.hooks.hooks import Hooks, RunEnd, RunStart, StepMetrics
 from ctxlm_ds.training.loop.recovery import Recovery
 from ctxlm_ds.training.loop.saves import Saves
-from ctxlm_ds.training.loop.state import StepResult, TrainState
+from ctxlm_ds.training.loop.state import Ahead, StepInterrupted, StepResult, TrainState
 from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
+
+if TYPE_CHECKING:
+    from ctxlm_ds.training.continuations import Continuations
+    from ctxlm_ds.training.engine.engine import Engine
 
 logger = logging.getLogger("ctxlm_ds")
 

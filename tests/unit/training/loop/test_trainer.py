@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -279,3 +281,13 @@ def test_an_evaluation_changes_nothing_and_drops_nothing_out() -> None:
     assert trained == alone
     assert evaluated[::2] == evaluated[1::2]
     assert len(set(evaluated)) == 3
+
+
+def test_importing_the_trainer_executes_few_files_of_the_package() -> None:
+    script = (
+        "import sys, ctxlm_ds.training.loop.trainer\n"
+        "files = {getattr(m, '__file__', None) for n, m in sys.modules.items() if n.startswith('ctxlm_ds')}\n"
+        "print(len([f for f in files if f and not f.endswith('__init__.py')]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout) <= 60
