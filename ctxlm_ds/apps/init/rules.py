@@ -23,36 +23,27 @@ Names = Sequence[str]
 MAX_RAMP_STEPS = 5_000_000
 
 
-def _variant(result: Translation, names: Names) -> None:
-    """Check the parts that --swiglu needs to be a family's model."""
+def _shape(result: Translation, names: Names) -> None:
+    """Set what Megatron computes of a model's shape; check the parts that --swiglu needs to be a family's model."""
+    swiglu, hidden, size = result.has("--swiglu"), result.number("--hidden-size"), result.number("--ffn-hidden-size")
     rotary = result.text("--position-embedding-type") == "rope" or result.has("--use-rotary-position-embeddings")
-    if result.has("--swiglu") and not (rotary and result.has("--disable-bias-linear")):
+    if swiglu and not (rotary and result.has("--disable-bias-linear")):
         needed = "--position-embedding-type rope and --disable-bias-linear"
         raise ConfigError(f"--swiglu without {needed}: no family has such a model; llama has all three")
-
-
-def _grouped(result: Translation, names: Names) -> None:
-    """Set the key-value heads of --num-query-groups, which --group-query-attention switches on."""
-    groups, on = result.number("--num-query-groups"), result.has("--group-query-attention")
-    if groups is not None or on:
-        result.set("model.num_key_value_heads", groups or 1, result.given(*names))
-    if not on and groups is not None:
-        result.notes.append(f"{result.given(*names)}: taken, but Megatron uses it only with --group-query-attention")
-
-
-def _feed_forward(result: Translation, names: Names) -> None:
-    hidden, size = result.number("--hidden-size"), result.number(names[0])
     if size is None and hidden is not None:
-        size = int(4 * hidden * 2 / 3 / 64) * 64 if result.has("--swiglu") else 4 * hidden
+        size = int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden
     if size is not None:
-        result.set("model.intermediate_size", size, result.source(*names))
-
-
-def _activation(result: Translation, names: Names) -> None:
+        result.set("model.intermediate_size", size, result.source("--ffn-hidden-size"))
     exact = result.has("--onnx-safe") or (result.has("--no-bias-gelu-fusion") and not result.has("--openai-gelu"))
-    why = result.given(*names) or "the fused gelu is the tanh form"
-    if not result.has("--swiglu"):
+    why = result.given("--no-bias-gelu-fusion", "--openai-gelu", "--onnx-safe") or "the fused gelu is the tanh form"
+    if not swiglu:
         result.set("model.hidden_activation", "gelu" if exact else "gelu_tanh", why)
+    groups, grouped = result.number("--num-query-groups"), result.has("--group-query-attention")
+    given = result.given("--num-query-groups", "--group-query-attention")
+    if groups is not None or grouped:
+        result.set("model.num_key_value_heads", groups or 1, given)
+    if groups is not None and not grouped:
+        result.notes.append(f"{given}: taken, but Megatron uses it only with --group-query-attention")
 
 
 def _one_segment(result: Translation, names: Names) -> None:
@@ -62,33 +53,28 @@ def _one_segment(result: Translation, names: Names) -> None:
         result.set("data.separate_sentences", False, names[0])
 
 
-def _blend(result: Translation, names: Names) -> None:
-    words = result.texts("--data-path") or result.texts("--train-data-path")
+def _sources(result: Translation, names: Names) -> None:
+    """Set the datasets, their weights, and Megatron's shares of training and validation."""
+    words, given = result.texts("--data-path") or result.texts("--train-data-path"), result.given(*names[:2])
     if result.data is not None:
         result.set("data.train", [result.data], "--data")
     elif len(words) == 1:
-        result.set("data.train", words, result.given(*names))
+        result.set("data.train", words, given)
     elif words:
         is_weighted = not isinstance(plain_value(words[0]), str)
         if is_weighted and len(words) % 2:
-            raise ConfigError(f"{result.given(*names)}: expected pairs of a weight and a prefix")
+            raise ConfigError(f"{given}: expected pairs of a weight and a prefix")
         pairs = list(zip(words[::2], words[1::2], strict=True)) if is_weighted else []
         sources: list[Any] = [{"path": path, "weight": plain_value(weight)} for weight, path in pairs] or [*words]
-        result.set("data.train", sources, result.given(*names)[:60])
+        result.set("data.train", sources, given[:60])
         result.set("data.blend", "megatron", "Megatron's order of sources")
-
-
-def _validation(result: Translation, names: Names) -> None:
-    paths = [word for word in result.texts(names[0]) if isinstance(plain_value(word), str)]
+    paths = [word for word in result.texts("--valid-data-path") if isinstance(plain_value(word), str)]
     if paths:
-        result.set("data.validation", [{"name": Path(path).name, "path": path} for path in paths], names[0])
-
-
-def _split(result: Translation, names: Names) -> None:
-    if result.has("--train-data-path") or not result.settings.get("data.train"):
-        return
-    shares = "".join(result.texts(names[0])) or "969,30,1"
-    result.set("data.split", shares.replace(" ", ""), result.source(*names))
+        held_out = [{"name": Path(path).name, "path": path} for path in paths]
+        result.set("data.validation", held_out, "--valid-data-path")
+    if result.settings.get("data.train") and not result.has("--train-data-path"):
+        shares = "".join(result.texts("--split")) or "969,30,1"
+        result.set("data.split", shares.replace(" ", ""), result.source("--split"))
 
 
 def _reset(result: Translation, names: Names) -> None:
@@ -261,7 +247,7 @@ def _row_length(result: Translation, names: Names) -> None:
 def _text_file(result: Translation, names: Names) -> None:
     """Name the datasets of --train_file and --validation_file, and the commands that make them."""
     data = FORMATS.get(str(result.value("data.sample_format"))).section
-    for name in (name for name in names if result.has(name)):
+    for name in (name for name in ("--train_file", "--validation_file") if result.has(name)):
         file = result.text(name) or ""
         prefix = f"data/{Path(file).name.partition('.')[0]}"
         made = f"{prefix}_text_{'sentence' if data.by_sentence else 'document'}"
@@ -274,12 +260,9 @@ def _text_file(result: Translation, names: Names) -> None:
             result.set("data.validation", [{"name": Path(made).name, "path": made}], result.given(name))
     if result.data is not None:
         result.set("data.train", [result.data], "--data")
-
-
-def _percentage(result: Translation, names: Names) -> None:
     if "data.train" in result.settings and "data.validation" not in result.settings:
-        share = int(result.number(names[0], 5))
-        result.set("data.split", f"{100 - share},{share},0", result.source(*names))
+        share = int(result.number("--validation_split_percentage", 5))
+        result.set("data.split", f"{100 - share},{share},0", result.source("--validation_split_percentage"))
 
 
 def _warmup(result: Translation, names: Names) -> None:
@@ -303,9 +286,8 @@ def _epochs(result: Translation, names: Names) -> None:
 
 
 _IN_ORDER: tuple[Callable[[Translation, Names], None], ...] = (
-    _variant, _hf_model, _grouped, _feed_forward, _activation, _one_segment, _blend, _text_file, _validation,
-    _split, _percentage, _reset, _tokenizer, _row_length, _betas, _global_batch, _accumulated, _steps_of_samples,
-    _epochs, _wsd, _warmup, _precision, _power, _evaluated_rows, _load, _profiled,
+    _shape, _hf_model, _one_segment, _sources, _text_file, _reset, _tokenizer, _row_length, _betas, _global_batch,
+    _accumulated, _steps_of_samples, _epochs, _wsd, _warmup, _precision, _power, _evaluated_rows, _load, _profiled,
 )  # fmt: skip
 RULES = {rule.__name__.removeprefix("_"): rule for rule in _IN_ORDER}
 """Rules by name, in the order in which they run."""

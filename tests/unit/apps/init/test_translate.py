@@ -32,7 +32,7 @@ def test_every_row_of_a_table_names_a_setting_of_the_schema(original):
             assert any(key in kind.model_fields for kind in sections[section].classes().values()), name
         elif key:
             assert key in RunConfig.model_fields[section].annotation.model_fields, name
-        assert row.get("rule", "variant") in RULES, name
+        assert row.get("rule", "shape") in RULES, name
     mapped = [canonical(name) for name in table["arguments"]]
     assert len(mapped) == len({*mapped})
 
