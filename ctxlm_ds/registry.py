@@ -180,3 +180,14 @@ TRACKERS = Registry(
 )
 KERNELS = Registry("kernel", "ctxlm_ds.kernels", {})
 """Implementations of other packages, named OPERATION.NAME; those of this package are tables in kernels/OPERATION.py."""
+TOKENIZERS = Registry(
+    "tokenizer kind",
+    "ctxlm_ds.tokenizers",
+    {
+        "wordpiece": "ctxlm_ds.tokenizers.kinds.wordpiece:WORDPIECE",
+        "byte_bpe": "ctxlm_ds.tokenizers.kinds.byte_bpe:BYTE_BPE",
+        "character_bpe": "ctxlm_ds.tokenizers.kinds.gpt1:GPT1",
+        "sentencepiece": "ctxlm_ds.tokenizers.kinds.sentencepiece:SENTENCEPIECE",
+        "characters": "ctxlm_ds.tokenizers.kinds.characters:CHARACTERS",
+    },
+)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.data.stream.held_out import tokens_per_word
+from ctxlm_ds.data.stream.held_out import tokens_per_word, word_counts
 from ctxlm_ds.data.stream.loader import EvalLoader, TrainLoader
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.errors import DataError
@@ -20,7 +20,6 @@ from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import RowSettings
 from ctxlm_ds.tokenizers.base import Tokenizer
-from ctxlm_ds.tokenizers.word_counts import word_counts
 from ctxlm_ds.training.continuations import encode_prompts
 
 logger = logging.getLogger("ctxlm_ds")

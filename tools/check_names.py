@@ -1,4 +1,4 @@
-"""Find comparisons with the name of a family, objective, loss term, sample format or task kind outside its own files.
+"""Find comparisons with the name of a registered entry, loss term or type of tokenizer outside its own files.
 
 Part of `make check`. The names are those of the registry and of the objectives' terms. A comparison is `==`, `!=`,
 `in`, `not in`, a `match` case, a look-up by such a string, or a constant made of one. Files of registered entries and
@@ -14,23 +14,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ctxlm_ds.apps.downstream.kinds.entries import TASKS
-from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, OPTIMIZERS, SCHEDULES, TRACKERS
+from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, OPTIMIZERS, SCHEDULES, TOKENIZERS, TRACKERS
 
 ROOT = Path(__file__).resolve().parent.parent
-REGISTRIES = (FAMILIES, OBJECTIVES, FORMATS, OPTIMIZERS, SCHEDULES, TRACKERS, TASKS)
+REGISTRIES = (FAMILIES, OBJECTIVES, FORMATS, OPTIMIZERS, SCHEDULES, TRACKERS, TASKS, TOKENIZERS)
 OWN_FILES = (
     "ctxlm_ds/families/", "ctxlm_ds/objectives/", "ctxlm_ds/data/formats/", "ctxlm_ds/training/optimizers/",
     "ctxlm_ds/training/schedules/", "ctxlm_ds/training/hooks/metrics.py", "ctxlm_ds/training/hooks/trackers.py",
-    "ctxlm_ds/apps/downstream/kinds/", "ctxlm_ds/registry.py",
+    "ctxlm_ds/apps/downstream/kinds/", "ctxlm_ds/tokenizers/kinds/", "ctxlm_ds/registry.py",
 )
 OTHER_MEANINGS = {
-    "ctxlm_ds/apps/text/train_tokenizer.py": {"albert", "gpt1", "gpt2"},
+    "ctxlm_ds/apps/demo/pretrain_default.py": {"unigram"},
     "ctxlm_ds/apps/text/extract_docstrings.py": {"tensorboard"},
+    "ctxlm_ds/apps/text/preprocess_data.py": {"characters"},
+    "ctxlm_ds/data/dataset/merge.py": {"characters"},
+    "ctxlm_ds/data/preprocess/job.py": {"characters"},
+    "ctxlm_ds/tokenizers/report.py": {"characters"},
     "ctxlm_ds/recipe/deepspeed_rules.py": {"tensorboard", "wandb"},
     "ctxlm_ds/recipe/sections.py": {"linear", "constant"},
 }
-"""Names that mean something else in a file: a type of tokenizer, a package, a section of DeepSpeed's JSON, the shape of
-a warmup."""
+"""Names that mean something else in a file: a package, a section of DeepSpeed's JSON, the shape of a warmup, the
+distribution of single tokens, a count of characters."""
 ATTRIBUTES = {"is_decoder"}
 """Attributes that ask for a family without its name."""
 
@@ -40,6 +44,8 @@ def registered_names() -> set[str]:
     names = {name for registry in REGISTRIES for name in registry.shipped_names()}
     for name in OBJECTIVES.shipped_names():
         names |= {term.name for term in OBJECTIVES.get(name).terms}
+    for name in TOKENIZERS.shipped_names():
+        names |= {*TOKENIZERS.get(name).types}
     return names
 
 

@@ -216,16 +216,6 @@ def fill_token_fields(examples: Examples, row_starts: NDArray[np.int64], arrays:
     return int(row)
 
 
-def shown(token_id: int, tokenizer: Tokenizer) -> tuple[str, str]:
-    """Return the space before a token, and the token: WordPiece tokens by name, others as their text."""
-    if tokenizer.kind == "wordpiece" or token_id in tokenizer.special_ids:
-        return " ", tokenizer.id_to_token(token_id)
-    text = tokenizer.decode([token_id]).replace("\n", "⏎")
-    if tokenizer.kind == "sentencepiece" and tokenizer.id_to_token(token_id).startswith("▁"):
-        text = f" {text.lstrip()}"  # decoding one piece drops the space before it
-    return (" ", text[1:]) if text.startswith(" ") else ("", text)
-
-
 def render_tokens(
     input_ids: NDArray[Any], tokenizer: Tokenizer, predicted: dict[int, tuple[str, str, str]] | None = None
 ) -> Text:
@@ -237,7 +227,7 @@ def render_tokens(
         if predicted and position in predicted:
             lead, token, style = predicted[position]
         else:
-            lead, token = shown(token_id, tokenizer)
+            lead, token = tokenizer.shown(token_id)
             style = STYLES["special" if token_id in tokenizer.special_ids else "text"]
         text.append(lead).append(token, style=style)
     return text[1:] if text.plain.startswith(" ") else text

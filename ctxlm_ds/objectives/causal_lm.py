@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field
-from ctxlm_ds.objectives.base import STYLES, LossTerm, Objective, fill_token_fields, render_tokens, shown, token_fields
+from ctxlm_ds.objectives.base import STYLES, LossTerm, Objective, fill_token_fields, render_tokens, token_fields
 from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection
 
 if TYPE_CHECKING:
@@ -71,5 +71,5 @@ class CausalLM(Objective):
     def render(self, example: Example, tokenizer: Tokenizer) -> Text:
         """Return the text, and behind it in brackets what its last token predicts."""
         text = render_tokens(example.input_ids, tokenizer)
-        lead, last = shown(int(example.prediction_labels[-1]), tokenizer)
+        lead, last = tokenizer.shown(int(example.prediction_labels[-1]))
         return text.append(lead).append(f"[→{last}]", style=STYLES["mask"])

@@ -19,7 +19,6 @@ from ctxlm_ds.objectives.base import (
     Objective,
     fill_token_fields,
     render_tokens,
-    shown,
     token_fields,
 )
 from ctxlm_ds.recipe.problems import Problem
@@ -226,8 +225,8 @@ class Masking(Objective):
         ):
             token_id = int(example.input_ids[position])
             is_mask = token_id == tokenizer.mask_id
-            read = shown(token_id, tokenizer)[1]
-            lead, original = shown(label, tokenizer)
+            read = tokenizer.shown(token_id)[1]
+            lead, original = tokenizer.shown(label)
             style = STYLES["mask" if is_mask else "kept" if token_id == label else "random"]
             predicted[position] = lead, f"[{read.strip('[]') if is_mask else read}→{original}]", style
         return render_tokens(example.input_ids, tokenizer, predicted)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field
-from ctxlm_ds.objectives.base import STYLES, LossTerm, Objective, fill_token_fields, render_tokens, shown, token_fields
+from ctxlm_ds.objectives.base import STYLES, LossTerm, Objective, fill_token_fields, render_tokens, token_fields
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection, SmallInt, Width
 
@@ -197,7 +197,7 @@ class PermutationLM(Objective):
         for position, label in zip(
             example.prediction_positions.tolist(), example.prediction_labels.tolist(), strict=True
         ):
-            lead, token = shown(label, tokenizer)
+            lead, token = tokenizer.shown(label)
             predicted[position] = lead, f"[{token}]", STYLES["mask"]
         return render_tokens(example.input_ids, tokenizer, predicted)
 

@@ -1,7 +1,12 @@
-"""The interface of all tokenizers, over the `tokenizers` library.
+"""The interface of all tokenizers, over the `tokenizers` library, and of a kind of tokenizer (registry TOKENIZERS).
 
 In: text. Out: ids without special tokens.
-Not here: special-token templates (samples insert them), files (load.py, save.py).
+Not here: special-token templates (samples insert them), reading folders (load.py).
+
+Folders are written by hand, not with transformers' save_pretrained, for two reasons. transformers 5 rebuilds
+BertTokenizer and RobertaTokenizer from the vocabulary and tokenizer_config.json and ignores tokenizer.json's own
+normalizer and pre-tokenizer, so every setting that decides ids is written in both places. And the same tokenizer gives
+the same bytes under any version of transformers.
 """
 
 from __future__ import annotations
@@ -9,15 +14,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxlm_ds.atomic import output_folder
 from ctxlm_ds.errors import TokenizerError
 
 SPECIAL_ROLES = ("pad", "unk", "cls", "sep", "mask")
@@ -28,6 +35,12 @@ END_OF_DOCUMENT = "<eod>"
 """XLNet's token for the end of a document."""
 _BYTE_LEVEL_SPACES = ("Ġ", "Ċ", "č", "ĉ")
 """Byte-level BPE's characters for a leading space, newline, carriage return and tab."""
+TRAINING_FILE = "ctxlm_tokenizer.json"
+GENERIC_CLASS = {"tokenizer_class": "PreTrainedTokenizerFast"}
+"""The class of transformers that keeps any tokenizer.json."""
+_NEVER_KEPT = ("auto_map", "name_or_path", "tokenizer_file", "special_tokens_map_file", "backend", "is_local")
+_OTHER_FILES = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json", "spiece.model", "sentencepiece.bpe.model")
+_FALSE_BY_DEFAULT = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 
 
 def missing_role(folder: str | Path, role: str) -> str:
@@ -47,8 +60,6 @@ IdsAndOffsets = tuple[list[int], list[tuple[int, int]]]
 class TokenizerFacts:
     """The content of a tokenizer folder other than its tokenizer.json."""
 
-    kind: str
-    """`wordpiece`, `byte_bpe`, `character_bpe`, `sentencepiece`, `characters` or `huggingface` (any other)."""
     special_tokens: dict[str, str]
     """Role (pad, unk, cls, sep, mask) to token; a decoder's has no mask."""
     config: dict[str, Any] = field(default_factory=dict)
@@ -70,6 +81,9 @@ class Tokenizer:
     Raises TokenizerError if a role (mask, cls, …) names a token that the vocabulary lacks.
     """
 
+    kind: ClassVar[str] = "huggingface"
+    """Name that the folder records: an entry of TOKENIZERS, or this one for any other tokenizer.json."""
+
     def __init__(self, backend: Any, facts: TokenizerFacts) -> None:
         backend.no_truncation()
         backend.no_padding()
@@ -79,7 +93,6 @@ class Tokenizer:
         self.backend = backend
         self.facts = facts
         self._name = facts.source or "tokenizer"
-        self.kind = facts.kind
         ids: dict[str, int] = {role: backend.token_to_id(token) for role, token in facts.special_tokens.items()}
         for role, token_id in ids.items():
             if token_id is None:
@@ -150,10 +163,10 @@ class Tokenizer:
         canonical = json.dumps(_without_empty(deciding), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
-    @cached_property
+    @property
     def sentence_prefix(self) -> str:
-        """Text before a sentence that follows another one: a space for byte-level BPE, else nothing."""
-        return " " if self.kind == "byte_bpe" and not self.content["pre_tokenizer"].get("add_prefix_space") else ""
+        """Text before a sentence that follows another one: nothing, or a space if the ids depend on it."""
+        return ""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, without a template of special tokens; as AutoTokenizer gives them."""
@@ -178,11 +191,64 @@ class Tokenizer:
         token = self.backend.id_to_token(int(token_id))
         return f"<id {token_id}>" if token is None else str(token)
 
-    def save(self, directory: Path) -> None:
-        """Write a folder that load_tokenizer and transformers' AutoTokenizer load with the same ids."""
-        from ctxlm_ds.tokenizers.save import save_tokenizer
+    def shown(self, token_id: int) -> tuple[str, str]:
+        """Return the space before a token in its text (or nothing), and the token's text; special tokens by name."""
+        if token_id in self.special_ids:
+            return " ", self.id_to_token(token_id)
+        text = self.decode([token_id]).replace("\n", "⏎")
+        return (" ", text[1:]) if text.startswith(" ") else ("", text)
 
-        save_tokenizer(self, directory)
+    def save(self, directory: Path, replace: bool = True) -> None:
+        """Write a folder that load_tokenizer and transformers' AutoTokenizer load with the same ids.
+
+        It is written atomically; an existing folder is replaced once the new one is complete. Raises FileExistsError
+        if it exists and may not be replaced.
+        """
+        content, facts, special = self.content, self.facts, self.special_settings()
+        config = {key: value for key, value in facts.config.items() if key not in _NEVER_KEPT}
+        config |= self.class_settings(content, special)
+        added = {str(token.pop("id")): token for token in content["added_tokens"]}
+        config["added_tokens_decoder"] = added
+        if self.has_mask:
+            plain = {"content": special["mask_token"], **_FALSE_BY_DEFAULT, "special": True}
+            mask = added.get(str(self.mask_id), plain)
+            config["mask_token"] = {"__type": "AddedToken", **mask}
+            special["mask_token"] = mask
+        config.setdefault("model_max_length", 512)
+        record = {"format": "ctxlm_ds-tokenizer", "version": 1, "kind": self.kind, **facts.training}
+        record |= {"vocab_size": self.vocab_size, "fingerprint": self.fingerprint}
+        with output_folder(Path(directory), replace) as folder:
+            (folder / "tokenizer.json").write_text(self.backend.to_str(pretty=True), encoding="utf-8")
+            self.write_vocabulary(folder, content["model"])
+            for name, data in facts.files.items():
+                (folder / name).write_bytes(data)
+            for name, settings in (
+                ("tokenizer_config.json", config), ("special_tokens_map.json", special), (TRAINING_FILE, record)
+            ):  # fmt: skip
+                text = json.dumps(settings, indent=2, ensure_ascii=False)
+                (folder / name).write_text(text + "\n", encoding="utf-8")
+
+    def special_settings(self) -> dict[str, Any]:
+        """Return the special tokens under the names of transformers' classes."""
+        tokens = self.facts.special_tokens
+        special = {f"{role}_token": token for role, token in tokens.items()}
+        if self.has_mask:
+            return special
+        return {name: special[name] for name in ("pad_token", "unk_token")} | self.end_tokens()
+
+    def end_tokens(self) -> dict[str, str]:
+        """Return the names of the tokens at both ends of a text for transformers."""
+        return {"bos_token": self.facts.special_tokens["cls"], "eos_token": self.facts.special_tokens["sep"]}
+
+    def class_settings(self, content: dict[str, Any], special: dict[str, Any]) -> dict[str, Any]:
+        """Return the class of transformers that gives the same ids, with its settings."""
+        return special | GENERIC_CLASS
+
+    def write_vocabulary(self, folder: Path, model: dict[str, Any]) -> None:
+        """Write the vocabulary files that other programs read; here those of the folder that was loaded."""
+        for file in (Path(self.facts.source) / name for name in _OTHER_FILES if self.facts.source):
+            if file.is_file():
+                shutil.copyfile(file, folder / file.name)
 
     def word_start_mask(self) -> NDArray[np.bool_]:
         """Return [vocab_size]: True if a token begins a word (the first token of a sequence always does)."""
@@ -196,6 +262,58 @@ class Tokenizer:
         for token, token_id in self.backend.get_vocab(with_added_tokens=True).items():
             mask[token_id] = token_id in self.special_ids or begins_word(token)
         return mask
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerType:
+    """A vocabulary that `ctxlm tokenizer --type` trains."""
+
+    train: Callable[[Iterable[str], Any], Tokenizer]
+    settings: type
+    """Dataclass with `vocab_size` and the other settings, all with defaults."""
+    default_vocab_size: int
+    least_vocab_size: int
+    against_unknown: str = ""
+    """Advice if many tokens are unknown."""
+    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Values of a setting."""
+    defaults: dict[str, Any] = field(default_factory=dict)
+    """Other defaults than those of the dataclass."""
+    fixed: dict[str, Any] = field(default_factory=dict)
+    """Settings that a user cannot give."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerKind:
+    """An entry of the registry TOKENIZERS."""
+
+    tokenizer: type[Tokenizer]
+    recognizes: Callable[[dict[str, Any], dict[str, Any]], bool]
+    """Whether a folder is of this kind: takes the contents of its tokenizer.json and ctxlm_tokenizer.json."""
+    types: Mapping[str, TokenizerType]
+    """What can be trained, by the name for --type."""
+    files: tuple[str, ...] = ()
+    """Files that a folder must hold next to tokenizer.json."""
+    vocabulary: str = ""
+    """Suffix of a bare vocabulary file that `read` takes; empty if there is none."""
+    read: Callable[[Path, dict[str, Any]], Tokenizer] | None = None
+    """Takes that file and the content of the tokenizer_config.json next to it."""
+
+
+def write_lines(file: Path, lines: Iterable[str]) -> None:
+    """Write a vocabulary file."""
+    with open(file, "w", encoding="utf-8", newline="\n") as handle:
+        handle.writelines(line + "\n" for line in lines)
+
+
+def check_tokens(file: Path, tokens: Iterable[str], vocab: Mapping[str, Any]) -> None:
+    """Raise TokenizerError if a bare vocabulary lacks special tokens of its kind."""
+    missing = [token for token in tokens if token not in vocab]
+    if missing:
+        raise TokenizerError(
+            f"{file}: the vocabulary lacks {', '.join(missing)}, so its original is not known; save the tokenizer with "
+            "transformers (AutoTokenizer.from_pretrained(...).save_pretrained(...)) and give that folder"
+        )
 
 
 def _without_empty(value: Any) -> Any:

@@ -1,25 +1,39 @@
-"""Load any local Hugging Face tokenizer folder that holds a tokenizer.json (no code from the folder is ever run)."""
+"""Load any local Hugging Face tokenizer folder that holds a tokenizer.json, or a bare vocabulary file.
+
+tokenizer.json is read by the `tokenizers` library, not by transformers' AutoTokenizer, which rebuilds some classes from
+the vocabulary and so changes fingerprints, reads gigabytes for a hostile id, and takes seconds to import. No code from
+the folder is ever run. Bare vocabularies, as Megatron-LM and older releases have them: vocab.txt (WordPiece),
+vocab.json with merges.txt, also as gpt2-vocab.json with gpt2-merges.txt (byte-level BPE), and *.model (sentencepiece).
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import PARTIAL_MARK
 from ctxlm_ds.errors import ConfigError, TokenizerError
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.tokenizers import byte_bpe, characters, gpt1, sentence_piece
-from ctxlm_ds.tokenizers.base import DECODER_ROLES, MAX_ID, SPECIAL_ROLES, Tokenizer, TokenizerFacts, missing_role
-from ctxlm_ds.tokenizers.vocabulary_files import find_vocabulary, load_vocabulary
+from ctxlm_ds.registry import TOKENIZERS
+from ctxlm_ds.tokenizers.base import (
+    DECODER_ROLES,
+    MAX_ID,
+    SPECIAL_ROLES,
+    TRAINING_FILE,
+    Tokenizer,
+    TokenizerFacts,
+    TokenizerKind,
+    missing_role,
+)
 from ctxlm_ds.untrusted_json import read_json_object
 
-TRAINING_FILE = "ctxlm_tokenizer.json"
-_CLASSES: dict[str, type[Tokenizer]] = {
-    sentence_piece.KIND: sentence_piece.SentencePieceTokenizer,
-    characters.KIND: characters.CharacterTokenizer,
-}
+_CONFIG_FILE = "tokenizer_config.json"
+_VOCABULARIES = ("vocab.txt", "vocab.json", "*-vocab.json", "*.model")
+_WHOLE = ("tokenizer.json", TRAINING_FILE)
+"""Files of a complete tokenizer; a folder that has lost one of them is not a bare vocabulary."""
 _USUAL_NAMES = {
     "pad": ("[PAD]", "<pad>"),
     "unk": ("[UNK]", "<unk>"),
@@ -28,10 +42,12 @@ _USUAL_NAMES = {
     "mask": ("[MASK]", "<mask>"),
 }
 _STAND_INS = {"cls": "bos", "sep": "eos"}
+_USUAL_ENDS = ("<|endoftext|>", "\n</w>")
+"""GPT-2's and GPT-1's end of a document."""
 
 
 def load_tokenizer(path: str | Path, split_special_tokens: bool | None = None) -> Tokenizer:
-    """Return the tokenizer in a local folder, or of a vocabulary file there (vocabulary_files.py).
+    """Return the tokenizer in a local folder, or of a bare vocabulary file there.
 
     A tokenizer without a mask token (GPT) only needs an end-of-document token, which replaces the others.
     `split_special_tokens` as in transformers: encode the name of a special token inside a text as ordinary text, not
@@ -43,7 +59,7 @@ def load_tokenizer(path: str | Path, split_special_tokens: bool | None = None) -
     folder = Path(path)
     vocabulary = find_vocabulary(folder)
     if vocabulary is not None:
-        return load_vocabulary(vocabulary, split_special_tokens)
+        return _load_vocabulary(vocabulary, split_special_tokens)
     if not folder.is_dir():
         raise TokenizerError(
             f"{folder}: no such tokenizer folder; make one with ctxlm tokenizer --output-dir {folder}, "
@@ -56,30 +72,22 @@ def load_tokenizer(path: str | Path, split_special_tokens: bool | None = None) -
             "again, and remove this folder if nothing is writing it"
         )
     backend = _load_backend(folder)
-    config = _read_json(folder / "tokenizer_config.json")
+    config = _read_json(folder / _CONFIG_FILE)
     if split_special_tokens is not None:
         config["split_special_tokens"] = split_special_tokens
     special_map = _read_json(folder / "special_tokens_map.json")
-    content = json.loads(backend.to_str())
     training = training_record(folder)
-    recorded_kind, files = str(training.get("kind")), {}
-    if recorded_kind == sentence_piece.KIND:
-        file = folder / sentence_piece.MODEL_FILE
-        if not file.is_file():
-            raise TokenizerError(
-                f"{folder}: holds no {file.name}, with which its texts are encoded; restore the folder"
-            )
-        files = {file.name: file.read_bytes()}
-    facts = TokenizerFacts(
-        kind=recorded_kind if recorded_kind in _CLASSES else _detect_kind(content),
-        special_tokens=_special_tokens(folder, (config, special_map), backend),
-        config=config,
-        training=training,
-        source=str(folder),
-        files=files,
+    kind = next((kind for kind in _kinds() if kind.recognizes(json.loads(backend.to_str()), training)), None)
+    files = {}
+    for name in kind.files if kind else ():
+        if not (folder / name).is_file():
+            raise TokenizerError(f"{folder}: holds no {name}, with which its texts are encoded; restore the folder")
+        files[name] = (folder / name).read_bytes()
+    roles = _special_tokens(folder, (config, special_map), backend)
+    tokenizer = (kind.tokenizer if kind else Tokenizer)(
+        backend, TokenizerFacts(roles, config, training, source=str(folder), files=files)
     )
-    tokenizer = _CLASSES.get(facts.kind, Tokenizer)(backend, facts)
-    recorded = facts.training.get("fingerprint")
+    recorded = training.get("fingerprint")
     if recorded is not None and recorded != tokenizer.fingerprint:
         raise TokenizerError(
             f"{folder}: tokenizer.json is not the one that {TRAINING_FILE} describes (fingerprint "
@@ -108,6 +116,46 @@ def resolve(config: RunConfig) -> tuple[RunConfig, Tokenizer]:
             f"{least - 1}; set model.vocab_size to at least {least}, or null"
         )
     return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})}), tokenizer
+
+
+def _kinds() -> Iterator[TokenizerKind]:
+    return map(TOKENIZERS.get, TOKENIZERS.names())
+
+
+def find_vocabulary(path: Path) -> Path | None:
+    """Return the vocabulary file that a path names or that its folder holds; None if the folder has more than that.
+
+    Raises TokenizerError if the folder has several of them.
+    """
+    if path.is_file():
+        return path.with_name(path.name.removesuffix("merges.txt") + "vocab.json") if _is_merges(path) else path
+    if not path.is_dir() or PARTIAL_MARK in path.resolve().name or any((path / name).exists() for name in _WHOLE):
+        return None
+    found = [file for pattern in _VOCABULARIES for file in sorted(path.glob(pattern)) if file.is_file()]
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found)
+        raise TokenizerError(f"{path}: holds several vocabularies ({names}) and no tokenizer.json; name one of them")
+    return found[0] if found else None
+
+
+def _is_merges(file: Path) -> bool:
+    return file.name.endswith("merges.txt")
+
+
+def _load_vocabulary(file: Path, split_special_tokens: bool | None) -> Tokenizer:
+    """Return the tokenizer of a vocabulary file, which gives the ids that its original gives.
+
+    A tokenizer_config.json next to it counts. Raises TokenizerError if the file is of no known kind or damaged, or its
+    neighbour is missing.
+    """
+    read = next((kind.read for kind in _kinds() if kind.vocabulary == file.suffix and kind.read), None)
+    if read is None:
+        raise TokenizerError(f"{file}: no tokenizer; give a folder, a vocab.txt, vocab.json or *.model (sentencepiece)")
+    config = _read_json(file.with_name(_CONFIG_FILE))
+    found = read(file, config)
+    split = config.get("split_special_tokens", False) if split_special_tokens is None else split_special_tokens
+    kept = found.facts.config | ({"split_special_tokens": True} if split else {})
+    return type(found)(found.backend, replace(found.facts, config=kept, source=str(file)))
 
 
 def training_record(folder: Path) -> dict[str, Any]:
@@ -174,27 +222,11 @@ def _special_tokens(folder: Path, settings: Sequence[dict[str, Any]], backend: A
             tokens[role] = token
         return tokens
     found = {role: configured(role) or configured(_STAND_INS.get(role, "")) or usual(role) for role in DECODER_ROLES}
-    known = (name for name in (byte_bpe.END_OF_TEXT, gpt1.LINE_END) if backend.token_to_id(name) is not None)
+    known = (name for name in _USUAL_ENDS if backend.token_to_id(name) is not None)
     end = found["sep"] or next(known, None)
     if end is None:
         raise TokenizerError(
             f"{folder}: the tokenizer has no mask token, which masked language models need, and no end-of-document "
-            f"token, which causal ones need; name them as mask_token or eos_token in {folder / 'tokenizer_config.json'}"
+            f"token, which causal ones need; name them as mask_token or eos_token in {folder / _CONFIG_FILE}"
         )
     return {role: token or end for role, token in found.items()}
-
-
-def _detect_kind(content: dict[str, Any]) -> str:
-    """Return the kind whose transformers class rebuilds tokenizer.json as it is, `huggingface` for any other."""
-    model = content["model"]
-    normalizer = (content.get("normalizer") or {}).get("type")
-    pre_tokenizer = content.get("pre_tokenizer") or {}
-    parts = (model["type"], normalizer, pre_tokenizer.get("type"))
-    if parts == ("WordPiece", "BertNormalizer", "BertPreTokenizer"):
-        return "wordpiece" if model.get("continuing_subword_prefix") == "##" else "huggingface"
-    is_lower = normalizer == "Lowercase" or (normalizer == "BertNormalizer" and content["normalizer"]["lowercase"])
-    if parts in gpt1.PIPELINES and is_lower:
-        return gpt1.KIND if model.get("end_of_word_suffix") == gpt1.WORD_END else "huggingface"
-    if parts[::2] == ("BPE", "ByteLevel") and normalizer in (None, "NFC", "NFD", "NFKC", "NFKD"):
-        return "byte_bpe" if pre_tokenizer.get("use_regex", True) else "huggingface"
-    return "huggingface"

@@ -11,9 +11,7 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import islice
-from typing import Any
 
-from ctxlm_ds.console import aligned
 from ctxlm_ds.tokenizers.base import Tokenizer
 
 ALL_LANGUAGES = "all"
@@ -96,17 +94,3 @@ def log_unused_rows(rows: int, tokens: int) -> None:
         text = "the embedding has %s rows, the tokenizer %s tokens; model.vocab_size: null takes the tokenizer's size"
         level = logging.WARNING if rows > 2 * tokens else logging.INFO
         logger.log(level, text, f"{rows:,}", f"{tokens:,}")
-
-
-def report_lines(reports: dict[str, dict[str, Any]]) -> list[str]:
-    """Return a table of reports by tokenizer, each {"vocab_size": ..., "languages": tokenizer_report(...)}."""
-    rows = [[
-        "tokenizer", "vocabulary", "language", "words", "tokens/word", "characters/token", "unknown", "whole words",
-    ]]  # fmt: skip
-    for name, report in reports.items():
-        for language, rates in report["languages"].items():
-            rows.append([
-                name, f"{report['vocab_size']:,}", language, f"{rates['words']:,}", f"{rates['fertility']:.3f}",
-                f"{rates['characters_per_token']:.2f}", f"{rates['unknown_rate']:.3%}", f"{rates['whole_words']:.1%}",
-            ])  # fmt: skip
-    return aligned(rows, left=(0, 2), indent="")

@@ -7,8 +7,7 @@ import heapq
 import json
 import logging
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 _IN_MEMORY_BYTES = 32 << 20
 logger = logging.getLogger("ctxlm_ds")
@@ -70,58 +69,3 @@ def sampled_texts(texts: Iterable[str], max_bytes: int, seed: int = 0) -> Iterat
     )  # fmt: skip
     for (text,) in sample:
         yield text
-
-
-class LanguageSample:
-    """Texts of several languages: a language's share of the bytes is that of the corpus to the power `exponent`.
-
-    The shares are renormalised, and together the texts have about `max_bytes` (by default what the corpus has). A text
-    comes several times if its language must be repeated; (seed, language, number in it) alone decide how often. Reads
-    the documents twice and stores none. Source: google-research/bert, multilingual.md (0.7); Conneau & Lample 2019
-    (arXiv:1901.07291), section 3.1.
-    """
-
-    def __init__(
-        self,
-        documents: Callable[[], Iterable[tuple[str, str]]],
-        exponent: float,
-        max_bytes: int | None = None,
-        seed: int = 0,
-    ) -> None:
-        """Count the bytes of each language.
-
-        Args:
-            documents: returns an iterator of (language, text), the same each time.
-            exponent: from 0 (equal shares) to 1 (as they are).
-            max_bytes: about the size of the sample.
-            seed: decides which texts are in it.
-        """
-        self._documents, self._seed = documents, seed
-        found: Counter[str] = Counter()
-        for language, text in documents():
-            found[language] += len(text.encode())
-        self.bytes_by_language: dict[str, int] = {language: size for language, size in sorted(found.items()) if size}
-        """UTF-8 bytes of each language."""
-        total = sum(self.bytes_by_language.values())
-        weights = {language: (size / total) ** exponent for language, size in self.bytes_by_language.items()}
-        self.shares = {language: weight / sum(weights.values()) for language, weight in weights.items()}
-        """Share of each language in the sample."""
-        wanted = total if max_bytes is None else max_bytes
-        self._copies = {one: self.shares[one] * wanted / size for one, size in self.bytes_by_language.items()}
-
-    def __iter__(self) -> Iterator[str]:
-        numbers: Counter[str] = Counter()
-        for language, text in self._documents():
-            if copies := self._copies.get(language):
-                name = f"{self._seed}:{language}:{numbers[language]}".encode()
-                numbers[language] += 1
-                uniform = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") / 2**64
-                for _ in range(int(copies + uniform)):
-                    yield text
-
-    def lines(self) -> Iterator[str]:
-        """Yield a line for each language: its share of the corpus, of the sample, and how often its texts come."""
-        total = sum(self.bytes_by_language.values())
-        for language, size in self.bytes_by_language.items():
-            share, copies = self.shares[language], self._copies[language]
-            yield f"{language}: {size / total:.2%} of the text, {share:.2%} of the sample, x{copies:.3g}"

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import is_full_disk, is_same
 from ctxlm_ds.errors import ConfigError, TokenizerError
-from ctxlm_ds.tokenizers import byte_bpe, characters, gpt1, sentence_piece, wordpiece
-from ctxlm_ds.tokenizers.base import Tokenizer
+from ctxlm_ds.registry import TOKENIZERS
+from ctxlm_ds.tokenizers.base import Tokenizer, TokenizerType
 from ctxlm_ds.tokenizers.load import load_tokenizer, training_record
 from ctxlm_ds.tokenizers.report import ALL_LANGUAGES, share_with_marks, strips_marks, tokenizer_report
 from ctxlm_ds.tokenizers.sampling import KeyedSample, sampled_texts
-from ctxlm_ds.tokenizers.save import save_tokenizer
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -35,63 +34,16 @@ _LIMITS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerType:
-    """A kind of vocabulary."""
-
-    train: Callable[[Iterable[str], Any], Tokenizer]
-    settings: type
-    default_vocab_size: int
-    least_vocab_size: int
-    against_unknown: str = ""
-    """Advice if many tokens are unknown."""
-    choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Values of a setting."""
-    fixed: dict[str, Any] = field(default_factory=dict)
-    """Settings that a user cannot give."""
+_RESERVED = frozenset(
+    ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<pad>", "<unk>", "<s>", "</s>", "<mask>", "<|endoftext|>", "</w>"]
+)
+"""Names that kinds have for their own tokens."""
 
 
-_ALPHABET = "raise --vocab-size or --limit-alphabet, so that every character of the text has an id"
-_WORDS = "raise --vocab-size or lower --min-frequency, so that more words have an id"
-_PIECES = "raise --vocab-size or --character-coverage, or spell the rest with --byte-fallback"
-_UNICODE = {"normalization": byte_bpe.NORMALIZATIONS}
-_SENTENCEPIECE = (
-    sentence_piece.train_sentencepiece, sentence_piece.SentencePieceSettings, 32_000, 8, _PIECES,
-    {"normalization": sentence_piece.NORMALIZATIONS},
-)  # fmt: skip
-TOKENIZER_TYPES = {
-    "wordpiece": TokenizerType(
-        wordpiece.train_wordpiece, wordpiece.WordPieceSettings, 30_522, 5 + 2, _ALPHABET,
-        {"merge_score": wordpiece.MERGE_SCORES},
-    ),
-    "bpe": TokenizerType(
-        byte_bpe.train_roberta_bpe, byte_bpe.ByteBpeSettings, 50_265, 5 + 256, choices=_UNICODE
-    ),
-    "gpt2": TokenizerType(byte_bpe.train_gpt2_bpe, byte_bpe.ByteBpeSettings, 50_257, 1 + 256, choices=_UNICODE),
-    "gpt1": TokenizerType(gpt1.train_gpt1, gpt1.Gpt1Settings, 40_478, 2 + 2, _ALPHABET),
-    "gpt1-words": TokenizerType(gpt1.train_gpt1_words, gpt1.Gpt1Settings, 40_478, 2 + 2, _ALPHABET),
-    "unigram": TokenizerType(*_SENTENCEPIECE, fixed={"model_type": "unigram"}),
-    "albert": TokenizerType(
-        sentence_piece.train_sentencepiece, sentence_piece.AlbertSettings, 30_000, 8, _PIECES,
-        {"normalization": sentence_piece.NORMALIZATIONS},
-        {"model_type": "unigram", "extra_ids": 0, "language_codes": ()},
-    ),
-    "xlnet": TokenizerType(
-        sentence_piece.train_sentencepiece, sentence_piece.XlnetSettings, 32_000, 9 + 8 + 4, _PIECES,
-        {"normalization": sentence_piece.NORMALIZATIONS},
-        {"model_type": "unigram", "extra_ids": 0, "language_codes": ()},
-    ),
-    "t5": TokenizerType(
-        sentence_piece.train_sentencepiece, sentence_piece.T5Settings, 32_100, 100 + 8, _PIECES,
-        {"normalization": sentence_piece.NORMALIZATIONS}, {"model_type": "unigram", "language_codes": ()},
-    ),
-    "sentencepiece-bpe": TokenizerType(*_SENTENCEPIECE, fixed={"model_type": "bpe"}),
-    "elmo": TokenizerType(
-        characters.train_characters, characters.CharacterSettings, 793_471, 3 + 1, _WORDS,
-        {"words": characters.WORD_RULES},
-    ),
-}  # fmt: skip
-"""Types by name; default sizes are those of the released models."""
+def tokenizer_types() -> dict[str, TokenizerType]:
+    """Return every type that can be trained, by name, of all kinds; default sizes are those of the released models."""
+    kinds = (TOKENIZERS.get(name) for name in TOKENIZERS.names())
+    return {name: entry for kind in kinds for name, entry in kind.types.items()}
 
 
 def train_tokenizer(
@@ -110,7 +62,7 @@ def train_tokenizer(
     A corpus too small for `vocab_size` gives a smaller vocabulary and a warning.
 
     Args:
-        type: a name in TOKENIZER_TYPES.
+        type: a name in `tokenizer_types`.
         texts: iterated once.
         vocab_size: every id; None takes the type's own (32,000 pieces and the sentinels for sentencepiece).
         output_dir: a folder that does not exist, or with `source` one made from it with the same settings.
@@ -136,9 +88,9 @@ def train_tokenizer(
     try:
         if max_sample_bytes is not None:
             texts = sampled_texts(texts, max_sample_bytes, sample_seed)
-        trained = _train(TOKENIZER_TYPES[type], texts, chosen)
+        trained = _train(tokenizer_types()[type], texts, chosen)
         trained.facts.training.update(record)
-        save_tokenizer(trained, output_dir, replace=False)
+        trained.save(output_dir, replace=False)
     except FileExistsError:  # another process was faster
         return _load_existing(output_dir, record)
     except OSError as error:
@@ -157,9 +109,10 @@ def _load_existing(folder: Path, record: dict[str, Any]) -> Tokenizer:
 
 
 def _checked_settings(type: str, vocab_size: int | None, settings: dict[str, Any]) -> Any:
-    if type not in TOKENIZER_TYPES:
-        raise ConfigError(f"tokenizer type {type!r} is not known; choose one of {', '.join(TOKENIZER_TYPES)}")
-    kind = TOKENIZER_TYPES[type]
+    types = tokenizer_types()
+    if type not in types:
+        raise ConfigError(f"tokenizer type {type!r} is not known; choose one of {', '.join(types)}")
+    kind = types[type]
     known = {setting.name for setting in fields(kind.settings)} - {"vocab_size", *kind.fixed}
     for name, value in settings.items():
         if name not in known:
@@ -178,14 +131,13 @@ def _checked_settings(type: str, vocab_size: int | None, settings: dict[str, Any
         name: _checked_names(name, settings[name]) for name in ("special_tokens", "language_codes") if name in settings
     }
     size = vocab_size or kind.default_vocab_size + settings.get("extra_ids", 0)
-    return kind.settings(vocab_size=size, **kind.fixed, **(settings | names))
+    return kind.settings(vocab_size=size, **kind.defaults | kind.fixed | settings | names)
 
 
 def _checked_names(setting: str, names: Iterable[str]) -> tuple[str, ...]:
     checked = tuple(names)
-    reserved = {*wordpiece.SPECIAL_TOKENS.values(), *byte_bpe.ROLES.values(), byte_bpe.END_OF_TEXT, gpt1.WORD_END}
     for name in checked:
-        if len(name) < 2 or name.split() != [name] or checked.count(name) > 1 or name in reserved:
+        if len(name) < 2 or name.split() != [name] or checked.count(name) > 1 or name in _RESERVED:
             raise ConfigError(
                 f"{setting}: {name!r} cannot be one; name each once, two characters or more without white space, and "
                 "none of the type's own"

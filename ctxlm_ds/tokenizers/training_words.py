@@ -17,6 +17,7 @@ _LONG_RUN = re.compile(rf"\S{{{MAX_WORD_CHARACTERS}}}|\s{{{MAX_WORD_CHARACTERS}}
 _MARKS = r"!-/:-@\[-`{-~。，、！？；：「」『』（）…"  # what separates words in text without spaces, too
 _LONG_WORD = re.compile(rf"[^\s{_MARKS}]{{{MAX_WORD_CHARACTERS}}}|[{_MARKS}]{{{MAX_WORD_CHARACTERS}}}")
 _LONG_SPACE = re.compile(rf"(\s{{{MAX_WORD_CHARACTERS}}})\s+")
+ALPHABET_ADVICE = "raise --vocab-size or --limit-alphabet, so that every character of the text has an id"
 logger = logging.getLogger("ctxlm_ds")
 
 

@@ -39,7 +39,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.registry import FAMILIES, FORMATS
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES, train_tokenizer
+from ctxlm_ds.tokenizers.train import tokenizer_types, train_tokenizer
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.runtime import init_process_group
 from ctxlm_ds.training.loop.state import TrainState
@@ -254,7 +254,7 @@ def prepare(rank: int, world_size: int, run: Run) -> None:
     sections, kind = run.sections(), family_of(run.family).tokenizer
     tokenizer, texts, languages = Path(sections["tokenizer"]["path"]), documents(), run.languages
     if not tokenizer.exists():
-        size = TOKENIZER_TYPES[kind].least_vocab_size + VOCABULARY + len(languages)
+        size = tokenizer_types()[kind].least_vocab_size + VOCABULARY + len(languages)
         train_tokenizer(kind, iter(texts), size, tokenizer, **({"language_codes": languages} if languages else {}))
     if "teacher" in tiny_of(run.family):
         write_teacher(Path(sections["teacher"]["path"]), load_tokenizer(tokenizer).vocab_size)

@@ -184,13 +184,13 @@ def fitting_vocab_size(kind: str, text: str | None) -> int | None:
 
     None, for the size of the published vocabulary, if that is smaller or the size of the text is not known.
     """
-    from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES
+    from ctxlm_ds.tokenizers.train import tokenizer_types
 
     num_bytes = sum(Path(name).stat().st_size for name in glob(text or "") if Path(name).is_file())
     if not num_bytes:
         return None
     size = 4000 * 2 ** max(0, round(math.log10(num_bytes / 1e6)))
-    return size if size < TOKENIZER_TYPES[kind].default_vocab_size else None
+    return size if size < tokenizer_types()[kind].default_vocab_size else None
 
 
 def preprocess_options(data: DataSection) -> list[str]:

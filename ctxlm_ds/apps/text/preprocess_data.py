@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ctxlm_ds.console import at_least, counted, format_duration, setup_logging
 from ctxlm_ds.data.sources.types import INPUT_FORMATS, InputShard
-from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.errors import ConfigError, TokenizerError
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.preprocess.job import PreprocessResult
@@ -169,11 +169,24 @@ def without_megatron(words: Sequence[str]) -> list[str]:
     return kept
 
 
+def check_merges(vocabulary: Path, merges: Path) -> None:
+    """Raise TokenizerError if a merges file that is named separately is not the one that is read with a vocabulary."""
+    from ctxlm_ds.tokenizers.kinds.byte_bpe import merges_of
+    from ctxlm_ds.tokenizers.load import find_vocabulary
+
+    file = find_vocabulary(vocabulary)
+    if file is None or file.suffix != ".json":
+        raise TokenizerError(f"{merges}: {vocabulary} needs no merges; name the vocab.json that they belong to")
+    if merges_of(file).resolve() != merges.resolve():
+        raise TokenizerError(
+            f"{merges}: the merges are read next to the vocabulary, {merges_of(file)}; put both files into one folder "
+            "as vocab.json and merges.txt"
+        )
+
+
 def main() -> None:
     args = build_parser().parse_args(without_megatron(sys.argv[1:]))
     if args.merge_file is not None:
-        from ctxlm_ds.tokenizers.vocabulary_files import check_merges
-
         check_merges(Path(args.tokenizer), args.merge_file)
     setup_logging()
     from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess

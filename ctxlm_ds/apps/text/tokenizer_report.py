@@ -6,8 +6,9 @@ import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from ctxlm_ds.console import setup_logging
+from ctxlm_ds.console import aligned, setup_logging
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -24,13 +25,27 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def report_lines(reports: dict[str, dict[str, Any]]) -> list[str]:
+    """Return a table of reports by tokenizer, each {"vocab_size": ..., "languages": tokenizer_report(...)}."""
+    rows = [[
+        "tokenizer", "vocabulary", "language", "words", "tokens/word", "characters/token", "unknown", "whole words",
+    ]]  # fmt: skip
+    for name, report in reports.items():
+        for language, rates in report["languages"].items():
+            rows.append([
+                name, f"{report['vocab_size']:,}", language, f"{rates['words']:,}", f"{rates['fertility']:.3f}",
+                f"{rates['characters_per_token']:.2f}", f"{rates['unknown_rate']:.3%}", f"{rates['whole_words']:.1%}",
+            ])  # fmt: skip
+    return aligned(rows, left=(0, 2), indent="")
+
+
 def main() -> None:
     args = build_parser().parse_args()
     setup_logging()
     from ctxlm_ds.atomic import write_text
     from ctxlm_ds.data.sources.corpus import Corpus
     from ctxlm_ds.tokenizers.load import load_tokenizer
-    from ctxlm_ds.tokenizers.report import ALL_LANGUAGES, report_lines, tokenizer_report
+    from ctxlm_ds.tokenizers.report import ALL_LANGUAGES, tokenizer_report
     from ctxlm_ds.tokenizers.sampling import KeyedSample
 
     tokenizers = {path: load_tokenizer(path) for path in args.tokenizer}

@@ -6,8 +6,10 @@ The same command again ends immediately. A folder that was made with other setti
 from __future__ import annotations
 
 import argparse
+import hashlib
 import shlex
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,10 +84,64 @@ _SETTINGS = (
 )  # fmt: skip
 
 
+class LanguageSample:
+    """Texts of several languages: a language's share of the bytes is that of the corpus to the power `exponent`.
+
+    The shares are renormalised, and together the texts have about `max_bytes` (by default what the corpus has). A text
+    comes several times if its language must be repeated; (seed, language, number in it) alone decide how often. Reads
+    the documents twice and stores none. Source: google-research/bert, multilingual.md (0.7); Conneau & Lample 2019
+    (arXiv:1901.07291), section 3.1.
+    """
+
+    def __init__(
+        self,
+        documents: Callable[[], Iterable[tuple[str, str]]],
+        exponent: float,
+        max_bytes: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Count the bytes of each language.
+
+        Args:
+            documents: returns an iterator of (language, text), the same each time.
+            exponent: from 0 (equal shares) to 1 (as they are).
+            max_bytes: about the size of the sample.
+            seed: decides which texts are in it.
+        """
+        self._documents, self._seed = documents, seed
+        found: Counter[str] = Counter()
+        for language, text in documents():
+            found[language] += len(text.encode())
+        self.bytes_by_language: dict[str, int] = {language: size for language, size in sorted(found.items()) if size}
+        """UTF-8 bytes of each language."""
+        total = sum(self.bytes_by_language.values())
+        weights = {language: (size / total) ** exponent for language, size in self.bytes_by_language.items()}
+        self.shares = {language: weight / sum(weights.values()) for language, weight in weights.items()}
+        """Share of each language in the sample."""
+        wanted = total if max_bytes is None else max_bytes
+        self._copies = {one: self.shares[one] * wanted / size for one, size in self.bytes_by_language.items()}
+
+    def __iter__(self) -> Iterator[str]:
+        numbers: Counter[str] = Counter()
+        for language, text in self._documents():
+            if copies := self._copies.get(language):
+                name = f"{self._seed}:{language}:{numbers[language]}".encode()
+                numbers[language] += 1
+                uniform = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") / 2**64
+                for _ in range(int(copies + uniform)):
+                    yield text
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line for each language: its share of the corpus, of the sample, and how often its texts come."""
+        total = sum(self.bytes_by_language.values())
+        for language, size in self.bytes_by_language.items():
+            share, copies = self.shares[language], self._copies[language]
+            yield f"{language}: {size / total:.2%} of the text, {share:.2%} of the sample, x{copies:.3g}"
+
+
 def sample_languages(corpus: Corpus, args: argparse.Namespace) -> Iterable[str]:
     """Return the texts of a LanguageSample, and show its shares."""
     from ctxlm_ds.errors import ConfigError
-    from ctxlm_ds.tokenizers.sampling import LanguageSample
 
     if not 0.0 <= args.language_exponent <= 1.0:
         raise ConfigError(f"--language-exponent {args.language_exponent}: a number from 0 (even) to 1 (as they are)")
@@ -105,13 +161,13 @@ def main() -> None:
     args = parser.parse_args()
     setup_logging()
     from ctxlm_ds.apps.init.start import first_recipe_of, preprocess_options
+    from ctxlm_ds.apps.text.tokenizer_report import report_lines
     from ctxlm_ds.data.sources.corpus import Corpus
     from ctxlm_ds.data.sources.reading import source_signature
-    from ctxlm_ds.tokenizers.report import report_lines
-    from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES, train_tokenizer
+    from ctxlm_ds.tokenizers.train import tokenizer_types, train_tokenizer
 
-    if args.type not in TOKENIZER_TYPES:
-        parser.error(f"--type {args.type}: choose one of {', '.join(TOKENIZER_TYPES)}")
+    if args.type not in tokenizer_types():
+        parser.error(f"--type {args.type}: choose one of {', '.join(tokenizer_types())}")
     if (args.language_exponent is None) != (args.language_key is None):
         parser.error("--language-exponent and --language-key go together")
     keys = [*args.json_keys, *([args.language_key] if args.language_key else [])]

@@ -21,7 +21,7 @@ from ctxlm_ds.families.elmo.layers import HIDDEN, elmo_layers
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.models.spec import ModelBuild
-from ctxlm_ds.tokenizers.characters import BEGIN, END, UNK, char_ids
+from ctxlm_ds.tokenizers.kinds.characters import BEGIN, END, UNK, char_ids
 
 
 class BilmLayers(WordLayers):

@@ -13,9 +13,9 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.tokenizers import likelihood_merges
+from ctxlm_ds.tokenizers.kinds.wordpiece import WordPieceSettings, learn_tokens
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from ctxlm_ds.tokenizers.training_words import count_words
-from ctxlm_ds.tokenizers.wordpiece import WordPieceSettings, learn_tokens
 from tests.text import make_documents
 
 TEXTS = make_documents(120, seed=11)

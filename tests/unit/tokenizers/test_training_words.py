@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from tokenizers import pre_tokenizers
 
-from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES, train_tokenizer
+from ctxlm_ds.tokenizers.train import tokenizer_types, train_tokenizer
 from ctxlm_ds.tokenizers.training_words import count_words, cut_long_words
 from tests.unit.tokenizers.conftest import TEXTS
 
 
 def test_a_text_with_a_nul_is_one_text(tmp_path: Path) -> None:
-    for kind in TOKENIZER_TYPES:
+    for kind in tokenizer_types():
         tokenizer = train_tokenizer(kind, iter(["the quiet\x00harbour " * 30, *TEXTS]), 700, tmp_path / kind)
         assert tokenizer.encode_batch(["the quiet"])[0]
 

@@ -92,7 +92,7 @@ def test_no_texts_and_texts_without_tokens(folders: dict[str, Path]) -> None:
 
 
 def _facts() -> TokenizerFacts:
-    return TokenizerFacts("huggingface", {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]"})
+    return TokenizerFacts({"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]"})
 
 
 def _others() -> list[Backend]:

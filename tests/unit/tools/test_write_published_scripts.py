@@ -15,7 +15,7 @@ from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.hardware import find_gpu
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.registry import FAMILIES
-from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES
+from ctxlm_ds.tokenizers.train import tokenizer_types
 from tools.write_published_scripts import GPUS_PER_NODE, SCRIPTS, ReadyLayout, planner_of, recommended_layout, table
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -106,7 +106,7 @@ def test_the_example_names_a_tokenizer_that_the_recipe_accepts(script: str) -> N
     model = load_config(SCRIPTS[script][0][0]).model
     family = FAMILIES.get(model.family)
     assert f" tokenizer.path=tokenizers/{family.tokenizer}\n" in (FOLDER / f"{script}.sbatch").read_text()
-    assert TOKENIZER_TYPES[family.tokenizer].default_vocab_size == model.vocab_size == family.vocab_size
+    assert tokenizer_types()[family.tokenizer].default_vocab_size == model.vocab_size == family.vocab_size
 
 
 def shell(command: str, **environment: str) -> str:

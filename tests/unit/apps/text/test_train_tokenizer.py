@@ -14,13 +14,13 @@ import pytest
 from ctxlm_ds.apps.text.train_tokenizer import build_parser, main
 from ctxlm_ds.errors import CtxlmError
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from ctxlm_ds.tokenizers.train import TOKENIZER_TYPES
+from ctxlm_ds.tokenizers.train import tokenizer_types
 from tests.unit.tokenizers.test_report import TEXTS
 
 TOOLS = Path(__file__).parents[4] / "tools"
 
 
-@pytest.mark.parametrize("name", TOKENIZER_TYPES)
+@pytest.mark.parametrize("name", tokenizer_types())
 def test_every_type_can_be_asked_for(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,9 +11,8 @@ import torch
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.data.stream.held_out import tokens_per_word, unigram_figures, unigram_loss
+from ctxlm_ds.data.stream.held_out import WordCounts, tokens_per_word, unigram_figures, unigram_loss
 from ctxlm_ds.objectives.base import LossTerm
-from ctxlm_ds.tokenizers.word_counts import WordCounts
 from tests.sample_data import DatasetWriter
 
 TERM = LossTerm("next", ("logits",), ("labels",))

@@ -17,7 +17,7 @@ from ctxlm_ds.families.elmo.layers import elmo_layers
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.program import Program
 from ctxlm_ds.models.spec import ModelBuild
-from ctxlm_ds.tokenizers.characters import CharacterSettings, char_ids, train_characters
+from ctxlm_ds.tokenizers.kinds.characters import CharacterSettings, char_ids, train_characters
 
 pytest.importorskip("h5py")
 SENTENCES = [["The", "Fülle", "of", "it"], ["x"], ["a", "b", "c", "d", "e", "f", "characteristically"]]

@@ -13,14 +13,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.tokenizers.base import Tokenizer, TokenizerFacts
+from ctxlm_ds.tokenizers.base import Tokenizer, TokenizerFacts, TokenizerKind, TokenizerType, write_lines
 from ctxlm_ds.tokenizers.training_words import count_words, settings_record
 
-KIND = "characters"
 BEGIN, END, UNK = "<S>", "</S>", "<UNK>"
 ROLES = {"pad": END, "unk": UNK, "cls": BEGIN, "sep": END}
 WORD_RULES = ("punctuation", "whitespace")
@@ -48,6 +49,8 @@ class CharacterSettings:
 class CharacterTokenizer(Tokenizer):
     """Word ids like any other tokenizer; characters by `char_ids` and `character_table`."""
 
+    kind = "characters"
+
     @property
     def output_size(self) -> int:
         return min(self.vocab_size, int(self.facts.training.get("requested_vocab_size", self.vocab_size)))
@@ -68,6 +71,9 @@ class CharacterTokenizer(Tokenizer):
 
     def word_start_mask(self) -> NDArray[np.bool_]:
         return np.ones(self.vocab_size, dtype=np.bool_)
+
+    def write_vocabulary(self, folder: Path, model: dict[str, Any]) -> None:
+        write_lines(folder / "vocab.txt", sorted(model["vocab"], key=model["vocab"].get)[: self.output_size])
 
 
 _SENTENCE_CHARACTERS = {BEGIN: BEGIN_SENTENCE_CHARACTER, END: END_SENTENCE_CHARACTER}
@@ -109,4 +115,16 @@ def train_characters(texts: Iterable[str], settings: CharacterSettings) -> Chara
     backend = Backend(models.WordLevel(vocab, unk_token=UNK))
     backend.pre_tokenizer = pre_tokenizer
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in first])
-    return CharacterTokenizer(backend, TokenizerFacts(KIND, dict(ROLES), training=settings_record(settings)))
+    return CharacterTokenizer(backend, TokenizerFacts(dict(ROLES), training=settings_record(settings)))
+
+
+CHARACTERS = TokenizerKind(
+    CharacterTokenizer,
+    lambda content, training: training.get("kind") == CharacterTokenizer.kind,
+    types={
+        "elmo": TokenizerType(
+            train_characters, CharacterSettings, 793_471, 3 + 1, choices={"words": WORD_RULES},
+            against_unknown="raise --vocab-size or lower --min-frequency, so that more words have an id",
+        )
+    },
+)  # fmt: skip

@@ -12,10 +12,10 @@ import pytest
 import sentencepiece
 import transformers
 
+from ctxlm_ds.apps.text.preprocess_data import check_merges
 from ctxlm_ds.errors import TokenizerError
-from ctxlm_ds.tokenizers.load import load_tokenizer
+from ctxlm_ds.tokenizers.load import find_vocabulary, load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
-from ctxlm_ds.tokenizers.vocabulary_files import check_merges, find_vocabulary, load_vocabulary
 from tests.text import make_documents
 
 WORDS = [
@@ -147,5 +147,5 @@ def test_what_does_not_decide_the_ids_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="holds several vocabularies"):
         load_tokenizer(tmp_path)
     with pytest.raises(TokenizerError, match="no tokenizer; give"):
-        load_vocabulary(tmp_path / "x.bin")
+        load_tokenizer(tmp_path / "x.bin")
     assert find_vocabulary(tmp_path / "wordpiece") is None

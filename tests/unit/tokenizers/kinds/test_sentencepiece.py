@@ -11,8 +11,8 @@ import pytest
 import sentencepiece
 
 from ctxlm_ds.errors import ConfigError, TokenizerError
+from ctxlm_ds.tokenizers.kinds.sentencepiece import MBART_CODES, SentencePieceTokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from ctxlm_ds.tokenizers.sentence_piece import MBART_CODES, SentencePieceTokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from ctxlm_ds.tokenizers.word_cache import flat_encoder
 from tests.text import make_documents

@@ -11,10 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.tokenizers.base import DECODER_ROLES, Tokenizer, TokenizerFacts
+from ctxlm_ds.tokenizers.base import (
+    DECODER_ROLES,
+    GENERIC_CLASS,
+    Tokenizer,
+    TokenizerFacts,
+    TokenizerKind,
+    TokenizerType,
+)
+from ctxlm_ds.tokenizers.kinds.byte_bpe import write_merges
 from ctxlm_ds.tokenizers.training_words import (
+    ALPHABET_ADVICE,
     count_words,
     cut_long_words,
     frequent_characters,
@@ -22,11 +32,23 @@ from ctxlm_ds.tokenizers.training_words import (
     settings_record,
 )
 
-KIND = "character_bpe"
 UNK, WORD_END, LINE_END = "<unk>", "</w>", "\n</w>"
-PIPELINES = (("BPE", "BertNormalizer", "BertPreTokenizer"), ("BPE", "Lowercase", "Split"))
+_PIPELINES = (("BPE", "BertNormalizer", "BertPreTokenizer"), ("BPE", "Lowercase", "Split"))
 """Types of model, normalizer and pre-tokenizer: with BERT's words, and with those of `gpt_words`."""
 ROLES = dict.fromkeys(DECODER_ROLES, LINE_END) | {"unk": UNK}
+
+
+class Gpt1Tokenizer(Tokenizer):
+    """GPT-1's tokenizer; transformers has it as OpenAIGPTTokenizer, with BERT's words."""
+
+    kind = "character_bpe"
+
+    def class_settings(self, content: dict[str, Any], special: dict[str, Any]) -> dict[str, Any]:
+        takes_text = content["pre_tokenizer"]["type"] == "BertPreTokenizer"
+        return {"tokenizer_class": "OpenAIGPTTokenizer", **special} if takes_text else special | GENERIC_CLASS
+
+    def write_vocabulary(self, folder: Path, model: dict[str, Any]) -> None:
+        write_merges(folder, model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +81,7 @@ def read_words(tokenizer: Tokenizer) -> Tokenizer:
 
     backend = Backend.from_str(tokenizer.backend.to_str())
     backend.normalizer, backend.pre_tokenizer = _words_pipeline()
-    return Tokenizer(backend, tokenizer.facts)
+    return Gpt1Tokenizer(backend, tokenizer.facts)
 
 
 def _words_pipeline() -> tuple[Any, Any]:
@@ -90,4 +112,19 @@ def _train(texts: Iterable[str], settings: Gpt1Settings, normalizer: Any, pre_to
     backend.pre_tokenizer = pre_tokenizer
     backend.decoder = decoders.BPEDecoder(suffix=WORD_END)
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in (UNK, *last)])
-    return Tokenizer(backend, TokenizerFacts(KIND, dict(ROLES), training=settings_record(settings, "frequency")))
+    return Gpt1Tokenizer(backend, TokenizerFacts(dict(ROLES), training=settings_record(settings, "frequency")))
+
+
+def _recognizes(content: dict[str, Any], training: dict[str, Any]) -> bool:
+    model, normalizer, layers = (content.get(layer) or {} for layer in ("model", "normalizer", "pre_tokenizer"))
+    is_gpt1 = (model["type"], normalizer.get("type"), layers.get("type")) in _PIPELINES
+    return is_gpt1 and normalizer.get("lowercase", True) and model.get("end_of_word_suffix") == WORD_END
+
+
+GPT1 = TokenizerKind(
+    Gpt1Tokenizer, _recognizes,
+    types={
+        "gpt1": TokenizerType(train_gpt1, Gpt1Settings, 40_478, 2 + 2, ALPHABET_ADVICE),
+        "gpt1-words": TokenizerType(train_gpt1_words, Gpt1Settings, 40_478, 2 + 2, ALPHABET_ADVICE),
+    },
+)  # fmt: skip

@@ -5,18 +5,66 @@ RoBERTa: <s> <pad> </s> <unk> as ids 0 to 3 and <mask> the last id. GPT-2: <|end
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.tokenizers.base import DECODER_ROLES, Tokenizer, TokenizerFacts
+from ctxlm_ds.errors import TokenizerError
+from ctxlm_ds.tokenizers.base import (
+    DECODER_ROLES,
+    GENERIC_CLASS,
+    MAX_ID,
+    Tokenizer,
+    TokenizerFacts,
+    TokenizerKind,
+    TokenizerType,
+    check_tokens,
+    write_lines,
+)
 from ctxlm_ds.tokenizers.training_words import cut_long_words, learn, settings_record
+from ctxlm_ds.untrusted_json import read_json_object, read_text
 
 FIRST_SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
 MASK_TOKEN = "<mask>"
 ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": MASK_TOKEN}
 END_OF_TEXT = "<|endoftext|>"
 NORMALIZATIONS = ("none", "nfc", "nfd", "nfkc", "nfkd")
+
+
+class ByteBpeTokenizer(Tokenizer):
+    """RoBERTa's tokenizer if it has a mask token, else GPT-2's; transformers has classes of these names."""
+
+    kind = "byte_bpe"
+
+    @property
+    def sentence_prefix(self) -> str:
+        return "" if self.backend.pre_tokenizer.add_prefix_space else " "
+
+    def special_settings(self) -> dict[str, Any]:
+        return super().special_settings() | self.end_tokens()
+
+    def class_settings(self, content: dict[str, Any], special: dict[str, Any]) -> dict[str, Any]:
+        template = content.get("post_processor") or {}
+        is_roberta = template.get("type", "RobertaProcessing") == "RobertaProcessing" and self.double_separator
+        settings = {**GENERIC_CLASS, "add_prefix_space": content["pre_tokenizer"]["add_prefix_space"]}
+        if self.has_mask:
+            settings["trim_offsets"] = template.get("trim_offsets", True)
+        if not content["normalizer"] and (is_roberta or not self.has_mask):
+            settings["tokenizer_class"] = "RobertaTokenizer" if self.has_mask else "GPT2Tokenizer"
+        return {**settings, "errors": "replace", **special}
+
+    def write_vocabulary(self, folder: Path, model: dict[str, Any]) -> None:
+        write_merges(folder, model)
+
+
+def write_merges(folder: Path, model: dict[str, Any]) -> None:
+    """Write a BPE model as vocab.json and merges.txt."""
+    vocab = {token: model["vocab"][token] for token in sorted(model["vocab"], key=model["vocab"].get)}
+    (folder / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
+    merges = (merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"])
+    write_lines(folder / "merges.txt", ["#version: 0.2", *merges])
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +98,7 @@ def roberta_tokenizer(backend: Any, training: dict[str, Any]) -> Tokenizer:
     """Return a tokenizer with RoBERTa's special tokens and template."""
     from tokenizers import processors
 
-    tokenizer = Tokenizer(backend, TokenizerFacts("byte_bpe", dict(ROLES), training=training))
+    tokenizer = ByteBpeTokenizer(backend, TokenizerFacts(dict(ROLES), training=training))
     backend.post_processor = processors.RobertaProcessing(
         ("</s>", tokenizer.sep_id), ("<s>", tokenizer.cls_id), trim_offsets=True,
         add_prefix_space=backend.pre_tokenizer.add_prefix_space,
@@ -63,7 +111,7 @@ def gpt2_tokenizer(backend: Any, training: dict[str, Any]) -> Tokenizer:
     from tokenizers import processors
 
     roles = dict.fromkeys(DECODER_ROLES, END_OF_TEXT)
-    tokenizer = Tokenizer(backend, TokenizerFacts("byte_bpe", roles, training=training))
+    tokenizer = ByteBpeTokenizer(backend, TokenizerFacts(roles, training=training))
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
     return tokenizer
 
@@ -115,3 +163,45 @@ def build_backend(
         for token in special_tokens
     ])  # fmt: skip
     return backend
+
+
+def _recognizes(content: dict[str, Any], training: dict[str, Any]) -> bool:
+    normalizer, layers = (content.get("normalizer") or {}).get("type"), content.get("pre_tokenizer") or {}
+    is_byte_level = content["model"]["type"] == "BPE" and layers.get("type") == "ByteLevel"
+    return is_byte_level and normalizer in (None, "NFC", "NFD", "NFKC", "NFKD") and layers.get("use_regex", True)
+
+
+def merges_of(file: Path) -> Path:
+    """Return the merges of a vocabulary: X-merges.txt for X-vocab.json if there is one, else merges.txt."""
+    named = file.with_name(file.name.removesuffix("vocab.json") + "merges.txt")
+    return named if file.name.endswith("vocab.json") and named.is_file() else file.with_name("merges.txt")
+
+
+def _read(file: Path, config: dict[str, Any]) -> Tokenizer:
+    """Return the tokenizer of a vocab.json and its merges: RoBERTa's if it has a mask token, else GPT-2's."""
+    merges_file = merges_of(file)
+    if not merges_file.is_file():
+        names = " or ".join(dict.fromkeys([file.name.removesuffix("vocab.json") + "merges.txt", "merges.txt"]))
+        raise TokenizerError(f"{file}: {names} is missing next to it; put both files into one folder")
+    vocab = read_json_object(file, TokenizerError)
+    lines = read_text(merges_file, TokenizerError).split("\n")
+    pairs = [line.split(" ") for line in lines if line and not line.startswith("#version:")]
+    is_roberta = MASK_TOKEN in vocab
+    special = list(ROLES.values()) if is_roberta else [END_OF_TEXT]
+    check_tokens(file, special, vocab)
+    lost = next((pair for pair in pairs if len(pair) != 2 or "".join(pair) not in vocab), None)
+    if lost is not None or not all(type(number) is int and 0 <= number < MAX_ID for number in vocab.values()):
+        raise TokenizerError(f"{merges_file} and {file.name} do not belong together ({lost}); restore both")
+    merges = [(left, right) for left, right in pairs]
+    backend = build_backend(vocab, merges, special, bool(config.get("add_prefix_space", False)))
+    return (roberta_tokenizer if is_roberta else gpt2_tokenizer)(backend, {})
+
+
+_CHOICES = {"normalization": NORMALIZATIONS}
+BYTE_BPE = TokenizerKind(
+    ByteBpeTokenizer, _recognizes, vocabulary=".json", read=_read,
+    types={
+        "bpe": TokenizerType(train_roberta_bpe, ByteBpeSettings, 50_265, 5 + 256, choices=_CHOICES),
+        "gpt2": TokenizerType(train_gpt2_bpe, ByteBpeSettings, 50_257, 1 + 256, choices=_CHOICES),
+    },
+)  # fmt: skip

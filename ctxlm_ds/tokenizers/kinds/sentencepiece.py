@@ -1,14 +1,10 @@
-"""sentencepiece vocabularies (Kudo & Richardson 2018): unigram or BPE, in T5's layout, mBART's or XLM-R's.
+"""sentencepiece vocabularies (Kudo & Richardson 2018): unigram or BPE, in the layouts of the table LAYOUTS.
 
 In: texts. Out: a tokenizer folder with spiece.model, and a tokenizer.json of the same ids for the `tokenizers` library.
-One difference between the two remains: the library's Precompiled normalizer reads complete graphemes, sentencepiece
-the longest rule, so a few decomposed characters (Tamil and Bengali vowels in two parts, Hangul in letters) are
-normalized otherwise.
-
-ALBERT (AlbertSettings): <pad> <unk> [CLS] [SEP] [MASK] as 0 to 4, pieces, special tokens.
-XLNet (XlnetSettings): <unk> <s> </s> <cls> <sep> <pad> <mask> <eod> <eop> as 0 to 8, pieces, special tokens.
-T5 (`extra_ids`): <pad> </s> <unk> as ids 0 to 2, pieces, special tokens, <extra_id_N-1> ... <extra_id_0> last.
-Else XLM-R's: <s> <pad> </s> <unk> as 0 to 3, pieces, special tokens, language codes (mBART), <mask> last.
+tokenizer.json is built here and not by transformers' SpmConverter, which reads tokens around the pieces from the class
+of the tokenizer, and whose BPE merges differ. Texts are encoded by the sentencepiece library, because one difference
+remains: the library's Precompiled normalizer reads complete graphemes, sentencepiece the longest rule, so a few
+decomposed characters (Tamil and Bengali vowels in two parts, Hangul in letters) are normalized otherwise.
 """
 
 from __future__ import annotations
@@ -17,19 +13,24 @@ import hashlib
 import io
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.errors import ConfigError, TokenizerError
-from ctxlm_ds.tokenizers.base import IdsAndOffsets, Tokenizer, TokenizerFacts
+from ctxlm_ds.tokenizers.base import (
+    GENERIC_CLASS,
+    IdsAndOffsets,
+    Tokenizer,
+    TokenizerFacts,
+    TokenizerKind,
+    TokenizerType,
+)
 from ctxlm_ds.tokenizers.training_words import settings_record
 
-KIND = "sentencepiece"
 MODEL_FILE = "spiece.model"
-T5_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "</s>", "sep": "</s>"}
-XLMR_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
 WHITESPACE = "whitespace"
 """Only replaces every white space of Unicode by a space, as MBartTokenizer of transformers does."""
 NORMALIZATIONS = ("nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity", WHITESPACE)
@@ -40,22 +41,6 @@ MBART_CODES = (
     "zh_CN",
 )  # fmt: skip
 """Codes of mbart-large-cc25, in the order of their ids."""
-ALBERT_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-XLNET_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "<cls>", "sep": "<sep>", "mask": "<mask>"}
-XLNET_PIECES = [".", "(", ")", '"', "-", "–", "£", "€"]
-"""Pieces of one character that join no other; the comma of the original's list separates its names."""
-_FIRST_IDS: dict[str, dict[str, Any]] = {
-    "cls": {
-        "pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "control_symbols": ["[CLS]", "[SEP]", "[MASK]"],
-    },
-    "cls_last": {
-        "unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1,
-        "control_symbols": ["<cls>", "<sep>", "<pad>", "<mask>", "<eod>"],
-        "user_defined_symbols": ["<eop>", *XLNET_PIECES],
-    },
-    "t5": {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
-    "xlmr": {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3},
-}  # fmt: skip
 _NUM_THREADS = 16
 """Threads of the trainer on any machine: the sums, and so the scores, depend on their number."""
 _LINE_CHARACTERS = 4000
@@ -82,62 +67,74 @@ class SentencePieceSettings:
     byte_fallback: bool = False
     """256 byte pieces spell what is outside the vocabulary."""
 
-    @property
-    def layout(self) -> str:
-        """`t5` or `xlmr`, which decides the first ids and the special tokens around a text."""
-        return "t5" if self.extra_ids else "xlmr"
 
-    def appended_tokens(self) -> list[str]:
-        """Return the tokens after the pieces, in the order of their ids."""
-        if self.layout in ("cls", "cls_last"):
-            return [*self.special_tokens]
-        if self.extra_ids:
-            return [*self.special_tokens, *(f"<extra_id_{number}>" for number in reversed(range(self.extra_ids)))]
-        return [*self.special_tokens, *self.language_codes, XLMR_ROLES["mask"]]
+def _has_nmt_rules(settings: SentencePieceSettings) -> bool:
+    return settings.normalization.startswith("nmt_")
+
+
+def _is_mbart_cc25(settings: SentencePieceSettings) -> bool:
+    """Return whether MBartTokenizer has exactly these codes, and normalizes nothing else."""
+    is_plain = settings.normalization == WHITESPACE and not settings.special_tokens
+    return settings.language_codes == MBART_CODES and is_plain
 
 
 @dataclass(frozen=True, slots=True)
-class AlbertSettings(SentencePieceSettings):
-    """Settings of ALBERT's vocabulary: unigram pieces between BERT's special tokens."""
+class Layout:
+    """The tokens around the pieces of a vocabulary, and around a text."""
 
-    @property
-    def layout(self) -> str:
-        """Return `cls`: BERT's special tokens in front of the pieces."""
-        return "cls"
-
-
-@dataclass(frozen=True, slots=True)
-class XlnetSettings(SentencePieceSettings):
-    """Settings of XLNet's vocabulary: unigram pieces behind its special tokens."""
-
-    character_coverage: float = 0.99995
-    """Share of the text's characters that get a piece; the rest becomes <unk> or bytes."""
-
-    @property
-    def layout(self) -> str:
-        """Return `cls_last`: the classification token at the end of a row."""
-        return "cls_last"
+    first_ids: dict[str, Any]
+    """Settings of the sentencepiece trainer for the tokens before the pieces."""
+    roles: dict[str, str]
+    single: str
+    """Template of one text; `{code}` is the first language code."""
+    pair: str
+    last: tuple[str, ...] = ()
+    """Tokens after the pieces, special tokens, language codes and sentinels."""
+    transformers_class: str = GENERIC_CLASS["tokenizer_class"]
+    """Class of transformers 5 that rebuilds a unigram model of this layout with the same ids."""
+    suits_class: Callable[[SentencePieceSettings], bool] = _has_nmt_rules
+    """Whether that class has the settings' normalization and tokens; the generic class suits any."""
 
 
-@dataclass(frozen=True, slots=True)
-class PlainSettings(SentencePieceSettings):
-    """Settings of a model with <unk>, <s> and </s>, without tokens after the pieces or around a text."""
+_XLNET_PIECES = [".", "(", ")", '"', "-", "–", "£", "€"]
+"""Pieces of one character that join no other; the comma of the original's list separates its names."""
+_XLMR_IDS: dict[str, Any] = {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3}
+_XLMR_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
+LAYOUTS = {
+    "albert": Layout(
+        {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "control_symbols": ["[CLS]", "[SEP]", "[MASK]"]},
+        {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
+        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1",
+    ),
+    "xlnet": Layout(
+        {
+            "unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1,
+            "control_symbols": ["<cls>", "<sep>", "<pad>", "<mask>", "<eod>"],
+            "user_defined_symbols": ["<eop>", *_XLNET_PIECES],
+        },
+        {"pad": "<pad>", "unk": "<unk>", "cls": "<cls>", "sep": "<sep>", "mask": "<mask>"},
+        "$A <sep> <cls>:2", "$A <sep> $B:1 <sep>:1 <cls>:2",
+    ),
+    "t5": Layout(
+        {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+        {"pad": "<pad>", "unk": "<unk>", "cls": "</s>", "sep": "</s>"},
+        "$A </s>", "$A </s> $B </s>", transformers_class="T5Tokenizer",
+    ),
+    "xlmr": Layout(
+        _XLMR_IDS, _XLMR_ROLES, "<s> $A </s>", "<s> $A </s> </s> $B </s>", ("<mask>",), "XLMRobertaTokenizer",
+    ),
+    "mbart": Layout(
+        _XLMR_IDS, _XLMR_ROLES, "$A </s> {code}", "$A $B </s> {code}", ("<mask>",), "MBartTokenizer", _is_mbart_cc25,
+    ),
+    "plain": Layout({}, {"pad": "</s>", "unk": "<unk>", "cls": "<s>", "sep": "</s>"}, "$A", "$A $B"),
+}  # fmt: skip
+"""Ids of each layout: the tokens of `first_ids`, pieces, special tokens, language codes, sentinels, `last`."""
 
-    @property
-    def layout(self) -> str:
-        """Return `plain`."""
-        return "plain"
 
-    def appended_tokens(self) -> list[str]:
-        """Return nothing."""
-        return []
-
-
-@dataclass(frozen=True, slots=True)
-class T5Settings(SentencePieceSettings):
-    """Settings of T5's vocabulary: unigram pieces and 100 sentinels."""
-
-    extra_ids: int = 100
+def _appended_tokens(settings: SentencePieceSettings, layout: Layout) -> list[str]:
+    """Return the tokens after the pieces, in the order of their ids."""
+    sentinels = (f"<extra_id_{number}>" for number in reversed(range(settings.extra_ids)))
+    return [*settings.special_tokens, *settings.language_codes, *sentinels, *layout.last]
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -145,6 +142,8 @@ class SentencePieceTokenizer(Tokenizer):
 
     Raises TokenizerError if spiece.model and tokenizer.json number their pieces differently.
     """
+
+    kind = "sentencepiece"
 
     def __init__(self, backend: Any, facts: TokenizerFacts) -> None:
         super().__init__(backend, facts)
@@ -187,27 +186,61 @@ class SentencePieceTokenizer(Tokenizer):
         return hashlib.sha256(":".join(parts).encode()).hexdigest()
 
 
-def train_sentencepiece(texts: Iterable[str], settings: SentencePieceSettings) -> SentencePieceTokenizer:
-    """Train on `texts` (iterated once; held in memory by the library)."""
+    def shown(self, token_id: int) -> tuple[str, str]:
+        space, text = super().shown(token_id)
+        # Decoding one piece drops the space before it.
+        return (" ", text.lstrip()) if self.id_to_token(token_id).startswith(SPACE) else (space, text)
+
+    def special_settings(self) -> dict[str, Any]:
+        return super().special_settings() | self.end_tokens()
+
+    def end_tokens(self) -> dict[str, str]:
+        ends = super().end_tokens()
+        return ends if self.has_mask else {"eos_token": ends["eos_token"]}  # T5 has no bos_token
+
+    def class_settings(self, content: dict[str, Any], special: dict[str, Any]) -> dict[str, Any]:
+        return special  # facts.config has the class
+
+    def write_vocabulary(self, folder: Path, model: dict[str, Any]) -> None:
+        """Write nothing: spiece.model is one of the facts' files."""
+
+
+def train_sentencepiece(
+    texts: Iterable[str], settings: SentencePieceSettings, layout: Layout | None = None
+) -> SentencePieceTokenizer:
+    """Train on `texts` (iterated once; held in memory by the library).
+
+    Without a layout it is T5's for sentinels, mBART's for language codes, else XLM-R's.
+    """
+    layout = layout or LAYOUTS["t5" if settings.extra_ids else "mbart" if settings.language_codes else "xlmr"]
     if settings.extra_ids and settings.language_codes:
         raise ConfigError("sentinels (--extra-ids) are T5's, --language-codes mBART's; name one of the two")
     if not 0.98 <= settings.character_coverage <= 1:
         raise ConfigError(f"character_coverage {settings.character_coverage} must be at least 0.98 and at most 1")
-    model = _reproducible(_learn(texts, settings))
+    model = _reproducible(_learn(texts, settings, layout))
     training = settings_record(settings)
     training["merge_score"] = "likelihood" if settings.model_type == "unigram" else "frequency"
-    config = {"tokenizer_class": _transformers_class(settings), "extra_ids": settings.extra_ids}
-    roles = {"t5": T5_ROLES, "xlmr": XLMR_ROLES, "cls": ALBERT_ROLES, "cls_last": XLNET_ROLES}[settings.layout]
-    facts = TokenizerFacts(KIND, dict(roles), config, training, files={MODEL_FILE: model})
-    return SentencePieceTokenizer(_build_backend(model, settings), facts)
+    return _build(model, settings, layout, training)
 
 
-def read_sentencepiece(model: bytes, name: str) -> SentencePieceTokenizer:
+def _build(
+    model: bytes, settings: SentencePieceSettings, layout: Layout, training: dict[str, Any], source: str = ""
+) -> SentencePieceTokenizer:
+    is_plain = settings.model_type == "unigram" and not settings.byte_fallback
+    has_class = is_plain and layout.suits_class(settings)
+    config: dict[str, Any] = {"tokenizer_class": layout.transformers_class} if has_class else {**GENERIC_CLASS}
+    config["extra_ids"] = settings.extra_ids
+    facts = TokenizerFacts(dict(layout.roles), config, training, source, {MODEL_FILE: model})
+    return SentencePieceTokenizer(_build_backend(model, settings, layout), facts)
+
+
+def _read(file: Path, _: dict[str, Any]) -> SentencePieceTokenizer:
     """Return the tokenizer of a sentencepiece model; T5's layout gets 100 sentinels, as in transformers.
 
     Raises:
         TokenizerError: it is no such model, or its ids follow from more than the model (ALBERT, XLNet, XLM-R, LLaMA).
     """
+    model, name = file.read_bytes(), str(file)
     try:
         proto = _parsed(model)
     except Exception as error:  # protobuf's own class
@@ -221,18 +254,15 @@ def read_sentencepiece(model: bytes, name: str) -> SentencePieceTokenizer:
             f"{name}: this sentencepiece model alone does not decide the ids (its first pieces: {pieces[:5]}); save "
             "the tokenizer with transformers (AutoTokenizer...save_pretrained(...)) and give that folder"
         )
-    settings = (T5Settings if is_t5 else PlainSettings)(
-        vocab_size=len(pieces) + (100 if is_t5 else 0),
-        model_type="unigram" if trainer.model_type == trainer.UNIGRAM else "bpe",
+    extra_ids = 100 if is_t5 else 0
+    settings = SentencePieceSettings(
+        len(pieces) + extra_ids, "unigram" if trainer.model_type == trainer.UNIGRAM else "bpe", extra_ids,
         normalization=rules.name, byte_fallback=trainer.byte_fallback,
     )  # fmt: skip
-    config = {"tokenizer_class": _transformers_class(settings), "extra_ids": settings.extra_ids}
-    roles = T5_ROLES if is_t5 else {"pad": "</s>", "unk": "<unk>", "cls": "<s>", "sep": "</s>"}
-    facts = TokenizerFacts(KIND, dict(roles), config, source=name, files={MODEL_FILE: model})
-    return SentencePieceTokenizer(_build_backend(model, settings), facts)
+    return _build(model, settings, LAYOUTS["t5" if is_t5 else "plain"], {}, name)
 
 
-def _learn(texts: Iterable[str], settings: SentencePieceSettings) -> bytes:
+def _learn(texts: Iterable[str], settings: SentencePieceSettings, layout: Layout) -> bytes:
     from sentencepiece import SentencePieceTrainer
 
     written = io.BytesIO()
@@ -247,7 +277,7 @@ def _learn(texts: Iterable[str], settings: SentencePieceSettings) -> bytes:
                 sentence_iterator=_lines(texts),
                 model_writer=written,
                 model_type=settings.model_type,
-                vocab_size=settings.vocab_size - len(settings.appended_tokens()),
+                vocab_size=settings.vocab_size - len(_appended_tokens(settings, layout)),
                 character_coverage=settings.character_coverage,
                 byte_fallback=settings.byte_fallback,
                 hard_vocab_limit=False,
@@ -256,7 +286,7 @@ def _learn(texts: Iterable[str], settings: SentencePieceSettings) -> bytes:
                 num_threads=_NUM_THREADS,
                 minloglevel=2,
                 **normalization,
-                **_FIRST_IDS[settings.layout],
+                **layout.first_ids,
             )
         except (RuntimeError, OSError) as error:
             raise ConfigError(f"sentencepiece cannot train this vocabulary: {error}") from error
@@ -297,21 +327,9 @@ def _parsed(model: bytes) -> Any:
     return proto
 
 
-def _transformers_class(settings: SentencePieceSettings) -> str:
-    """Return the class whose pipeline (transformers 5 rebuilds it) gives these ids, or the generic one."""
-    plain = settings.model_type == "unigram" and not settings.byte_fallback
-    if plain and settings.language_codes:
-        # MBartTokenizer normalizes nothing else and has exactly these codes.
-        faithful = settings.language_codes == MBART_CODES and settings.normalization == WHITESPACE
-        return "MBartTokenizer" if faithful and not settings.special_tokens else "PreTrainedTokenizerFast"
-    if plain and settings.normalization.startswith("nmt_") and settings.layout not in ("cls", "cls_last", "plain"):
-        return "T5Tokenizer" if settings.extra_ids else "XLMRobertaTokenizer"
-    return "PreTrainedTokenizerFast"
-
-
-def _build_backend(model: bytes, settings: SentencePieceSettings) -> Any:
+def _build_backend(model: bytes, settings: SentencePieceSettings, layout: Layout) -> Any:
     """Return the `tokenizers.Tokenizer` of a serialized sentencepiece model, with the tokens after the pieces."""
-    from tokenizers import AddedToken
+    from tokenizers import AddedToken, processors
     from tokenizers import Tokenizer as Backend
 
     proto = _parsed(model)
@@ -321,10 +339,14 @@ def _build_backend(model: bytes, settings: SentencePieceSettings) -> Any:
     # As in the released models, the mask includes the space before it.
     tokens = [
         AddedToken(token, lstrip=token in ("<mask>", "[MASK]"), normalized=False, special=True)
-        for token in (*controls, *settings.appended_tokens())
+        for token in (*controls, *_appended_tokens(settings, layout))
     ]
     backend.add_special_tokens(tokens)
-    backend.post_processor = _template(backend, settings)
+    code = next(iter(settings.language_codes), "")
+    single, pair = layout.single.format(code=code), layout.pair.format(code=code)
+    names = [name.partition(":")[0] for name in single.split() if name != "$A"]
+    special = [(name, backend.token_to_id(name)) for name in names]
+    backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
     return backend
 
 
@@ -376,20 +398,28 @@ def _add_layers(backend: Any, proto: Any, settings: SentencePieceSettings) -> No
         backend.decoder = decoders.Metaspace(SPACE, prepend_scheme="always")
 
 
-def _template(backend: Any, settings: SentencePieceSettings) -> Any:
-    from tokenizers import processors
-
-    single, pair = "<s> $A </s>", "<s> $A </s> </s> $B </s>"
-    if settings.layout == "cls":
-        single, pair = "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"
-    elif settings.layout == "cls_last":
-        single, pair = "$A <sep> <cls>:2", "$A <sep> $B:1 <sep>:1 <cls>:2"
-    elif settings.extra_ids:
-        single, pair = "$A </s>", "$A </s> $B </s>"
-    elif settings.language_codes:
-        single, pair = (f"{texts} </s> {settings.language_codes[0]}" for texts in ("$A", "$A $B"))
-    elif settings.layout == "plain":
-        single, pair = "$A", "$A $B"
-    names = [name.partition(":")[0] for name in single.split() if name != "$A"]
-    special = [(name, backend.token_to_id(name)) for name in names]
-    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
+_PIECES = "raise --vocab-size or --character-coverage, or spell the rest with --byte-fallback"
+_CHOICES = {"normalization": NORMALIZATIONS}
+_UNIGRAM = {"model_type": "unigram"}
+_PLAIN = _UNIGRAM | {"extra_ids": 0, "language_codes": ()}
+_ALBERT, _XLNET = (partial(train_sentencepiece, layout=LAYOUTS[name]) for name in ("albert", "xlnet"))
+_SETTINGS = SentencePieceSettings
+SENTENCEPIECE = TokenizerKind(
+    SentencePieceTokenizer,
+    lambda content, training: training.get("kind") == SentencePieceTokenizer.kind,
+    files=(MODEL_FILE,), vocabulary=".model", read=_read,
+    types={
+        "unigram": TokenizerType(train_sentencepiece, _SETTINGS, 32_000, 8, _PIECES, _CHOICES, fixed=_UNIGRAM),
+        "albert": TokenizerType(_ALBERT, _SETTINGS, 30_000, 8, _PIECES, _CHOICES, fixed=_PLAIN),
+        "xlnet": TokenizerType(
+            _XLNET, _SETTINGS, 32_000, 9 + 8 + 4, _PIECES, _CHOICES, {"character_coverage": 0.99995}, _PLAIN
+        ),
+        "t5": TokenizerType(
+            train_sentencepiece, _SETTINGS, 32_100, 100 + 8, _PIECES, _CHOICES, {"extra_ids": 100},
+            _UNIGRAM | {"language_codes": ()},
+        ),
+        "sentencepiece-bpe": TokenizerType(
+            train_sentencepiece, _SETTINGS, 32_000, 8, _PIECES, _CHOICES, fixed={"model_type": "bpe"}
+        ),
+    },
+)  # fmt: skip

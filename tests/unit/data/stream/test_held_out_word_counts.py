@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ctxlm_ds.data.stream.held_out import word_counts
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
-from ctxlm_ds.tokenizers.word_counts import word_counts
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog, isn't it? Yes.",

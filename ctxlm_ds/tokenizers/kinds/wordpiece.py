@@ -9,15 +9,46 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.tokenizers.base import Tokenizer, TokenizerFacts
-from ctxlm_ds.tokenizers.training_words import count_words, frequent_characters, learn_from_counts, settings_record
+from ctxlm_ds.errors import TokenizerError
+from ctxlm_ds.tokenizers.base import Tokenizer, TokenizerFacts, TokenizerKind, TokenizerType, check_tokens, write_lines
+from ctxlm_ds.tokenizers.training_words import (
+    ALPHABET_ADVICE,
+    count_words,
+    frequent_characters,
+    learn_from_counts,
+    settings_record,
+)
+from ctxlm_ds.untrusted_json import read_text
 
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
 MERGE_SCORES = ("frequency", "likelihood")
 _LONGEST_WORD = 100
 """Characters; WordPiece encodes longer words as [UNK]."""
+
+
+class WordPieceTokenizer(Tokenizer):
+    """BERT's tokenizer; transformers has it as BertTokenizer."""
+
+    kind = "wordpiece"
+
+    def shown(self, token_id: int) -> tuple[str, str]:
+        return " ", self.id_to_token(token_id)
+
+    def class_settings(self, content: dict[str, Any], special: dict[str, Any]) -> dict[str, Any]:
+        normalizer = content["normalizer"]
+        return {
+            "tokenizer_class": "BertTokenizer",
+            "do_lower_case": normalizer["lowercase"],
+            "strip_accents": normalizer["strip_accents"],
+            "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
+            **special,
+        }
+
+    def write_vocabulary(self, folder: Path, model: dict[str, Any]) -> None:
+        write_lines(folder / "vocab.txt", sorted(model["vocab"], key=model["vocab"].get))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +77,31 @@ def train_wordpiece(texts: Iterable[str], settings: WordPieceSettings) -> Tokeni
     tokens = learn_tokens(count_words(texts, pre_tokenizer, normalizer), special_tokens, settings)
     backend = build_backend({token: number for number, token in enumerate(tokens)}, special_tokens, normalizer)
     training = settings_record(settings, settings.merge_score)
-    return Tokenizer(backend, TokenizerFacts("wordpiece", dict(SPECIAL_TOKENS), training=training))
+    return WordPieceTokenizer(backend, TokenizerFacts(dict(SPECIAL_TOKENS), training=training))
+
+
+def _recognizes(content: dict[str, Any], training: dict[str, Any]) -> bool:
+    layers = [(content.get(layer) or {}).get("type") for layer in ("model", "normalizer", "pre_tokenizer")]
+    is_bert = layers == ["WordPiece", "BertNormalizer", "BertPreTokenizer"]
+    return is_bert and content["model"].get("continuing_subword_prefix") == "##"
+
+
+def _read(file: Path, config: dict[str, Any]) -> Tokenizer:
+    """Return the tokenizer of a vocab.txt; without a tokenizer_config.json one without a capital letter lower-cases."""
+    from tokenizers import normalizers
+
+    # Lines end with a newline only: a vocabulary may have tokens that are other separators of lines.
+    tokens = read_text(file, TokenizerError).removesuffix("\n").split("\n")
+    vocab = {token.removesuffix("\r"): number for number, token in enumerate(tokens)}
+    check_tokens(file, SPECIAL_TOKENS.values(), vocab)
+    words = (token for token in vocab if not token.startswith("["))
+    normalizer = normalizers.BertNormalizer(
+        lowercase=config.get("do_lower_case", not any(word != word.lower() for word in words)),
+        strip_accents=config.get("strip_accents"),
+        handle_chinese_chars=config.get("tokenize_chinese_chars", True),
+    )
+    backend = build_backend(vocab, SPECIAL_TOKENS.values(), normalizer)
+    return WordPieceTokenizer(backend, TokenizerFacts(dict(SPECIAL_TOKENS)))
 
 
 def build_backend(vocab: dict[str, int], special_tokens: Iterable[str], normalizer: Any) -> Any:
@@ -86,3 +141,13 @@ def learn_tokens(counts: dict[str, int], special_tokens: list[str], settings: Wo
         continuing_subword_prefix="##",
     )  # fmt: skip
     return sorted(vocab, key=lambda token: vocab[token])
+
+
+WORDPIECE = TokenizerKind(
+    WordPieceTokenizer, _recognizes, vocabulary=".txt", read=_read,
+    types={
+        "wordpiece": TokenizerType(
+            train_wordpiece, WordPieceSettings, 30_522, 5 + 2, ALPHABET_ADVICE, {"merge_score": MERGE_SCORES}
+        )
+    },
+)  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.errors import ConfigError, TokenizerError
-from ctxlm_ds.tokenizers.characters import CharacterTokenizer
+from ctxlm_ds.tokenizers.kinds.characters import CharacterTokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.text import make_documents
