@@ -165,14 +165,6 @@ T5_1_1: Values = {  # released_checkpoints.md; t5.1.1.base.gin
     "model.intermediate_size": 2048, "model.hidden_activation": "gelu_tanh", "model.gated": True,
     "model.tied_head": False, "model.hidden_dropout": 0.0, "model.attention_dropout": 0.0,
 }  # fmt: skip
-T5_LAPTOP: Values = {  # ours
-    "model.vocab_size": None, "model.num_layers": 4, "model.num_decoder_layers": 4, "model.hidden_size": 256,
-    "model.num_attention_heads": 4, "model.intermediate_size": 1024, "data.seq_length": 128,
-    "optimizer.name": "adamw", "optimizer.learning_rate": 1e-3, "optimizer.betas": (0.9, 0.95), "optimizer.eps": 1e-8,
-    "optimizer.weight_decay": 0.1, "optimizer.gradient_clipping": 1.0, "schedule.name": "cosine",
-    "schedule.warmup_shape": "linear", "schedule.warmup_steps": None, "schedule.warmup_fraction": 0.06,
-    "schedule.final_learning_rate": 1e-4, "training.global_batch_size": 32, "training.max_steps": 2500,
-}  # fmt: skip
 # Lewis 2020 = arXiv:1910.13461; Liu 2020 = arXiv:2001.08210; code = facebookresearch/fairseq, its issue 1899.
 BART: Values = {
     "model.family": "bart",
@@ -230,7 +222,6 @@ MBART: Values = {
     "objective.sentence_end": None,  # denoising_dataset.py: eos without GPT-2's vocabulary
     "objective.language_tokens": True,  # Liu 2020, section 2.2
 }
-BART_LAPTOP: Values = T5_LAPTOP | {"model.max_position_embeddings": 128, "optimizer.decay_biases": False}  # ours
 # Warner 2024 = arXiv:2412.13663; code and yamls = AnswerDotAI/ModernBERT, branch pretraining_documentation.
 MODERNBERT: Values = {
     "model.family": "modernbert",
@@ -338,10 +329,6 @@ XLNET: Values = {
     "training.global_batch_size": 8192,  # appendix
     "training.max_steps": 500_000,  # appendix
 }
-XLNET_LAPTOP: Values = {  # ours
-    "model.mem_len": 96, "data.num_duplicates": 1, "objective.num_predictions": None, "objective.perm_size": None,
-    "schedule.final_learning_rate": 0.0, "training.max_steps": 4000,
-}  # fmt: skip
 # Peters 2018 = arXiv:1802.05365; code = github.com/allenai/bilm-tf; options = bin/train_elmo.py.
 ELMO: Values = {
     "model.family": "elmo",

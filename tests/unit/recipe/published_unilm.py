@@ -44,6 +44,3 @@ UNILM: Values = {
     "training.global_batch_size": 330,  # 2.4
     "training.max_steps": 770_000,  # 2.4
 }
-UNILM_LAPTOP: Values = {  # ours
-    "data.packing": True, "data.max_sequences_per_row": 4, "objective.special_tokens": "never",
-}  # fmt: skip
