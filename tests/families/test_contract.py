@@ -179,7 +179,7 @@ def test_a_run_goes_on_under_another_layout(results: Results, family: str, tmp_p
 def test_the_planner_counts_what_is_built(results: Results, family: str) -> None:
     run = results.run(family)
     built = results.reference(run)
-    _, whole = describe(run.config())
+    whole = describe(run.config())
     assert whole.shapes == {name: tuple(shape) for name, shape in built["all_shapes"].items()}
     assert whole.num_parameters == sum(built["built"].values())
     counted, planned = results.of(runs.count_flops, run)
@@ -208,7 +208,7 @@ def layers_of(name: str) -> set[Any]:
     sections = runs.tiny_of(name)
     model = sections["model"] | {"vocab_size": 300}
     config = RunConfig.model_validate({"model": model, "objective": sections["objective"], "data": sections["data"]})
-    return {layer.factory for layer in describe(config)[0]}
+    return {layer.factory for layer in describe(config).layers}
 
 
 def test_a_variant_has_no_layer_of_its_own() -> None:

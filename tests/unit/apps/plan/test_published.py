@@ -25,7 +25,7 @@ def test_the_models_are_the_published_ones() -> None:
     for run in published_runs():
         billions = by_size(run)
         if billions is not None:
-            count = describe(run.config)[1].num_parameters / 1e9
+            count = describe(run.config).num_parameters / 1e9
             assert abs(count / billions - 1) < 0.03, run.name
             checked += 1
     assert checked == len(SIZES)
