@@ -16,8 +16,7 @@ UNIT = ROOT / "tests" / "unit"
 FLAT = (ROOT / "tests" / "dist", ROOT / "tests" / "integration")
 COMMANDS = {
     path.stem: ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for pattern in ("ctxlm_ds/apps/*/*.py", "ctxlm_ds/commands/*.py")
-    for path in ROOT.glob(pattern)
+    for path in ROOT.glob("ctxlm_ds/apps/*/*.py")
 }
 """Modules that may hold a command, by file name."""
 DOORS = [path for path in sorted((ROOT / "tools").glob("*.py")) if path.stem in COMMANDS]

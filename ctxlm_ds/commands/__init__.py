@@ -1,1 +1,0 @@
-"""The subcommands of `ctxlm`, a module each; `main.py` has the table."""
