@@ -23,9 +23,18 @@ from ctxlm_ds.apps.downstream.features.options import (
     kind_of_features,
     recorded_options,
 )
-from ctxlm_ds.apps.downstream.grid import PUBLISHED, RESULT_NAME, Point, grid_points, is_done, read_results, summarize
 from ctxlm_ds.apps.downstream.kinds.entries import CRF_FORM, GPT1_FORM, TEXT_FORM
-from ctxlm_ds.apps.downstream.report import result_rows, write_report
+from ctxlm_ds.apps.downstream.results import (
+    PUBLISHED,
+    RESULT_NAME,
+    Point,
+    grid_points,
+    is_done,
+    read_results,
+    result_rows,
+    summarize,
+    write_report,
+)
 from ctxlm_ds.apps.downstream.task import TaskDescription, is_file_name, load_task
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import aligned, at_least, counted, program, run_command, setup_logging

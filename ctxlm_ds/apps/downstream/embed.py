@@ -1,16 +1,30 @@
-"""Write vectors of words or sentences: of any layer of a model, joined layers, or static ones."""
+"""Write vectors of words or sentences: of any layer of a model, joined layers, or static ones.
+
+The file is safetensors (a tensor, and where each sentence begins) or Arrow (a row for each word or sentence).
+"""
 
 from __future__ import annotations
 
 import argparse
 import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ctxlm_ds.apps.downstream.features.options import LayerChoice
+from ctxlm_ds.apps.downstream.features.static import split_words
+from ctxlm_ds.atomic import partial_path, publish
 from ctxlm_ds.console import at_least, counted, setup_logging
 from ctxlm_ds.errors import ConfigError
 
 logger = logging.getLogger("ctxlm_ds")
+Vectors = NDArray[np.float32]
 BLOCK = 1024
 """Sentences that are computed before they are written."""
 
@@ -44,9 +58,6 @@ def build_parser() -> argparse.ArgumentParser:
 def main() -> None:
     args = build_parser().parse_args()
     setup_logging()
-    from ctxlm_ds.apps.downstream.features.choice import LayerChoice
-    from ctxlm_ds.apps.downstream.features.static import words_of_lines, words_of_sentences
-    from ctxlm_ds.apps.downstream.features.writers import check_name, vector_writer
     from ctxlm_ds.data.sources.corpus import Corpus
 
     choice = LayerChoice.parse(args.layers)
@@ -81,3 +92,122 @@ def main() -> None:
         share, total = source.num_unknown / max(1, source.num_words), counted(source.num_words, "word")
         logger.info("%.1f %% of %s have no vector in %s; theirs is zero", 100 * share, total, args.features)
     logger.info("%s: %s of %s", args.output, counted(rows, "vector"), counted(number, "sentence"))
+
+
+def words_of_sentences(texts: Iterable[str], is_split: bool = False) -> Iterator[list[str]]:
+    """Yield the words of each sentence of some texts; with `is_split` white space separates all words."""
+    from ctxlm_ds.data.preprocess.sentences import split_sentences
+
+    for text in texts:
+        yield from _words_of(split_sentences(text), is_split)
+
+
+def words_of_lines(texts: Iterable[str], is_split: bool = False) -> Iterator[list[str]]:
+    """Yield the words of each line of some texts; with `is_split` white space separates all words."""
+    for text in texts:
+        yield from _words_of(text.split("\n"), is_split)
+
+
+def _words_of(sentences: Iterable[str], is_split: bool) -> Iterator[list[str]]:
+    every = (sentence.split() if is_split else split_words(sentence) for sentence in sentences)
+    return (words for words in every if words)
+
+
+class VectorWriter(ABC):
+    """Receives the vectors of sentences in order."""
+
+    @abstractmethod
+    def add(self, sentence: int, words: Sequence[str], vectors: Vectors) -> None:
+        """Add a sentence.
+
+        Args:
+            sentence: its number.
+            words: its words; one text if the vector is that of the complete sentence.
+            vectors: [words, layers, width].
+        """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Write what is left."""
+
+
+class SafetensorsWriter(VectorWriter):
+    """`vectors` [rows, layers, width] and `offsets` [sentences + 1]: sentence i has rows offsets[i] to offsets[i + 1].
+
+    All vectors are kept in memory until the end.
+    """
+
+    def __init__(self, path: Path, facts: dict[str, str]) -> None:
+        self._path = path
+        self._facts = facts
+        self._vectors: list[Vectors] = []
+        self._offsets = [0]
+
+    def add(self, sentence: int, words: Sequence[str], vectors: Vectors) -> None:
+        self._vectors.append(vectors)
+        self._offsets.append(self._offsets[-1] + len(vectors))
+
+    def finish(self) -> None:
+        from safetensors.numpy import save_file
+
+        tensors: dict[str, NDArray[Any]] = {
+            "vectors": np.concatenate(self._vectors),
+            "offsets": np.array(self._offsets, dtype=np.int64),
+        }
+        save_file(tensors, self._path, metadata=self._facts)
+
+
+class ArrowWriter(VectorWriter):
+    """Columns `sentence`, `word` and `layer_0`, `layer_1`, …: lists of fixed size; in batches, not in memory."""
+
+    def __init__(self, path: Path, facts: dict[str, str]) -> None:
+        self._path = path
+        self._facts = facts
+        self._writer: Any = None
+
+    def add(self, sentence: int, words: Sequence[str], vectors: Vectors) -> None:
+        import pyarrow as pa
+
+        columns: dict[str, Any] = {"sentence": pa.array([sentence] * len(words), pa.int64()), "word": pa.array(words)}
+        for layer in range(vectors.shape[1]):
+            values = pa.array(np.ascontiguousarray(vectors[:, layer]).reshape(-1))
+            columns[f"layer_{layer}"] = pa.FixedSizeListArray.from_arrays(values, vectors.shape[2])
+        batch = pa.record_batch(columns)
+        if self._writer is None:
+            self._writer = pa.ipc.new_file(str(self._path), batch.schema.with_metadata(self._facts))
+        self._writer.write_batch(batch.replace_schema_metadata(self._facts))
+
+    def finish(self) -> None:
+        self._writer.close()
+
+
+WRITERS: dict[str, type[SafetensorsWriter] | type[ArrowWriter]] = {
+    ".safetensors": SafetensorsWriter,
+    ".arrow": ArrowWriter,
+}
+
+
+def check_name(path: Path) -> None:
+    """Raise ConfigError if no writer has the suffix of a path."""
+    if path.suffix not in WRITERS:
+        raise ConfigError(f"--output {path}: the name ends in {' or '.join(WRITERS)}")
+
+
+@contextmanager
+def vector_writer(path: Path, facts: dict[str, str]) -> Iterator[VectorWriter]:
+    """Yield the writer of a path (by its suffix); the file appears when all is written.
+
+    Args:
+        path: ends in .safetensors or .arrow.
+        facts: go into the file's metadata.
+    """
+    check_name(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = partial_path(path)
+    try:
+        writer = WRITERS[path.suffix](partial, facts)
+        yield writer
+        writer.finish()
+        publish(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

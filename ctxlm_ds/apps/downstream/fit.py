@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.grid import Point
 from ctxlm_ds.apps.downstream.kinds.base import Features, Kind, Prediction
+from ctxlm_ds.apps.downstream.results import Point
 from ctxlm_ds.apps.downstream.tuning import GradualUnfreezing, Tuning, apply_tuning, layered_optimizer
 from ctxlm_ds.atomic import output_folder, write_text
 from ctxlm_ds.console import PLAIN_INTERVAL_S

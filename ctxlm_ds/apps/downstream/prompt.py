@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "calibrate": arguments.calibrate, "max_length": arguments.max_length,
     }  # fmt: skip
     run_seeds(arguments, task, prompt, seeds, wanted)
-    from ctxlm_ds.apps.downstream.grid import read_results, summarize
+    from ctxlm_ds.apps.downstream.results import read_results, summarize
 
     results = read_results(arguments.output, wanted)
     found = summarize(results, task.judged_by[0], ("shots",))
@@ -73,9 +73,9 @@ def run_seeds(
 ) -> None:
     """Answer the prompts of each seed that has no result yet."""
     from ctxlm_ds.apps.downstream.fit import write_predictions
-    from ctxlm_ds.apps.downstream.grid import is_done
     from ctxlm_ds.apps.downstream.prepare import kind_class, load_tokenizer, longest_input, read_parts
     from ctxlm_ds.apps.downstream.prompting import Prompting
+    from ctxlm_ds.apps.downstream.results import is_done
     from ctxlm_ds.apps.downstream.scoring import load_scorer
 
     folders = {seed: arguments.output / "points" / f"shots{arguments.shots}-seed{seed}" for seed in seeds}

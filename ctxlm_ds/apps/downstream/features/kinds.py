@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.features.choice import LayerChoice
 from ctxlm_ds.apps.downstream.features.heads import (
     FrozenClassifier,
     FrozenModel,
@@ -23,6 +22,7 @@ from ctxlm_ds.apps.downstream.features.heads import (
     HeadSettings,
     InputShape,
 )
+from ctxlm_ds.apps.downstream.features.options import LayerChoice
 from ctxlm_ds.apps.downstream.features.sources import FeatureSource, StaticSource
 from ctxlm_ds.apps.downstream.features.static import split_words
 from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind

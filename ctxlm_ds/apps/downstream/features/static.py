@@ -6,7 +6,7 @@ import io
 import lzma
 import sys
 import zlib
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -159,22 +159,3 @@ def _splitter() -> Any:
     from tokenizers import pre_tokenizers
 
     return pre_tokenizers.BertPreTokenizer()
-
-
-def words_of_sentences(texts: Iterable[str], is_split: bool = False) -> Iterator[list[str]]:
-    """Yield the words of each sentence of some texts; with `is_split` white space separates all words."""
-    from ctxlm_ds.data.preprocess.sentences import split_sentences
-
-    for text in texts:
-        yield from _words_of(split_sentences(text), is_split)
-
-
-def words_of_lines(texts: Iterable[str], is_split: bool = False) -> Iterator[list[str]]:
-    """Yield the words of each line of some texts; with `is_split` white space separates all words."""
-    for text in texts:
-        yield from _words_of(text.split("\n"), is_split)
-
-
-def _words_of(sentences: Iterable[str], is_split: bool) -> Iterator[list[str]]:
-    every = (sentence.split() if is_split else split_words(sentence) for sentence in sentences)
-    return (words for words in every if words)

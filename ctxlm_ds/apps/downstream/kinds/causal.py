@@ -16,8 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.extended import concrete_class, load_extended
-from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind
+from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind, concrete_class, load_extended
 from ctxlm_ds.apps.downstream.kinds.entries import Answer
 from ctxlm_ds.apps.downstream.kinds.sequence import Classification, MultipleChoice, Regression, choice_number
 from ctxlm_ds.errors import ConfigError

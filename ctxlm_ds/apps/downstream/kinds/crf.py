@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ctxlm_ds.apps.downstream.extended import concrete_class, load_extended
-from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Prediction
+from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Prediction, concrete_class, load_extended
 from ctxlm_ds.apps.downstream.kinds.tagging import SCHEME, Tagging, word_places
 from ctxlm_ds.apps.downstream.tags import best_sequence, legal_transitions, marginals
 from ctxlm_ds.errors import ConfigError

@@ -17,8 +17,15 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.extended import concrete_class, load_extended
-from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind, Prediction, softmax
+from ctxlm_ds.apps.downstream.kinds.base import (
+    IGNORED_LABEL,
+    Features,
+    Kind,
+    Prediction,
+    concrete_class,
+    load_extended,
+    softmax,
+)
 from ctxlm_ds.apps.downstream.kinds.tagging import encode_windows, subword_positions
 from ctxlm_ds.apps.downstream.metrics import span_scores
 from ctxlm_ds.apps.downstream.tags import OUTSIDE, read_spans

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctxlm_ds.apps.downstream.features.static import StaticVectors, split_words, words_of_lines, words_of_sentences
+from ctxlm_ds.apps.downstream.embed import words_of_lines, words_of_sentences
+from ctxlm_ds.apps.downstream.features.static import StaticVectors, split_words
 from ctxlm_ds.errors import DataError
 
 GLOVE = "the 0.25 -1.5 3e-2\nTür 1 2 3\n. 4 5 6\n"

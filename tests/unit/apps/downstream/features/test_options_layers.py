@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ctxlm_ds.apps.downstream.features.choice import LayerChoice
+from ctxlm_ds.apps.downstream.features.options import LayerChoice
 from ctxlm_ds.errors import ConfigError
 
 LAYERS = np.random.default_rng(1).normal(size=(5, 3, 4)).astype(np.float32)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctxlm_ds.apps.downstream.features.writers import vector_writer
+from ctxlm_ds.apps.downstream.embed import vector_writer
 from ctxlm_ds.errors import ConfigError
 
 SENTENCES = [["a", "b"], ["c"]]

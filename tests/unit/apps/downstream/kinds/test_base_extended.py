@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ctxlm_ds.apps.downstream.extended import concrete_class, load_extended
+from ctxlm_ds.apps.downstream.kinds.base import concrete_class, load_extended
 from ctxlm_ds.errors import ConfigError
 from tests.downstream_models import write_bert
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.apps.downstream.fit import Point
-from ctxlm_ds.apps.downstream.grid import PUBLISHED, grid_points, is_done, read_results, summarize
+from ctxlm_ds.apps.downstream.results import PUBLISHED, grid_points, is_done, read_results, summarize
 from ctxlm_ds.errors import ConfigError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ctxlm_ds.apps.downstream.features.mix import ScalarMix
+from ctxlm_ds.apps.downstream.features.heads import ScalarMix
 
 
 def test_a_mix_is_the_papers_formula() -> None:

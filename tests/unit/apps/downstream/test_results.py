@@ -11,8 +11,7 @@ import pytest
 
 from ctxlm_ds.apps.downstream.examples import Example
 from ctxlm_ds.apps.downstream.fit import Point
-from ctxlm_ds.apps.downstream.grid import summarize
-from ctxlm_ds.apps.downstream.report import write_report
+from ctxlm_ds.apps.downstream.results import summarize, write_report
 from ctxlm_ds.apps.downstream.task import TaskDescription
 
 POINT = Point(8, 1e-3, 2, 1)
