@@ -10,16 +10,16 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from ctxlm_ds.apps.demo.pretrain_default import run_step
 from ctxlm_ds.atomic import output_folder, write_text
 from ctxlm_ds.console import aligned, at_least, setup_logging
 from ctxlm_ds.data.preprocess.sentences import split_sentences
-from ctxlm_ds.errors import CtxlmError, DataError
+from ctxlm_ds.errors import DataError
 from ctxlm_ds.installed import checkout
 from ctxlm_ds.recipe.yaml_source import write_yaml
 
@@ -31,6 +31,7 @@ CORPUS = {"train": "train.jsonl", "dev": "heldout.jsonl"}
 SEED = 1
 RATE = 5e-4
 """Learning rate of small models; published ones take 2e-5 to 5e-5."""
+CTXLM = Path(sys.executable).with_name("ctxlm")
 Row = tuple[str, ...]
 
 
@@ -46,7 +47,7 @@ def main() -> None:
     family = [] if arguments.family is None else ["--family", arguments.family]
     source = (arguments.folder or (checkout() or Path.cwd()) / "runs" / "-".join(["default", *family[1:]])).absolute()
     if not (source / "hf" / "config.json").is_file():
-        run("demo", *family, "--output-dir", source)
+        run_step(CTXLM, "demo", *family, "--output-dir", source)
     folder = source / "downstream"
     write_tasks(source / "corpus", folder / "tasks")
     rows = [["task", "pretrained, accuracy", "random weights"]]
@@ -56,24 +57,14 @@ def main() -> None:
     print("\n".join(["", *aligned(rows), "", f"reports: {folder}/TASK/*/report.html"]))
 
 
-def run(*words: object) -> None:
-    """Print and run a command of ctxlm.
-
-    Raises:
-        CtxlmError: it failed; its error message is above.
-    """
-    command = [str(word) for word in words]
-    print("$ ctxlm " + " ".join(command), flush=True)
-    if subprocess.run([Path(sys.executable).with_name("ctxlm"), *command], cwd=checkout(), check=False).returncode:
-        raise CtxlmError("the step above failed; fix it and run the same command again")
-
-
 def fine_tune(task: Path, model: Path, folder: Path, arguments: argparse.Namespace, start: str) -> str:
     """Fine-tune and return median and spread of the accuracy on the development file."""
     output = folder / task.stem / start
-    run("finetune", "--task", task, "--model", model, "--data", task.with_suffix(""), "--output", output,
+    run_step(
+        CTXLM, "finetune", "--task", task, "--model", model, "--data", task.with_suffix(""), "--output", output,
         "--seeds", *range(1, arguments.seeds + 1), "--learning-rates", RATE, "--epochs", arguments.epochs,
-        *(["--random"] if start == "random" else []))  # fmt: skip
+        *(["--random"] if start == "random" else []),
+    )  # fmt: skip
     summary = json.loads((output / "metrics.json").read_text(encoding="utf-8"))
     figures = summary["chosen"]["dev"][summary["metric"]]
     return f"{figures['median']:.3f} ({figures['lowest']:.3f} to {figures['highest']:.3f})"

@@ -1,8 +1,7 @@
 """Run the default job (`make pretrain`): raw text to a Hugging Face model that fills masks, in minutes on a CPU.
 
 `make pretrain FAMILY=gpt2` trains another family by its recipe, which also decides what the model does at the end. Each
-step is one of the project's commands, printed before it runs. Steps whose result exists are skipped. The results, with
-curves and commands, are also in report.html.
+step is one of the project's commands, printed before it runs. Steps whose result exists are skipped.
 """
 
 from __future__ import annotations
@@ -16,13 +15,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from html import escape
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds import atomic
-from ctxlm_ds.apps.report.charts import page, run_charts, svg, table
 from ctxlm_ds.console import format_duration, setup_logging
 from ctxlm_ds.data.preprocess.sentences import split_sentences
 from ctxlm_ds.errors import CtxlmError, DataError
@@ -30,10 +27,9 @@ from ctxlm_ds.installed import checkout
 from ctxlm_ds.objectives.encoder_decoder import EncoderDecoder
 from ctxlm_ds.process.launch import free_port
 from ctxlm_ds.process.line_file import METRICS_NAME, read_lines
-from ctxlm_ds.recipe.load import dump_config, load_config, shipped_recipes
+from ctxlm_ds.recipe.load import load_config, shipped_recipes
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, load_object
-from ctxlm_ds.training.hooks.curves import terminal_picture
 
 if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer
@@ -47,7 +43,6 @@ HELDOUT_EVERY = 10
 NUM_SENTENCES = 5
 NUM_GUESSES = 5
 SMALLEST_VOCABULARY = 8192
-UNIGRAM = "unigram"
 SPAN = "<extra_id_0>"
 """T5's first sentinel, in the place of a gap."""
 SPAN_TOKENS = 12
@@ -74,7 +69,8 @@ def main() -> None:
     job.make_datasets(arguments.corpus, arguments.vocab_size, arguments.ranks)
     job.pretrain(recipe, arguments.set, arguments.ranks)
     job.run_command("convert", "to-hf", "--checkpoint", job.run_dir, "--output", job.model, "--overwrite")
-    report(job)
+    job.run_command("report", job.run_dir)
+    show_results(job)
     say(f"done in {format_duration(time.monotonic() - started_s)}; the model: {job.model}")
 
 
@@ -90,8 +86,6 @@ class Job:
 
     folder: Path
     config: RunConfig
-    commands: list[str] = field(default_factory=list)
-    """All commands so far, also skipped ones."""
 
     def __post_init__(self) -> None:
         self.folder = self.folder.absolute()
@@ -139,7 +133,7 @@ class Job:
 
     def pretrain(self, recipe: str, overrides: Sequence[str], ranks: int) -> None:
         """Train under the deepspeed launcher."""
-        self.run(
+        run_step(
             # Not the launcher's usual port: another job may run on this machine.
             Path(sys.executable).with_name("deepspeed"), "--num_gpus", ranks, "--master_port", free_port(),
             "--module", "ctxlm_ds.pretrain", "--config", recipe, "--deepspeed_config", "zero1",
@@ -150,22 +144,21 @@ class Job:
 
     def run_command(self, name: str, *arguments: object, done: bool = False) -> None:
         """Run a command of ctxlm, unless it is done."""
-        self.run(Path(sys.executable).with_name("ctxlm"), name, *arguments, done=done)
+        if not done:
+            run_step(Path(sys.executable).with_name("ctxlm"), name, *arguments)
 
-    def run(self, *words: object, done: bool = False) -> None:
-        """Print a command and run it, unless it is done.
 
-        Raises:
-            CtxlmError: it failed; its error message is above.
-        """
-        self.commands.append(shlex.join(_relative(word) for word in words))
-        if done:
-            return
-        say(f"$ {self.commands[-1]}")
-        environment = dict(os.environ, TOKENIZERS_PARALLELISM="false")
-        status = subprocess.run([str(word) for word in words], env=environment, check=False).returncode
-        if status != 0:
-            raise CtxlmError(f"the step above failed (exit status {status}); fix it and run the same command again")
+def run_step(*words: object) -> None:
+    """Print and run a command.
+
+    Raises:
+        CtxlmError: it failed; its error message is above.
+    """
+    say(f"$ {shlex.join(_relative(word) for word in words)}")
+    environment = dict(os.environ, TOKENIZERS_PARALLELISM="false")
+    status = subprocess.run([str(word) for word in words], env=environment, check=False).returncode
+    if status != 0:
+        raise CtxlmError(f"the step above failed (exit status {status}); fix it and run the same command again")
 
 
 def say(line: str) -> None:
@@ -179,39 +172,22 @@ def _relative(word: object) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_absolute() and path.is_relative_to(Path.cwd()) else str(word)
 
 
-def report(job: Job) -> None:
-    """Print the held-out figures next to those of the unigram distribution, the curve and what the model does.
-
-    The same is written to report.html.
-    """
-    records = list(read_lines(job.run_dir / METRICS_NAME))
+def show_results(job: Job) -> None:
+    """Print the held-out figures next to those of the unigram distribution, and what the model does."""
     term = OBJECTIVES.get(job.config.objective.name).terms[0].name
     title = term.replace("_lm", "-LM").replace("_", " ")
-    last = next(record for record in reversed(records) if f"eval/{HELDOUT}/{term}_loss" in record)
-    model = last[f"eval/{HELDOUT}/{term}_loss"], last[f"eval/{HELDOUT}/{term}_accuracy"]
-    unigram = unigram_of(job)
-    charts = run_charts(records, term, {UNIGRAM: unigram})
-    say("\n" + "\n".join(terminal_picture(next(chart for chart in charts if chart.levels))))
-    say(f"\n{figures_line(f'held-out {title} loss', model)}")
-    say(figures_line("unigram distribution's loss", unigram))
+    names = [f"eval/{HELDOUT}/{term}_{figure}" for figure in ("loss", "accuracy")]
+    model = [record for record in read_lines(job.run_dir / METRICS_NAME) if names[0] in record][-1]
+    figures = {
+        f"held-out {title} loss": (model[names[0]], model[names[1]]), "unigram distribution's loss": unigram_of(job)
+    }  # fmt: skip
+    for name, (loss, accuracy) in figures.items():
+        say(f"{name:<28} {loss:.3f} nats (perplexity {math.exp(loss):.0f}), top-1 accuracy {accuracy:.1%}")
     shown, rows = demonstrate(job)
     say(f"\n{shown}:")
     for text, truth, found in rows:
         say(f"  {text}\n    was: {truth}   {found}")
     say("")
-    numbers = [
-        [name, f"{loss:.3f}", f"{math.exp(loss):.0f}", f"{share:.1%}"]
-        for name, (loss, share) in (("model", model), (UNIGRAM, unigram))
-    ]
-    sections = {
-        f"Held-out {title} figures": [table(["", "loss (nats)", "perplexity", "top-1 accuracy"], numbers)],
-        "Curves": [f"<h3>{chart.title}</h3>\n{svg(chart)}" for chart in charts],
-        shown: [table(["held-out text", "was", "model"], rows)],
-        "Commands": [preformatted("\n".join(job.commands))],
-        "Recipe": [preformatted(dump_config(job.config))],
-    }
-    atomic.write_text(job.folder / "report.html", page(job.config.name, sections))
-    say(f"curves, results and commands: {_relative(job.folder / 'report.html')}")
 
 
 def split_corpus(inputs: Sequence[str], output_dir: Path) -> None:
@@ -234,17 +210,6 @@ def split_corpus(inputs: Sequence[str], output_dir: Path) -> None:
                 f"{' '.join(inputs)} holds {count} documents; at least {HELDOUT_EVERY} are needed to hold one out (in "
                 "plain text a blank line ends a document)"
             )
-
-
-def figures_line(name: str, figures: tuple[float, float]) -> str:
-    """Return a line with a loss and an accuracy."""
-    loss, accuracy = figures
-    return f"{name:<28} {loss:.3f} nats (perplexity {math.exp(loss):.0f}), top-1 accuracy {accuracy:.1%}"
-
-
-def preformatted(text: str) -> str:
-    """Return lines of text as HTML."""
-    return f"<pre>{escape(text)}</pre>"
 
 
 def unigram_of(job: Job) -> tuple[float, float]:
