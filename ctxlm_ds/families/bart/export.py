@@ -1,4 +1,4 @@
-"""BART as BartForConditionalGeneration, and the common part of mBART."""
+"""BART and mBART as their classes for conditional generation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import CardText, EncoderDecoderExport, TokenIds
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
-from ctxlm_ds.families.bart.config import BartSection
+from ctxlm_ds.families.bart.config import BartSection, MBartSection
 
 PREFIX = "model."
 WORDS = f"{PREFIX}shared.weight"
@@ -143,3 +143,19 @@ class BartExport(EncoderDecoderExport):
 
 
 EXPORT = BartExport()
+
+
+class MBartExport(BartExport):
+    """mBART; its decoder starts with a token of the language, so the class names no start token."""
+
+    section = MBartSection
+    model_type = "mbart"
+    config_class = "MBartConfig"
+    hf_classes = {frozenset({"decoder_logits"}): "MBartForConditionalGeneration"}
+    title = "mBART"
+
+    def their_settings(self, model: BartSection, ids: TokenIds) -> dict[str, Any]:
+        return super().their_settings(model, ids) | {"decoder_start_token_id": None}
+
+
+MBART_EXPORT = MBartExport()

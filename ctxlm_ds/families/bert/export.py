@@ -1,16 +1,27 @@
-"""BERT as BertForPreTraining and BertForMaskedLM, and the common part of all encoders."""
+"""BERT and its variants as classes of transformers, and the common part of all encoders."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import CardText, FamilyExport, Fields, Rows, at_positions
+from ctxlm_ds.export.base import CardText, FamilyExport, Fields, Rows, TokenIds, at_positions
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
 from ctxlm_ds.families.base import TransformerSection
-from ctxlm_ds.families.bert.config import BertSection
+from ctxlm_ds.families.bert.config import (
+    CLASSES,
+    LAST_HIDDEN,
+    PROJECTED,
+    UNILM_TOKEN_TYPES,
+    BertSection,
+    MegatronBertSection,
+    TinyBertSection,
+    UnilmSection,
+)
 from ctxlm_ds.tokenizers.base import Tokenizer
 
 MASKED_LM = frozenset({"predicted_logits"})
@@ -191,3 +202,161 @@ class BertExport(EncoderExport):
 
 
 EXPORT = BertExport()
+
+
+class MegatronBertExport(BertExport):
+    """Megatron-LM's BERT: two classes, one with the next-sentence head."""
+
+    section = MegatronBertSection
+    model_type = "megatron-bert"
+    config_class = "MegatronBertConfig"
+    hf_classes = {WITH_SENTENCES: "MegatronBertForPreTraining", MASKED_LM: "MegatronBertForMaskedLM"}
+    pre_layer_norm = True
+    rows = (
+        *TABLE_ROWS,
+        *layer_rows("bert", norms=("attention.ln", "ln")),
+        Row("final_layer_norm.{p}", ("bert.encoder.ln.{p}",)),
+        *HEAD_ROWS,
+    )
+
+
+MEGATRON_BERT_EXPORT = MegatronBertExport()
+
+
+UNILM_KINDS = 4
+
+
+class UnilmExport(BertExport):
+    """UniLM: BERT's classes with six token types."""
+
+    section = UnilmSection
+    hf_classes = {
+        frozenset({"ranked_logits", "sentence_logits"}): "BertForPreTraining",
+        frozenset({"ranked_logits"}): "BertForMaskedLM",
+    }
+
+    def claims(self, values: Mapping[str, Any]) -> bool:
+        return values.get("model_type") == self.model_type and values.get("type_vocab_size") == UNILM_TOKEN_TYPES
+
+    def outputs_in(self, file_names: Sequence[str]) -> tuple[str, ...]:
+        return ("ranked_logits", *super().outputs_in(file_names)[1:])
+
+    def further_fields(self, fields: Fields) -> Fields:
+        """Make the rows in turn left-to-right, right-to-left, a source and its target, and bidirectional."""
+        import torch
+
+        types = fields["token_type_ids"]
+        kinds = (torch.arange(len(types)) % UNILM_KINDS)[:, None]
+        places = torch.arange(types.shape[1]).expand_as(types)
+        none = torch.zeros_like(types)
+        ranks = torch.stack([places, places.flip(1), types.cumsum(1), none])
+        of_kinds = torch.stack([none + 2, none + 3, types + 4, types])
+        return {
+            "ranks": ranks.gather(0, kinds.expand_as(types)[None])[0],
+            "token_type_ids": of_kinds.gather(0, kinds.expand_as(types)[None])[0],
+        }
+
+    def their_inputs(self, fields: Fields) -> Fields:
+        """Return the inputs with a mask [b, 1, s, s] of what each position sees."""
+        ranks, ids = fields["ranks"], fields["sequence_ids"]
+        visible = (ranks[:, None] <= ranks[..., None]) & (ids[:, None] == ids[..., None])
+        return super().their_inputs(fields) | {"attention_mask": visible[:, None]}
+
+    def their_outputs(self, result: Any, fields: Fields) -> Fields:
+        found = super().their_outputs(result, fields)
+        return {"ranked_logits": found.pop("predicted_logits"), **found}
+
+    def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
+        heads = (
+            "It has BERT's heads. Texts read in both directions have token types 0 and 1, from left to right 2, from "
+            "right to left 3, a source and its target 4 and 5; a boolean mask [batch, 1, queries, keys] as "
+            "attention_mask says what each position sees (True)."
+        )
+        return fill_mask_card("UniLM encoder", heads, mask_token)
+
+
+UNILM_EXPORT = UnilmExport()
+
+
+PREFIX, FIT_SIZE = "bert.", "fit_size"
+ENCODER_ALONE = frozenset({LAST_HIDDEN})
+ENCODER_ROWS = tuple(
+    replace(row, theirs=tuple(name.removeprefix(PREFIX) for name in row.theirs))
+    for row in ROWS
+    if row.theirs[0].startswith(PREFIX)
+)
+CLASSIFIER = frozenset({CLASSES})
+CLASSIFIER_ROWS = (
+    *(row for row in ROWS if row.theirs[0].startswith(PREFIX)),
+    Row("classifier_head.pooler.{p}", ("bert.pooler.dense.{p}",)),
+    Row("classifier_head.classifier.{p}", ("classifier.{p}",)),
+)
+POOLER = (r"pooler\.dense\.(weight|bias)",)
+
+
+class TinyBertExport(BertExport):
+    """TinyBERT: the encoder alone, or with BERT's masked-LM head, or with the classifier of a task."""
+
+    section = TinyBertSection
+    hf_classes = {MASKED_LM: "BertForMaskedLM", ENCODER_ALONE: "BertModel", CLASSIFIER: "BertForSequenceClassification"}
+    extra_outputs = frozenset({PROJECTED})
+    position_outputs = frozenset({LAST_HIDDEN})
+    proof_arguments = {"BertModel": {"add_pooling_layer": False}}
+
+    def claims(self, values: Mapping[str, Any]) -> bool:
+        declared = values.get("architectures") == [self.hf_classes[CLASSIFIER]]
+        return values.get("model_type") == self.model_type and (declared or FIT_SIZE in values)
+
+    def shared_outputs(self, outputs: Sequence[str]) -> tuple[str, ...]:
+        return (CLASSES,) if CLASSES in outputs else super().shared_outputs(outputs)
+
+    def their_settings(self, model: TinyBertSection, ids: TokenIds) -> dict[str, Any]:
+        return super().their_settings(model, ids) | {FIT_SIZE: model.fit_size, "num_labels": model.num_classes}
+
+    def our_settings(self, config: Any, folder: Path) -> dict[str, Any]:
+        fields = self.section.model_fields
+        labels = getattr(config, "id2label", None)
+        return super().our_settings(config, folder) | {
+            FIT_SIZE: getattr(config, FIT_SIZE, fields[FIT_SIZE].default),
+            "num_classes": len(labels) if labels else fields["num_classes"].default,
+        }
+
+    def key_map(self, model: BertSection, outputs: Sequence[str], pad_id: int) -> KeyMap:
+        if frozenset(outputs) == MASKED_LM:
+            return super().key_map(model, outputs, pad_id)
+        self.check(model, outputs)
+        if frozenset(outputs) == CLASSIFIER:
+            rows = expand(CLASSIFIER_ROWS, model.num_layers)
+            return KeyMap(self.hf_classes[CLASSIFIER], rows, {}, BUFFERS, OLD_ENDINGS)
+        buffers = tuple(pattern.replace(r"bert\.", "") for pattern in BUFFERS)
+        return KeyMap("BertModel", expand(ENCODER_ROWS, model.num_layers), {}, buffers + POOLER, OLD_ENDINGS)
+
+    def outputs_in(self, file_names: Sequence[str]) -> tuple[str, ...]:
+        if "classifier.weight" in file_names:
+            return (CLASSES,)
+        has_head = any(name.startswith("cls.") for name in file_names)
+        return ("predicted_logits",) if has_head else (LAST_HIDDEN,)
+
+    def their_outputs(self, result: Any, fields: Fields) -> Fields:
+        if "last_hidden_state" in result:
+            return {LAST_HIDDEN: result.last_hidden_state}
+        if result.logits.dim() == 2:
+            return {CLASSES: result.logits[:, None]}
+        return super().their_outputs(result, fields)
+
+    def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
+        if frozenset(outputs) == CLASSIFIER:
+            usage = 'classify = pipeline("text-classification", model=folder)\nprint(classify("What a fine day!"))\n'
+            heads = "Its classifier learnt the predictions of a larger model that was fine-tuned for a task."
+            return CardText("TinyBERT classifier", heads, "text-classification", "distillation", usage, "distilled")
+        if frozenset(outputs) != ENCODER_ALONE:
+            return super().card(outputs, mask_token)
+        usage = (
+            'features = pipeline("feature-extraction", model=folder)\n'
+            'print(features("The capital of the country is a large city.")[0][0])\n'
+        )
+        heads = "It has no head and no pooler: it was distilled from a larger encoder, layer by layer, for fine-tuning."
+        return CardText("TinyBERT encoder", heads, "feature-extraction", "distillation", usage, "distilled")
+
+
+TINYBERT_EXPORT = TinyBertExport()

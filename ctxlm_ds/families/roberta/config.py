@@ -1,4 +1,4 @@
-"""RoBERTa's settings (Liu 2019)."""
+"""Settings of RoBERTa (Liu 2019) and XLM-R (Conneau 2020)."""
 
 from __future__ import annotations
 
@@ -30,4 +30,25 @@ ROBERTA = Family(
     tokenizer="bpe",
     tiny=lambda: tiny_transformer("roberta", "masked_lm", "full_sentences", layer_norm_eps=1e-5),
     vocab_size=50_265,
+)
+
+
+class XlmRobertaSection(RobertaSection):
+    """XLM-R: RoBERTa's encoder over sentencepiece's ids."""
+
+    family: str = "xlm_roberta"
+
+
+XLM_ROBERTA = Family(
+    name="xlm_roberta",
+    title="XLM-R (Conneau 2020)",
+    section=XlmRobertaSection,
+    layers="ctxlm_ds.families.roberta.layers:roberta_layers",
+    export="ctxlm_ds.families.roberta.export:XLM_ROBERTA_EXPORT",
+    outputs=frozenset({"predicted_logits", "boundary_logits"}),
+    objective="masked_lm",
+    sample_format="full_sentences",
+    tokenizer="unigram",
+    tiny=lambda: tiny_transformer("xlm_roberta", "masked_lm", "full_sentences", layer_norm_eps=1e-5),
+    vocab_size=250_002,
 )

@@ -1,4 +1,4 @@
-"""RoBERTa as RobertaForMaskedLM, whose position table begins after the padding id and which adds a token type."""
+"""RoBERTa as RobertaForMaskedLM, XLM-R as XLMRobertaForMaskedLM."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import CardText, TokenIds
 from ctxlm_ds.export.key_maps import Change, KeyMap, Row, expand
 from ctxlm_ds.families.bert.export import MASKED_LM, OLD_ENDINGS, EncoderExport, fill_mask_card, layer_rows
-from ctxlm_ds.families.roberta.config import POSITION_OFFSET, RobertaSection
+from ctxlm_ds.families.roberta.config import POSITION_OFFSET, RobertaSection, XlmRobertaSection
 from ctxlm_ds.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:
@@ -137,3 +137,16 @@ class RobertaExport(EncoderExport):
 
 
 EXPORT = RobertaExport()
+
+
+class XlmRobertaExport(RobertaExport):
+    """XLM-R."""
+
+    section = XlmRobertaSection
+    model_type = "xlm-roberta"
+    config_class = "XLMRobertaConfig"
+    hf_classes = {MASKED_LM: "XLMRobertaForMaskedLM"}
+    title = "XLM-R"
+
+
+XLM_ROBERTA_EXPORT = XlmRobertaExport()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from transformers import AutoTokenizer, ElectraConfig, ElectraForMaskedLM, Elect
 from ctxlm_ds.errors import CheckpointError, ExportError
 from ctxlm_ds.export.huggingface import from_hf, to_hf
 from ctxlm_ds.export.initial_weights import load_initial_weights
+from ctxlm_ds.models import program
+from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, outputs_of, random_weights, write_run
@@ -55,6 +58,23 @@ def test_embeddings_as_wide_as_the_discriminator_need_no_projection(wordpiece_fo
     to_hf(write_run(tmp_path / "run", config, random_weights(config)), tmp_path / "hf")
     found = {part: load_file(tmp_path / "hf" / part / "model.safetensors").keys() for part in CLASSES}
     assert "electra.embeddings_project.weight" in found["generator"] - found[""]
+
+
+def test_an_export_describes_its_model_once(
+    wordpiece_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = []
+
+    class Counted(LayerSequence):
+        def __init__(self, *arguments: Any) -> None:
+            devices.append(torch.empty(0).device.type)
+            super().__init__(*arguments)
+
+    config = make_config("electra", wordpiece_folder, load_tokenizer(wordpiece_folder).vocab_size)
+    run = write_run(tmp_path / "run", config, random_weights(config))
+    monkeypatch.setattr(program, "LayerSequence", Counted)
+    to_hf(run, tmp_path / "hf")
+    assert devices.count("meta") == 1
 
 
 def test_a_run_starts_from_both_models(original: Path, wordpiece_folder: Path, tmp_path: Path) -> None:

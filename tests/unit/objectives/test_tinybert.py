@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.families.bert.export import TINYBERT_EXPORT as EXPORT
 from ctxlm_ds.families.bert.export import BertExport
-from ctxlm_ds.families.tinybert.export import EXPORT
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.models.program import build_program

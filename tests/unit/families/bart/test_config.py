@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.families.bart.config import BartSection
-from ctxlm_ds.families.mbart.config import MBartSection
+from ctxlm_ds.families.bart.config import BartSection, MBartSection
 from ctxlm_ds.models.program import plain_program
 from ctxlm_ds.recipe.check import find_problems
 from ctxlm_ds.recipe.schema import RunConfig
