@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.check import find_problems
-from ctxlm_ds.recipe.choices import CHOICES
+from ctxlm_ds.recipe.choices import CHOICES, OPTIMIZER, SCHEDULE, Choice, listed
 from ctxlm_ds.recipe.describe import describe_field, describe_type, dotted, explain_unknown, find_field, is_section
 from ctxlm_ds.recipe.problems import (
     Problem,
@@ -125,13 +125,15 @@ class RawRecipe:
                     return places[next((one for one in inside if one in places), name)]
         return ""
 
-    def drop_settings_of_others(self) -> None:
-        """Drop settings that only other families, objectives and formats have; earlier versions saved all of them."""
-        for choice in CHOICES.values():
+    def drop_settings_of_others(self, choices: Iterable[Choice]) -> Iterator[str]:
+        """Drop settings that only other entries have, and yield a note about each."""
+        for choice in choices:
             settings = self.data.get(choice.section)
             section = choice.find(settings)
             if isinstance(settings, dict) and section is not None:
                 for key in [key for key in settings if key not in section.model_fields and choice.owners(key)]:
+                    place, owners = f"{choice.path} {choice.name(settings)}", listed(choice.owners(key), "and")
+                    yield f"{choice.section}.{key} has no effect with {place}: it is a setting of {owners}"
                     del settings[key]
 
     def _switch(self, new: dict[str, Any]) -> None:
@@ -179,21 +181,23 @@ def load_config(
         given[key] = override
         tree.merge(source, name, key)
     tree.data.pop("extends", None)
+    for note in tree.drop_settings_of_others((OPTIMIZER, SCHEDULE)):
+        logger.warning(note)
     return _validate(tree, f"recipe {recipe}", world_size)
 
 
 def load_saved_config(path: Path) -> RunConfig:
     """Load the config.yaml of a run or checkpoint, including one that an earlier version wrote.
 
-    Earlier versions saved the settings of every family, objective and format; those of others are dropped, as are
-    `parallel.pipeline_partition: time` and `teacher.outputs`, which only they had (neither changes the numbers).
+    Settings of other entries are dropped, and `parallel.pipeline_partition: time` and `teacher.outputs`, which change
+    no numbers.
 
     Raises:
         ConfigError: as load_config.
     """
     tree = RawRecipe()
     tree.merge(_read_recipe(path), str(path))
-    tree.drop_settings_of_others()
+    list(tree.drop_settings_of_others(CHOICES.values()))
     layout = tree.data.get("parallel")
     if isinstance(layout, dict) and layout.get("pipeline_partition") == "time":
         del layout["pipeline_partition"]

@@ -30,16 +30,16 @@ class LearningRateSchedule:
         """`peak`: highest learning rate; `max_steps`: optimizer steps of this run."""
         self.settings = settings
         self.peak = peak
-        total = settings.total_steps or settings.start_step + max_steps
-        warmup = resolve_warmup(settings.warmup_steps, settings.warmup_fraction, total)
-        self._decay: Decay = SCHEDULES.get(settings.name)(settings, total, warmup)
+        self.total_steps = settings.total_steps or settings.start_step + max_steps
+        self.warmup_steps = resolve_warmup(settings.warmup_steps, settings.warmup_fraction, self.total_steps)
+        self._decay: Decay = SCHEDULES.get(settings.name)(settings, self.total_steps, self.warmup_steps)
 
     def at(self, step: int) -> float:
         """Return the learning rate of the update after `step` completed updates of this run."""
         position = self.settings.start_step + step
-        if position < self._decay.warmup_steps:
+        if position < self.warmup_steps:
             rises = self.settings.warmup_shape == "linear"
-            return self.peak * position / self._decay.warmup_steps if rises else self.peak
+            return self.peak * position / self.warmup_steps if rises else self.peak
         return self._decay.rate(position, self.peak)
 
 

@@ -281,3 +281,18 @@ def test_the_old_name_of_a_setting_warns_for_one_version(
     assert problems_of(recipe)[0].startswith("training.steps: is the old name of training.max_steps; give one of them")
     write(recipe, "name: r\ntraining:\n  steps: many\n")
     assert f"[{recipe}:3]" in line_about(problems_of(recipe), "training.max_steps")
+
+
+def test_a_setting_of_another_optimizer_or_schedule_only_warns(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Recipes of versions whose optimizers and schedules all had these settings."""
+    recipe = tmp_path / "old.yaml"
+    recipe.write_text("extends: bert-laptop\noptimizer: {name: adamw, trust_ratio: all}\nschedule: {power: 2.0}\n")
+    with caplog.at_level("WARNING", "ctxlm_ds"):
+        config = load_config(recipe)
+    assert config.optimizer == load_config("bert-laptop").optimizer
+    assert "optimizer.trust_ratio has no effect with optimizer.name adamw: it is a setting of lamb" in caplog.text
+    assert "schedule.power has no effect with schedule.name" in caplog.text
+    with pytest.raises(ConfigError, match="trust_ration"):
+        load_config(recipe, ["optimizer.trust_ration=all"])
