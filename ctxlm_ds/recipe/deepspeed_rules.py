@@ -19,9 +19,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from ctxlm_ds.recipe.describe import describe_type
 from ctxlm_ds.recipe.layout import stage_problems
-from ctxlm_ds.recipe.load import integral_floats_as_ints
 from ctxlm_ds.recipe.problems import Problem, nearest_name, show_value
 from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
+from ctxlm_ds.recipe.yaml_source import integral_floats_as_ints
 
 KeyPath = tuple[str, ...]
 KEYS_FILE = Path(__file__).with_name("deepspeed_keys.json")

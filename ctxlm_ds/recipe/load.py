@@ -31,7 +31,14 @@ from ctxlm_ds.recipe.problems import (
     text_problem,
 )
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.recipe.yaml_source import MAX_CHARACTERS, SettingPath, YamlSource, read_yaml, write_yaml
+from ctxlm_ds.recipe.yaml_source import (
+    MAX_CHARACTERS,
+    SettingPath,
+    YamlSource,
+    integral_floats_as_ints,
+    read_yaml,
+    write_yaml,
+)
 from ctxlm_ds.untrusted_json import read_text
 
 logger = logging.getLogger("ctxlm_ds")
@@ -381,17 +388,6 @@ def _type_hint(kind: str, value: Any, expected: str) -> str:
     if kind == "literal_error":
         return did_you_mean(str(value), expected.removeprefix("one of ").split(", "))
     return ""
-
-
-def integral_floats_as_ints(value: Any) -> Any:
-    """Return a copy in which 1e6 is 1000000, so that it can be used for an integer setting."""
-    if isinstance(value, dict):
-        return {key: integral_floats_as_ints(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [integral_floats_as_ints(item) for item in value]
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    return value
 
 
 def _remove(data: dict[str, Any], path: SettingPath) -> None:

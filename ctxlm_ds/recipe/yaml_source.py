@@ -164,3 +164,14 @@ for _tag, (_pattern, _first) in _RESOLVERS.items():
 def write_yaml(data: Any) -> str:
     """Return plain data as YAML that `read_yaml` reads back unchanged."""
     return yaml.dump(data, Dumper=_RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def integral_floats_as_ints(value: Any) -> Any:
+    """Return a copy in which 1e6 is 1000000, so that it can be used for an integer setting."""
+    if isinstance(value, dict):
+        return {key: integral_floats_as_ints(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [integral_floats_as_ints(item) for item in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    return value
