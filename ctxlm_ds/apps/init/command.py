@@ -180,7 +180,7 @@ def _migrate(original: str, file: Path, words: list[str], args: argparse.Namespa
     check_output(output)
     head = [f"Written by `ctxlm init` from the arguments of {command.script}; each comment is the argument."]
     write_recipe(output, recipe_text(head, result.settings), result.settings)
-    print(f"{output}: {len(result.settings)} settings from {len(command.given)} arguments of {command.script}")
+    print(f"{output}: {len(result.settings)} settings from {len(command.arguments)} arguments of {command.script}")
     for why, names in result.without.items():
         print(f"no setting: {', '.join(names)}: {why}")
     for name, near in result.unknown.items():

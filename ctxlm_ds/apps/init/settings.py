@@ -32,86 +32,24 @@ class Setting(NamedTuple):
     """True if the original's default decides, not an argument."""
 
 
-@dataclass(slots=True)
-class Command:
-    """Arguments of a script, as they were written."""
-
-    script: str
-    """File name of the script."""
-    given: dict[str, list[str]] = field(default_factory=dict)
-    """Values of each argument by canonical name, empty for a flag; the last one wins."""
-    typed: dict[str, str] = field(default_factory=dict)
-    """Each argument's name as it was written, by canonical name."""
-    ranks: int | None = None
-    """Ranks that the launcher starts, if it says so."""
-    remarks: list[str] = field(default_factory=list)
-    """What was not read."""
-
-    def add(self, words: Sequence[str]) -> None:
-        """Sort words into arguments and their values."""
-        name = ""
-        for word in words:
-            if word.startswith("--"):
-                typed, equals, value = word.partition("=")
-                name = canonical(typed)
-                self.typed[name], self.given[name] = typed, [value] if equals else []
-            elif name:
-                self.given[name].append(word)
-
-
 def canonical(name: str) -> str:
     """Return an argument's name with `-` in place of `_`."""
     return "--" + name.lstrip("-").replace("_", "-")
 
 
-def read_words(file: Path) -> list[str]:
-    """Return the words of a file of arguments, in which `\\` joins lines and `#` begins a comment.
-
-    Raises ConfigError if it cannot be read.
-    """
-    try:
-        return shlex.split(read_text(file, ConfigError, 1_000_000).replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise ConfigError(f"{file}: not a list of arguments ({error})") from error
-
-
-def read_command(words: Sequence[str], scripts: Sequence[str]) -> Command:
-    """Return the arguments after the first word that names one of `scripts`; the words before are its launcher's.
-
-    Raises ConfigError if no script is named, it has no arguments, or a word is one that a shell would replace.
-    """
-    for word in words:
-        if "$" in word or "`" in word:
-            advice = "write `echo` before the script's launcher, run it, and give the line that it prints"
-            raise ConfigError(f"{word}: scripts are not run, so this has no value; {advice}")
-    place = next((place for place, word in enumerate(words) if Path(word).name in scripts), None)
-    if place is None:
-        raise ConfigError(f"the arguments name none of {', '.join(scripts)}; write that name before them")
-    command, launcher = Command(Path(words[place]).name), Command("")
-    command.add(words[place + 1 :])
-    launcher.add(words[:place])
-    if not command.given:
-        raise ConfigError(f"no arguments follow {command.script}")
-    for name, values in launcher.given.items():
-        value = next(iter(values), "")
-        if name in _RANKS and value.isdigit():
-            command.ranks = (command.ranks or 1) * max(1, int(value))
-        elif name == "--mixed-precision" and value in ("fp16", "bf16"):
-            if not {"--fp16", "--bf16"} & command.given.keys():
-                command.given[f"--{value}"], command.typed[f"--{value}"] = [], f"{launcher.typed[name]} {value}"
-        elif (name, value) != ("--mixed-precision", "no") and name in (*_RANKS, "--mixed-precision", "--config-file"):
-            remark = f"{launcher.typed[name]} {value}: not read; give --ranks, and set training.precision"
-            command.remarks.append(remark)
-    return command
-
-
 @dataclass(slots=True)
 class Translation:
-    """Settings of the recipe by dotted path, and notes for the user."""
+    """Arguments of a script, the settings of the recipe that they become, and notes for the user."""
 
-    table: dict[str, Any]
-    command: Command
-    ranks: int
+    script: str
+    """File name of the script."""
+    arguments: dict[str, list[str]] = field(default_factory=dict)
+    """Values of each argument by canonical name, empty for a flag; the last one wins."""
+    typed: dict[str, str] = field(default_factory=dict)
+    """Each argument's name as it was written, by canonical name."""
+    ranks: int = 0
+    """Ranks that the user or the launcher names; 0 if neither does."""
+    table: dict[str, Any] = field(default_factory=dict)
     data: str | None = None
     """Dataset prefix that the user names, as `tokenizer` is the folder of the tokenizer."""
     tokenizer: str | None = None
@@ -122,13 +60,24 @@ class Translation:
     """Arguments that the original does not have either, and the nearest that it has."""
     notes: list[str] = field(default_factory=list)
 
+    def add(self, words: Sequence[str]) -> None:
+        """Sort words into arguments and their values."""
+        name = ""
+        for word in words:
+            if word.startswith("--"):
+                typed, equals, value = word.partition("=")
+                name = canonical(typed)
+                self.typed[name], self.arguments[name] = typed, [value] if equals else []
+            elif name:
+                self.arguments[name].append(word)
+
     def has(self, name: str) -> bool:
         """Return whether an argument is given."""
-        return canonical(name) in self.command.given
+        return canonical(name) in self.arguments
 
     def texts(self, name: str) -> list[str]:
         """Return the values of an argument; empty if it is not given or a flag."""
-        return self.command.given.get(canonical(name), [])
+        return self.arguments.get(canonical(name), [])
 
     def text(self, name: str) -> str | None:
         """Return the value of an argument; None if it is not given."""
@@ -146,7 +95,7 @@ class Translation:
 
     def given(self, *names: str) -> str:
         """Return the given ones of some arguments as they were written."""
-        words = [[self.command.typed[canonical(name)], *self.texts(name)] for name in names if self.has(name)]
+        words = [[self.typed[canonical(name)], *self.texts(name)] for name in names if self.has(name)]
         return " ".join(map(" ".join, words))
 
     def source(self, *names: str) -> str:
@@ -161,6 +110,47 @@ class Translation:
         """Return a value that is set; None if it is not."""
         setting = self.settings.get(key)
         return None if setting is None else setting.value
+
+
+def read_words(file: Path) -> list[str]:
+    """Return the words of a file of arguments, in which `\\` joins lines and `#` begins a comment.
+
+    Raises ConfigError if it cannot be read.
+    """
+    try:
+        return shlex.split(read_text(file, ConfigError, 1_000_000).replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise ConfigError(f"{file}: not a list of arguments ({error})") from error
+
+
+def read_command(words: Sequence[str], scripts: Sequence[str]) -> Translation:
+    """Return the arguments after the first word that names one of `scripts`; the words before are its launcher's.
+
+    Raises ConfigError if no script is named, it has no arguments, or a word is one that a shell would replace.
+    """
+    for word in words:
+        if "$" in word or "`" in word:
+            advice = "write `echo` before the script's launcher, run it, and give the line that it prints"
+            raise ConfigError(f"{word}: scripts are not run, so this has no value; {advice}")
+    place = next((place for place, word in enumerate(words) if Path(word).name in scripts), None)
+    if place is None:
+        raise ConfigError(f"the arguments name none of {', '.join(scripts)}; write that name before them")
+    command, launcher = Translation(Path(words[place]).name), Translation("")
+    command.add(words[place + 1 :])
+    launcher.add(words[:place])
+    if not command.arguments:
+        raise ConfigError(f"no arguments follow {command.script}")
+    for name, values in launcher.arguments.items():
+        value = next(iter(values), "")
+        if name in _RANKS and value.isdigit():
+            command.ranks = (command.ranks or 1) * max(1, int(value))
+        elif name == "--mixed-precision" and value in ("fp16", "bf16"):
+            if not {"--fp16", "--bf16"} & command.arguments.keys():
+                command.arguments[f"--{value}"], command.typed[f"--{value}"] = [], f"{launcher.typed[name]} {value}"
+        elif (name, value) != ("--mixed-precision", "no") and name in (*_RANKS, "--mixed-precision", "--config-file"):
+            remark = f"{launcher.typed[name]} {value}: not read; give --ranks, and set training.precision"
+            command.notes.append(remark)
+    return command
 
 
 def plain_value(text: str) -> int | float | str:

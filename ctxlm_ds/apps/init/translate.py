@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.apps.init.rules import RULES
-from ctxlm_ds.apps.init.settings import Command, Translation, canonical, plain_value
+from ctxlm_ds.apps.init.settings import Translation, canonical, plain_value
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.choices import CHOICES
 from ctxlm_ds.recipe.problems import nearest_name
@@ -29,30 +29,28 @@ def load_table(original: str) -> dict[str, Any]:
 
 
 def translate(
-    original: str, command: Command, ranks: int | None = None, data: str | None = None, tokenizer: str | None = None
+    original: str, result: Translation, ranks: int | None = None, data: str | None = None, tokenizer: str | None = None
 ) -> Translation:
-    """Return the recipe's settings for a command.
+    """Add the recipe's settings to a command that was read, by the table called `original`.
 
-    Args:
-        original: name of the table.
-        command: arguments as read.
-        ranks: number of ranks; None takes the launcher's, or 1.
-        data: prefix of the dataset to train on, in place of the command's.
-        tokenizer: folder of the tokenizer, in place of the command's.
+    `ranks`, `data` (a prefix) and `tokenizer` (a folder) replace those of the command.
 
     Raises:
         ConfigError: the command describes a model that no family has, or a value cannot be computed with.
     """
-    table = load_table(original)
-    result = Translation(table, command, ranks or command.ranks or 1, data, tokenizer, notes=[*command.remarks])
-    script = table["scripts"][command.script]
-    _rename(command, script.get("renamed", {}))
+    result.table, result.data, result.tokenizer = load_table(original), data, tokenizer
+    result.ranks = ranks or result.ranks or 1
+    script = result.table["scripts"][result.script]
+    for own, name in script.get("renamed", {}).items():
+        if result.has(own):
+            result.arguments[canonical(name)] = result.arguments.pop(canonical(own))
+            result.typed[canonical(name)] = result.typed.pop(canonical(own))
     _drop_flags_that_are_off(result)
     settings = dict(script["settings"])
     for name, changes in script.get("variants", {}).items():
         settings |= changes if result.has(name) else {}
     for key, value in settings.items():
-        result.set(key, value, command.script)
+        result.set(key, value, result.script)
     rules = _apply_rows(result, script.get("defaults", {}))
     for name in (name for name in RULES if name in rules):
         try:
@@ -66,20 +64,12 @@ def translate(
     return result
 
 
-def _rename(command: Command, names: dict[str, str]) -> None:
-    """Give a script's own arguments the names that the table has."""
-    for own, name in names.items():
-        if canonical(own) in command.given:
-            command.given[canonical(name)] = command.given.pop(canonical(own))
-            command.typed[canonical(name)] = command.typed[canonical(own)]
-
-
 def _drop_flags_that_are_off(result: Translation) -> None:
     """Take out `--bf16 False`, as the parser of transformers reads flags."""
     for name, row in result.table["arguments"].items():
         is_flag = row.get("flag", "given" in row)
         if is_flag and " ".join(result.texts(name)).lower() in _FALSE:
-            del result.command.given[canonical(name)]
+            del result.arguments[canonical(name)]
 
 
 def _count_shares(result: Translation) -> None:
@@ -151,15 +141,15 @@ def _sort_others(result: Translation) -> None:
     """Sort the arguments that no row maps into those without a setting and unknown ones."""
     mapped = {canonical(name) for name in result.table["arguments"]}
     patterns = {canonical(pattern): group["why"] for group in result.table["without"] for pattern in group["arguments"]}
-    for name in result.command.given:
+    for name in result.arguments:
         if name in mapped:
             continue
         why = next((why for pattern, why in patterns.items() if fnmatchcase(name, pattern)), None)
         if why is None:
             known = [*mapped, *(one for one in patterns if "*" not in one)]
-            result.unknown[result.command.typed[name]] = nearest_name(name, known)
+            result.unknown[result.typed[name]] = nearest_name(name, known)
         else:
-            result.without.setdefault(why, []).append(result.command.typed[name])
+            result.without.setdefault(why, []).append(result.typed[name])
 
 
 def _drop_foreign(result: Translation) -> None:

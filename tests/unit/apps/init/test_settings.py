@@ -45,8 +45,8 @@ def test_a_file_of_arguments_is_read(tmp_path):
     file = tmp_path / "arguments.txt"
     file.write_text(FILE)
     command = read_command(read_words(file), SCRIPTS)
-    assert (command.script, command.ranks, command.remarks) == ("pretrain_gpt.py", 8, [])
-    assert command.given == {
+    assert (command.script, command.ranks, command.notes) == ("pretrain_gpt.py", 8, [])
+    assert command.arguments == {
         "--num-layers": ["24"],
         "--lr": ["1e-4"],
         "--fp16": [],
@@ -61,7 +61,7 @@ def test_a_file_of_arguments_is_read(tmp_path):
 def test_a_list_is_read():
     words = ["deepspeed", "--num_gpus", "2", "/x/pretrain_bert.py", "--use_flash_attn", "--hidden-size", "64"]
     command = read_command(words, SCRIPTS)
-    assert command.given == {"--use-flash-attn": [], "--hidden-size": ["64"]}
+    assert command.arguments == {"--use-flash-attn": [], "--hidden-size": ["64"]}
     assert command.ranks == 2
     assert canonical("--Max_seq") == "--Max-seq"
 
