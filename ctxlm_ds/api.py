@@ -109,8 +109,8 @@ class Run:
 
     def __enter__(self) -> Run:
         from ctxlm_ds.pretrain import check_judged_tasks, join_ranks, judge_checkpoints
-        from ctxlm_ds.process.launch import StopSignal
         from ctxlm_ds.process.run_lock import RunLock, make_run_dir
+        from ctxlm_ds.process.signals import StopSignal
 
         self.run_dir = make_run_dir(self.config.directory)
         topology = join_ranks(self.config, self._deepspeed, self._ranks)

@@ -18,16 +18,17 @@ from ctxlm_ds.console import run_command, setup_logging
 from ctxlm_ds.errors import EXIT_UNEXPECTED, TrainingError
 from ctxlm_ds.installed import check_installed
 from ctxlm_ds.process.failure import FailureReport
-from ctxlm_ds.process.launch import RankInfo, StopSignal, discover_ranks, prepare_process
-from ctxlm_ds.process.launcher import end_torchrun
+from ctxlm_ds.process.launch import RankInfo, discover_ranks, prepare_process
 from ctxlm_ds.process.local_ranks import run_ranks, without_ranks
-from ctxlm_ds.process.output_log import OutputLog
+from ctxlm_ds.process.run_files import OutputLog, update_status
 from ctxlm_ds.process.run_lock import RunLock, make_run_dir
+from ctxlm_ds.process.signals import StopSignal
 from ctxlm_ds.process.watchdog import Watchdog
 from ctxlm_ds.recipe.check import schedule_warnings, unused_settings
 from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.registry import LAUNCHERS
 
 if TYPE_CHECKING:
     from ctxlm_ds.parallel.topology import Topology
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from ctxlm_ds.training.loop.trainer import Trainer
 
 logger = logging.getLogger("ctxlm_ds")
-
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -55,15 +55,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         check_installed()
         output_log = OutputLog() if report.rank == 0 else None
         report.ranks = discover_ranks()
+        launcher = LAUNCHERS.get(report.ranks.launcher)
+        stop_signal.second_interrupts = launcher.second_interrupts
         stopped_by = pretrain(arguments, report.ranks, stop_signal, report, output_log)
     except (Exception, KeyboardInterrupt) as error:
         sys.exit(report.end(error))
     finally:
-        ranks = report.ranks
-        if ranks and ranks.launcher == "torchrun" and ranks.local_rank == 0 and stop_signal.name == "SIGINT":
-            end_torchrun()
+        if report.ranks is not None:
+            launcher.finish(report.ranks, stop_signal.name == "SIGINT")
     # Launchers and jobs would take another status than 0 for a failure.
-    if stopped_by and report.ranks.launcher in ("single", "ranks"):
+    if stopped_by and launcher.returns_status:
         sys.exit(128 + stopped_by)
 
 
@@ -121,6 +122,7 @@ def pretrain(
                 watchdog.clear_old_evidence()
                 if output_log is not None:
                     output_log.open(lock.run_dir)
+                update_status(lock.run_dir, state="starting", why=None, job_id=os.environ.get("SLURM_JOB_ID"))
             with explain_out_of_memory(config):
                 check_judged_tasks(config, topology)
                 trainer = build_run(config, deepspeed_config, lock, topology, stop_signal)
@@ -187,12 +189,13 @@ def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) 
         TrainingError: training failed; the message names the last good checkpoint and what to do.
     """
     from ctxlm_ds.apps.report.run_report import ReportHook
-    from ctxlm_ds.training.hooks.history import HistoryHook, WatchdogHook, environment
+    from ctxlm_ds.training.hooks.history import HistoryHook, StatusFileHook, WatchdogHook, environment
 
     trainer.hooks.append(WatchdogHook(watchdog))
     watchdog.writing_age_s = trainer.saves.saver.pending_age_s
     if trainer.engine.topology.is_main:
         trainer.hooks.append(HistoryHook(run_dir, ranks, environment(trainer.engine, trainer.training)))
+        trainer.hooks.append(StatusFileHook(run_dir, trainer.saves.saver.last_good))
         trainer.hooks.append(ReportHook(run_dir))
     trainer.validation = {name: watchdog.watched(batches) for name, batches in trainer.validation.items()}
     if trainer.continuations is not None:

@@ -191,3 +191,16 @@ TOKENIZERS = Registry(
         "characters": "ctxlm_ds.tokenizers.kinds.characters:CHARACTERS",
     },
 )
+LAUNCHERS = Registry(
+    "launcher",
+    "ctxlm_ds.launchers",
+    # The first one that has started a process counts.
+    {
+        "ranks": "ctxlm_ds.process.local_ranks:RANKS",
+        "torchrun": "ctxlm_ds.process.launchers:TORCHRUN",
+        "deepspeed": "ctxlm_ds.process.launchers:DEEPSPEED",
+        "environment": "ctxlm_ds.process.launchers:ENVIRONMENT",
+        "srun": "ctxlm_ds.process.slurm:SRUN",
+        "single": "ctxlm_ds.process.launchers:SINGLE",
+    },
+)

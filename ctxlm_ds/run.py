@@ -24,10 +24,10 @@ from ctxlm_ds.models.program import build_program
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.process.launch import StopSignal
 from ctxlm_ds.process.line_file import METRICS_NAME
 from ctxlm_ds.process.run_history import SAVE_FAILED, append_event
 from ctxlm_ds.process.run_lock import RunLock
+from ctxlm_ds.process.signals import StopSignal
 from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig

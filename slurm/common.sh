@@ -38,6 +38,20 @@ PATH=$CTXLM_PATH_HEAD:$PATH
 [[ ${PYTHONPATH:-}: == "$CTXLM_HOME:"* ]] || PYTHONPATH=$CTXLM_HOME${PYTHONPATH:+:$PYTHONPATH}
 export CTXLM_HOME CTXLM_PYTHON CTXLM_FOUND_PYTHON CTXLM_PATH_HEAD PATH PYTHONPATH
 
+# shellcheck disable=SC2034
+ctxlm_container() { # sets `python`, `inside` (words before a command) and `of_srun` for the container of env.sh
+    local options=()
+    of_srun=() inside=() python=$CTXLM_PYTHON
+    if [ -n "${CTXLM_PYXIS:-}" ]; then
+        read -r -a options <<<"${CTXLM_PYXIS_OPTIONS:-}"
+        of_srun=("--container-image=$CTXLM_PYXIS" "${options[@]}")
+    elif [ -n "${CTXLM_CONTAINER:-}" ]; then
+        read -r -a options <<<"${CTXLM_CONTAINER_OPTIONS:-}"
+        inside=(apptainer exec --nv "${options[@]}" "$CTXLM_CONTAINER")
+    fi
+    [ -z "${CTXLM_PYXIS:-}${CTXLM_CONTAINER:-}" ] || python=${CTXLM_CONTAINER_PYTHON:-python3}
+}
+
 need_run() { # end a job that needs a complete run (CTXLM_NEEDED_RUN) if that run was stopped before its end
     [ -z "${CTXLM_NEEDED_RUN:-}" ] || "$CTXLM_PYTHON" -m ctxlm_ds.process.run_history "$CTXLM_NEEDED_RUN" || {
         echo "error: $CTXLM_NEEDED_RUN has not been trained to its end" >&2

@@ -33,17 +33,7 @@
 # export TMPDIR=/local/scratch/$USER
 
 # --- What happens when a job is interrupted ---------------------------------------------------------------------------
-# CTXLM_RESTART=auto                           # auto: requeue, or a successor where that is disabled; requeue; successor; off
+# CTXLM_RESTART=requeue                        # requeue, or off
 # CTXLM_MAX_RESTARTS=4                         # starts in a row without a new checkpoint before the job gives up
 # CTXLM_RESTART_DELAY_S=10                     # pause before a restart in place; four times longer with each
-# CTXLM_PREFLIGHT=0                            # 1: check the nodes before training, leave bad ones out (docs/slurm.md)
-# CTXLM_PREFLIGHT_MIN_NODES=0                  # fewest good nodes to continue with; 0: a bad one is replaced
-# CTXLM_PREFLIGHT_MIN_BANDWIDTH=0.5            # of reductions between nodes: share of the nodes' median
-# CTXLM_PREFLIGHT_MIN_RUN_GB=10                # free space at the run directory
-# CTXLM_PREFLIGHT_MIN_SCRATCH_GB=1             # and at CTXLM_STAGE_DIR, else TMPDIR, else /tmp
-# CTXLM_PREFLIGHT_MIN_MEMORY_GB=1              # available memory
-# CTXLM_PREFLIGHT_MIN_GPU_FREE=0.9             # free share of each GPU's memory
-# CTXLM_PREFLIGHT_MAX_CLOCK_S=2                # distance of a clock from the nodes' median
-# CTXLM_PREFLIGHT_LIMIT_S=120                  # time for a node to answer
-# CTXLM_PREFLIGHT_BANDWIDTH=1                  # 0: no all-reduces; of CTXLM_PREFLIGHT_MIB=64 each, in at most
-# CTXLM_PREFLIGHT_BANDWIDTH_LIMIT_S=60         # this many seconds per group of ranks
+# CTXLM_PREFLIGHT=0                            # 1: check the nodes before training, requeue without bad ones (docs/slurm.md)

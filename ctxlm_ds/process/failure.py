@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import faulthandler
+import json
 import logging
 import os
 import re
@@ -11,48 +13,98 @@ import socket
 import sys
 import time
 import traceback
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.errors import (
-    EXIT_TRAINING_ERROR,
-    EXIT_UNEXPECTED,
-    EXIT_USER_ERROR,
-    CtxlmError,
-    TrainingError,
-    is_from_another_rank,
-)
-from ctxlm_ds.process.launch import RankInfo, StopSignal
-from ctxlm_ds.process.output_log import say
-from ctxlm_ds.process.run_history import (
-    FailureRecord,
-    attempt_folder,
-    read_record,
-    record_name,
-    shortened,
-    write_record,
-)
+from ctxlm_ds import errors
+from ctxlm_ds.atomic import read_object, write_text
+from ctxlm_ds.process.launch import RankInfo
+from ctxlm_ds.process.run_files import say, update_status
+from ctxlm_ds.process.run_history import attempt_folder
+from ctxlm_ds.process.signals import StopSignal
 
 logger = logging.getLogger("ctxlm_ds")
 
 EXIT_INTERRUPTED = 130
-RANK_0_WAIT_S = 10.0
-FIRST_POLL_S = 0.1
-POLL_GROWTH = 2.0
-TEARDOWN_S = 60.0
-INTERRUPTED_TEARDOWN_S = 3.0
-
+RANK_0_WAIT_S, POLL_S = 10.0, 0.5
+TEARDOWN_S, INTERRUPTED_TEARDOWN_S = 60.0, 3.0
+SHOWN_CHARACTERS = 300
 DISK_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT)
 LOST_TYPES = ("ConnectionResetError", "BrokenPipeError")
-LOST_MESSAGES = re.compile(
+LOST_MESSAGES = re.compile(  # of gloo, NCCL and torch's store about a peer that has ended
     r"connection (was )?(closed|reset) by|connection reset|broken pipe|socket closed|got 0 bytes"
     r"|timed out waiting \d+\s*ms for|application timeout caused pair closure|wait timeout"
     r"|waiting for clients|client socket has timed out|connect timeout|no route to host"
     r"|ncclremoteerror|remote process exited|communicator was aborted|collective operation timeout",
     re.IGNORECASE,
 )
-"""Messages of gloo, NCCL and torch's store about a peer that has ended."""
 OWN_MESSAGES = re.compile(r"address already in use|failed to (bind|listen)", re.IGNORECASE)
+_SOURCE_PLACE = re.compile(r"\[\S+:\d+\] ")
+
+
+@dataclass(frozen=True)
+class FailureRecord:
+    """The end of one rank."""
+
+    time_unix_s: float
+    rank: int
+    host: str
+    exit_status: int
+    error: str  # the exception's type
+    message: str
+    traceback: str | None = None  # None for a user's mistake
+    consequence: bool = False  # True if another rank's end is the reason for this one
+
+    def describe(self) -> str:
+        """Describe rank, host and error in one line, a user's mistake by all its lines."""
+        text = f"rank {self.rank} on {self.host}: {self.error}: {str(self.message).strip()}"
+        return shortened(text) if self.traceback else text
+
+
+def shortened(text: str) -> str:
+    """Shorten an error's message to one line, without the C++ source line that torch's begin with."""
+    line = _SOURCE_PLACE.sub("", " ".join(text.split()))
+    return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 1] + "…"
+
+
+def record_name(rank: int) -> str:
+    """Return `rank-00003.json` for 3."""
+    return f"rank-{rank:05d}.json"
+
+
+def read_failures(folder: Path) -> list[FailureRecord]:
+    """Read the intact records of one attempt, the likely reason first: causes before consequences, each by time."""
+    records = [record for path in sorted(folder.glob("rank-*.json")) if (record := read_record(path)) is not None]
+    return sorted(records, key=lambda record: (record.consequence, record.time_unix_s))
+
+
+def read_record(path: Path) -> FailureRecord | None:
+    """Read one record; None if it is missing or damaged."""
+    values, known = read_object(path) or {}, {field.name for field in fields(FailureRecord)}
+    with contextlib.suppress(ValueError, TypeError):
+        record = FailureRecord(**{name: value for name, value in values.items() if name in known})
+        return record if float(record.time_unix_s) >= 0 else None
+    return None
+
+
+def write_record(folder: Path, record: FailureRecord) -> None:
+    """Write a record, and the run's status if it is rank 0's or of a hang, unless the disk is full or missing."""
+    with contextlib.suppress(OSError):
+        write_text(folder / record_name(record.rank), json.dumps(asdict(record), indent=1) + "\n")
+        # The refusal of a second process is no failure of the run.
+        if (record.rank == 0 or record.exit_status == errors.EXIT_HANG) and record.error != "RunLockedError":
+            why = read_failures(folder)[0].describe()
+            state = "stopped" if record.exit_status == EXIT_INTERRUPTED else "failed"
+            update_status(folder.parent.parent, state=state, why=why, left_s=None, last_failure=why)
+
+
+def clear_evidence(folder: Path, before_unix_s: float) -> None:
+    """Remove the evidence of earlier starts from a folder, which only starts by hand share."""
+    for path in [*folder.glob("rank-*.json"), *folder.glob("stacks*.txt")]:
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < before_unix_s:
+                path.unlink()
 
 
 class FailureReport:
@@ -68,6 +120,12 @@ class FailureReport:
         self._stop_signal = stop_signal
         self._started_unix_s = time.time()
 
+    @property
+    def rank(self) -> int:
+        """This process's rank, from the launcher's variables while `ranks` is not set."""
+        text = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+        return self.ranks.rank if self.ranks is not None else int(text) if text.isdigit() else 0
+
     def end(self, error: BaseException) -> int:
         """Report an exception that ends the process, and return the exit status."""
         self._stop_signal.starting = False
@@ -76,34 +134,20 @@ class FailureReport:
         nowhere: Any = open(os.devnull, "w")  # noqa: SIM115
         limit_s = INTERRUPTED_TEARDOWN_S if isinstance(error, KeyboardInterrupt) else TEARDOWN_S
         faulthandler.dump_traceback_later(limit_s, exit=True, file=nowhere)
+        lines = None if is_users(error) else "".join(traceback.format_exception(error))
         record = FailureRecord(
-            time_unix_s=round(time.time(), 6),
-            rank=self.rank,
-            host=socket.gethostname(),
-            exit_status=exit_status(error),
-            error=type(error).__name__,
-            message=_message(error),
-            traceback=None if is_users(error) else "".join(traceback.format_exception(error)),
-            consequence=is_consequence(error),
-        )
+            round(time.time(), 6), self.rank, socket.gethostname(), exit_status(error), type(error).__name__,
+            _message(error), lines, is_consequence(error),
+        )  # fmt: skip
         if is_users(error) and record.rank != 0 and self._rank_0_says_so(record):
             return record.exit_status
         # A launcher that asks to stop from here on does so because of this error.
         self._stop_signal.requested = True
-        folder = self._folder()
-        if folder is not None:
+        if (folder := self._folder()) is not None:
             write_record(folder, record)
         if not (stopping and record.consequence):
             self._say(record, error)
         return record.exit_status
-
-    @property
-    def rank(self) -> int:
-        """This process's rank, from the launcher's variables while `ranks` is not set."""
-        if self.ranks is not None:
-            return self.ranks.rank
-        text = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
-        return int(text) if text.isdigit() else 0
 
     def _folder(self) -> Path | None:
         """Return the folder of records; None without a run directory (a start that failed must not make one)."""
@@ -112,77 +156,60 @@ class FailureReport:
     def _rank_0_says_so(self, record: FailureRecord) -> bool:
         """Return whether rank 0 ends with the same message, so that this rank need not repeat it.
 
-        Either its record shows that, or the launcher, which stops the others when a rank has failed. Neither comes for
-        a mistake that only this rank can see (a file missing on its node).
+        Its record shows that, or the launcher, which stops the others when a rank has failed. Neither comes for a
+        mistake that only this rank can see (a file missing on its node).
         """
-        stopped_before = self._stop_signal.requested
-        deadline_s, poll_s = time.monotonic() + RANK_0_WAIT_S, FIRST_POLL_S
+        stopped_before, deadline_s = self._stop_signal.requested, time.monotonic() + RANK_0_WAIT_S
         while time.monotonic() < deadline_s:
             if self._stop_signal.requested and not stopped_before:
                 return True
-            folder = self._folder()
-            other = None if folder is None else read_record(folder / record_name(0))
+            other = None if (folder := self._folder()) is None else read_record(folder / record_name(0))
             if other is not None and other.time_unix_s >= self._started_unix_s - RANK_0_WAIT_S:
                 return (other.error, other.message) == (record.error, record.message)
-            # Many ranks ask one file server: a record that is not there soon comes late.
-            time.sleep(min(poll_s, max(0.0, deadline_s - time.monotonic())))
-            poll_s *= POLL_GROWTH
+            time.sleep(min(POLL_S, RANK_0_WAIT_S / 10))
         return False
 
     def _say(self, record: FailureRecord, error: BaseException) -> None:
         if is_users(error):
             logger.error("error: %s", record.message)
             return
-        alone = self.ranks is None or self.ranks.world_size == 1
-        tag = "" if alone else f"[rank {record.rank}] "
+        lines = (record.traceback or record.message).rstrip().splitlines()
         if isinstance(error, KeyboardInterrupt):
             if record.rank != 0 or self._stop_signal.name not in (None, "SIGINT"):
                 return
-            text = "interrupted"
+            lines = ["interrupted"]
         elif record.consequence:
-            how = "stops with another rank" if is_from_another_rank(error) else "lost the others"
-            text = f"{tag}{how}: {shortened(f'{record.error}: {record.message}')}"
-        else:
-            lines = (record.traceback or record.message).rstrip().splitlines()
-            text = "\n".join(f"{tag}{line}" for line in lines)
+            how = "stops with another rank" if errors.is_from_another_rank(error) else "lost the others"
+            lines = [f"{how}: {shortened(f'{record.error}: {record.message}')}"]
+        alone = self.ranks is None or self.ranks.world_size == 1 or isinstance(error, KeyboardInterrupt)
         sys.stdout.flush()
         sys.stderr.flush()
-        say(text)
+        say("\n".join(line if alone else f"[rank {record.rank}] {line}" for line in lines))
 
 
 def is_users(error: BaseException) -> bool:
     """Return whether the message alone says what to fix."""
-    return isinstance(error, CtxlmError) or (isinstance(error, OSError) and error.errno in DISK_ERRORS)
+    return isinstance(error, errors.CtxlmError) or (isinstance(error, OSError) and error.errno in DISK_ERRORS)
 
 
-def is_consequence(error: BaseException) -> bool:
+def is_consequence(error: BaseException | None) -> bool:
     """Return whether another rank's end is the reason: a lost connection, or an exception that was sent here."""
-    if isinstance(error, CtxlmError):
+    if error is None or isinstance(error, errors.CtxlmError):
         return False
-    if is_from_another_rank(error):
-        return True
-    link: BaseException | None = error
-    while link is not None:
-        text = str(link)
-        if (type(link).__name__ in LOST_TYPES or LOST_MESSAGES.search(text)) and not OWN_MESSAGES.search(text):
-            return True
-        link = link.__cause__
-    return False
+    is_lost = type(error).__name__ in LOST_TYPES or LOST_MESSAGES.search(str(error))
+    lost = bool(is_lost) and not OWN_MESSAGES.search(str(error))
+    return lost or errors.is_from_another_rank(error) or is_consequence(error.__cause__)
 
 
 def exit_status(error: BaseException) -> int:
     """Return the process's exit status for an exception (errors.py)."""
-    if isinstance(error, TrainingError):
-        return EXIT_TRAINING_ERROR
-    if isinstance(error, KeyboardInterrupt):
-        return EXIT_INTERRUPTED
-    return EXIT_USER_ERROR if is_users(error) else EXIT_UNEXPECTED
+    if isinstance(error, (errors.TrainingError, KeyboardInterrupt)):
+        return EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else errors.EXIT_TRAINING_ERROR
+    return errors.EXIT_USER_ERROR if is_users(error) else errors.EXIT_UNEXPECTED
 
 
 def _message(error: BaseException) -> str:
-    if isinstance(error, KeyboardInterrupt):
-        return "stopped by Ctrl-C"
     if isinstance(error, OSError) and is_users(error):
         where = f": {error.filename}" if error.filename else ""
         return f"{error.strerror}{where} (on {socket.gethostname()})"
-    return str(error)
+    return "stopped by Ctrl-C" if isinstance(error, KeyboardInterrupt) else str(error)

@@ -1,41 +1,27 @@
-"""Which rank this process is, under any launcher, and what a process must set up before torch is imported.
-
-gloo listens on the address of the host's name. Debian and Ubuntu write that name into /etc/hosts as 127.0.1.1, which
-other nodes cannot reach: the ranks would wait for each other until a time limit. NCCL looks at the interfaces
-themselves and needs no help.
-"""
+"""Which rank this process is, under any launcher, and what a process must set up before torch is imported."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
 import os
 import resource
 import signal
 import socket
-import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
-from types import FrameType
-from typing import Literal
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, replace
 
-from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.process.allocator import keep_freed_memory
 from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_folder
 from ctxlm_ds.process.cgroups import available_cores
-from ctxlm_ds.process.launcher import die_with_launcher, interrupted, take_terminal
 from ctxlm_ds.process.library_noise import quiet_libraries
-from ctxlm_ds.process.output_log import say
-from ctxlm_ds.process.run_history import in_job
-from ctxlm_ds.process.slurm import is_srun_task, read_number, read_task
+from ctxlm_ds.registry import LAUNCHERS
 
 logger = logging.getLogger("ctxlm_ds")
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-VARIABLE = "GLOO_SOCKET_IFNAME"
-LOCAL_RANKS = "CTXLM_LOCAL_RANKS"
-"""Variable of ranks that `--ranks` has started (process/local_ranks.py)."""
-_ANY_PORT = 9
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
+LARGEST_KEPT_BYTES = 2**30
+NEVER_TRIM_BYTES = 2**31 - 1
+"""The largest value that mallopt takes."""
 
 
 @dataclass(frozen=True)
@@ -48,63 +34,48 @@ class RankInfo:
     local_world_size: int
     master_addr: str
     master_port: int
-    launcher: Literal["deepspeed", "torchrun", "srun", "ranks", "environment", "single"]
+    launcher: str
+    """Name of the entry of LAUNCHERS that started it."""
     device_index: int
     """Accelerator of this rank among those it sees: its local rank, or 0 if each task sees a single one."""
 
 
+class Launcher:
+    """What starts and stops the ranks of a run, and the variables that it sets; base of the entries of LAUNCHERS."""
+
+    default_threads = ""
+    """OMP_NUM_THREADS of several ranks if nobody asks for a number of threads; empty: not set."""
+    second_interrupts: tuple[int, ...] = (signal.SIGINT,)
+    """Signals by which it passes on a second Ctrl-C."""
+    returns_status = False
+    """True if it ends with the status of a stopped rank; others would take it for a failure."""
+
+    def has_started(self, environ: Mapping[str, str]) -> bool:
+        """Return whether it started the process with these variables."""
+        raise NotImplementedError
+
+    def place(self, environ: Mapping[str, str]) -> RankInfo:
+        """Return the process's place, with any name. Raises ConfigError for missing or wrong variables."""
+        raise NotImplementedError
+
+    def prepare(self, ranks: RankInfo) -> None:
+        """Tie this rank to the launcher, before torch is imported."""
+
+    def finish(self, ranks: RankInfo, was_interrupted: bool) -> None:
+        """Run when this rank is about to end."""
+
+
 def discover_ranks(environ: Mapping[str, str] | None = None) -> RankInfo:
-    """Find this process's place from the variables of DeepSpeed, torchrun or srun; without any it is alone.
+    """Find this process's place from a launcher's variables; without any it is alone.
+
+    Launchers of other packages are asked before the package's own.
 
     Raises ConfigError if variables are missing, are no numbers, or contradict each other.
     """
     environ = os.environ if environ is None else environ
-    if "RANK" in environ or "WORLD_SIZE" in environ:
-        return _from_launcher(environ)
-    if is_srun_task(environ):
-        return _from_srun(environ)
-    return RankInfo(0, 1, 0, 1, "127.0.0.1", free_port(), "single", 0)
-
-
-def _from_launcher(environ: Mapping[str, str]) -> RankInfo:
-    rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
-    alone = world_size == 1
-    if rank >= world_size:
-        raise ConfigError(f"RANK is {rank} but WORLD_SIZE is {world_size}; unset both to run one process")
-    local_rank = _number(environ, "LOCAL_RANK", "0" if alone else "")
-    address = environ.get("MASTER_ADDR") or ("127.0.0.1" if alone else "")
-    if not address:
-        raise ConfigError("MASTER_ADDR is missing although WORLD_SIZE is set; set it to the host of rank 0")
-    port = free_port() if alone and "MASTER_PORT" not in environ else _number(environ, "MASTER_PORT")
-    # DeepSpeed's launcher says LOCAL_SIZE.
-    unknown = str(world_size if address in LOOPBACK else 1)
-    local_name = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in environ else "LOCAL_SIZE"
-    local_world_size = _number(environ, local_name, unknown)
-    launcher: Literal["deepspeed", "torchrun", "ranks", "environment"] = "environment"
-    if LOCAL_RANKS in environ:
-        launcher = "ranks"
-    elif "TORCHELASTIC_RUN_ID" in environ:
-        launcher = "torchrun"
-    elif "CROSS_RANK" in environ:
-        launcher = "deepspeed"
-    return RankInfo(rank, world_size, local_rank, local_world_size, address, port, launcher, local_rank)
-
-
-def _from_srun(environ: Mapping[str, str]) -> RankInfo:
-    task = read_task(environ)
-    address = task.hosts[0] if len(task.hosts) > 1 else "127.0.0.1"
-    visible = environ.get("CUDA_VISIBLE_DEVICES", "")
-    own_device = bool(visible) and "," not in visible
-    return RankInfo(
-        rank=task.rank,
-        world_size=task.world_size,
-        local_rank=task.local_rank,
-        local_world_size=task.local_world_size,
-        master_addr=environ.get("MASTER_ADDR") or address,
-        master_port=_number(environ, "MASTER_PORT", str(task.port if task.world_size > 1 else free_port())),
-        launcher="srun",
-        device_index=0 if own_device else task.local_rank,
-    )
+    names = sorted(LAUNCHERS.names(), key=LAUNCHERS.shipped_names().__contains__)
+    name = next(name for name in names if LAUNCHERS.get(name).has_started(environ))
+    return replace(LAUNCHERS.get(name).place(environ), launcher=name)
 
 
 def export_ranks(ranks: RankInfo, environ: MutableMapping[str, str] | None = None) -> None:
@@ -134,14 +105,9 @@ def prepare_process(ranks: RankInfo, deterministic: bool = False, one_queue: boo
         logger.info("memory: %s", kept)
     use_own_build_folder()
     clear_stale_build_locks()
-    if ranks.launcher in ("deepspeed", "torchrun", "ranks"):
-        first_of_deepspeed = ranks.launcher == "deepspeed" and ranks.local_rank == 0
-        die_with_launcher(watch_grandparent=first_of_deepspeed)
-        if first_of_deepspeed:
-            take_terminal()
-    if ranks.launcher == "srun" and ranks.world_size > ranks.local_world_size:
-        choose_gloo_interface((*read_task(os.environ).hosts, ranks.master_addr), os.environ)
-    threads = threads_per_rank(available_cores(), ranks.local_world_size, os.environ)
+    launcher = LAUNCHERS.get(ranks.launcher)
+    launcher.prepare(ranks)
+    threads = threads_per_rank(available_cores(), ranks.local_world_size, os.environ, launcher.default_threads)
     os.environ["OMP_NUM_THREADS"] = str(threads)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -161,87 +127,20 @@ def prepare_process(ranks: RankInfo, deterministic: bool = False, one_queue: boo
     return threads
 
 
-def threads_per_rank(cores: int, local_world_size: int, environ: Mapping[str, str]) -> int:
+def threads_per_rank(cores: int, local_world_size: int, environ: Mapping[str, str], default: str = "") -> int:
     """Count the threads for one rank: its share of the node's cores.
 
-    OMP_NUM_THREADS counts if a person or DeepSpeed's --bind_cores_to_rank set it; the 1 that torchrun sets does not.
-    A task that srun bound to SLURM_CPUS_PER_TASK cores does not share them.
+    OMP_NUM_THREADS counts if a person or DeepSpeed's --bind_cores_to_rank set it; the launcher's own `default` for
+    several ranks does not. A task that srun bound to SLURM_CPUS_PER_TASK cores does not share them.
     """
     wanted = environ.get("OMP_NUM_THREADS", "")
-    set_by_torchrun = wanted == "1" and "TORCHELASTIC_RUN_ID" in environ and local_world_size > 1
-    if wanted.isdigit() and int(wanted) > 0 and not set_by_torchrun:
+    set_by_launcher = wanted == default and local_world_size > 1
+    if wanted.isdigit() and int(wanted) > 0 and not set_by_launcher:
         return int(wanted)
     per_task = environ.get("SLURM_CPUS_PER_TASK", "")
     if per_task.isdigit() and cores <= int(per_task):
         return cores
     return max(1, cores // max(1, local_world_size))
-
-
-class StopSignal:
-    """A request to stop: SIGTERM (a launcher, Slurm), SIGUSR1 (Slurm ahead of the limit) or Ctrl-C.
-
-    Training ends at the next micro-batch and saves. A second Ctrl-C ends the process immediately, and so does the first
-    one while the process is still `starting`: there is nothing to save. Install it before torch is imported: until then
-    SIGUSR1 ends the process.
-    """
-
-    def __init__(self) -> None:
-        self.requested = False
-        self.starting = False
-        self.name: str | None = None
-        """Name of the signal that came first, such as SIGTERM; None if none came."""
-        self.step: int | None = None
-        """Step that a stop at this moment saves, 0 if no step is done; None if that is not known."""
-        self.make_room: Callable[[], bool] = lambda: True
-        """Called before the line about the stop is written; False leaves it to the caller of `announce`."""
-        self._interrupts = 0
-
-    @property
-    def number(self) -> int:
-        """The signal's number; 0 if none came."""
-        return int(signal.Signals[self.name or "SIGTERM"]) if self.requested else 0
-
-    def install(self) -> StopSignal:
-        """Handle the signals from now on (main thread only)."""
-        for number in STOP_SIGNALS:
-            signal.signal(number, self._handle)
-        return self
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        # torchrun passes on a second Ctrl-C as SIGTERM.
-        hurry = number == signal.SIGTERM and self.name == "SIGINT" and "TORCHELASTIC_RUN_ID" in os.environ
-        if number == signal.SIGINT or hurry:
-            interrupted.set()
-            self._interrupts += 1
-            if self._interrupts > 1 or self.starting:
-                self.name = "SIGINT"
-                raise KeyboardInterrupt
-        if self.requested:
-            return
-        self.requested = True
-        self.name = signal.Signals(number).name
-        if os.environ.get("RANK", "0") == "0" and self.make_room():
-            self.announce()
-
-    def announce(self) -> None:
-        """Write the line about the stop."""
-        # The terminal's cursor may be behind the ^C; a job's log has the time of each line.
-        begin = "\n" if os.isatty(2) else time.strftime("%H:%M:%S ") if in_job() else ""
-        say(self._announcement(), begin)
-
-    def _announcement(self) -> str:
-        """Return the line that a signal is answered with."""
-        what = "saving a checkpoint" if self.step is None else f"saving step {self.step}"
-        what = "no step is done, nothing to save" if self.step == 0 else what
-        what = "before the first step" if self.starting else what
-        if self.name == "SIGINT" and not in_job():
-            return f"stopping: {what}; Ctrl-C again ends it immediately"
-        return f"{self.name}: stopping: {what}"
-
-
-def _number(environ: Mapping[str, str], name: str, default: str = "") -> int:
-    remedy = "start with deepspeed, torchrun or srun, or unset RANK and WORLD_SIZE to run one process"
-    return read_number(environ, name, default, remedy)
 
 
 def free_port() -> int:
@@ -251,43 +150,27 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def choose_gloo_interface(hosts: Sequence[str], environ: MutableMapping[str, str]) -> str | None:
-    """Set GLOO_SOCKET_IFNAME if the host's name does not lead to an address that the others can reach.
+def keep_freed_memory(environ: Mapping[str, str] | None = None) -> str | None:
+    """Make glibc keep freed blocks of less than 1 GiB; return how memory is kept, None if nothing was changed.
 
-    Returns the interface that was set; None if there is no need, or no other host is known by name.
+    glibc returns a freed block of 32 MiB or more to the kernel (mallopt(3), M_MMAP_THRESHOLD). A gradient of a
+    vocabulary table is larger, so every step would have its pages cleared and mapped again, one page fault per 4 KiB.
+    Other C libraries are left as they are, and so is glibc if the environment has settings of its allocator.
     """
-    if len(hosts) < 2 or VARIABLE in environ:
+    environ = os.environ if environ is None else environ
+    tuned = any(name.startswith("MALLOC_") for name in environ) or "glibc.malloc" in environ.get("GLIBC_TUNABLES", "")
+    if tuned or not _is_glibc():
         return None
-    with contextlib.suppress(OSError):  # the host's name has no address
-        # Where gloo would listen.
-        if not _is_loopback(str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])):
-            return None
-    for host in hosts:
-        address = _address_towards(host)
-        name = None if _is_loopback(address) else interface_of(address)
-        if name is not None:
-            environ[VARIABLE] = name
-            return name
-    return None
+    mallopt = ctypes.CDLL(None).mallopt
+    # Older versions refuse a threshold above 32 MiB; without the limit, no block is returned.
+    kept = bool(mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)) or bool(mallopt(M_MMAP_MAX, 0))
+    if not kept or not mallopt(M_TRIM_THRESHOLD, NEVER_TRIM_BYTES):
+        return None
+    return "freed blocks below 1 GiB stay in the process (mallopt)"
 
 
-def interface_of(address: str) -> str | None:
-    """Return the interface that has an IPv4 address."""
-    import psutil
-
-    found = psutil.net_if_addrs().items()
-    return next((name for name, entries in found if any(entry.address == address for entry in entries)), None)
-
-
-def _address_towards(host: str) -> str:
-    """Return the address from which this machine would speak to a host; nothing is sent."""
+def _is_glibc() -> bool:
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unused:
-            unused.connect((host, _ANY_PORT))
-            return str(unused.getsockname()[0])
-    except OSError:
-        return ""
-
-
-def _is_loopback(address: str) -> bool:
-    return not address or address.startswith("127.") or address == "::1"
+        return (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
+    except (ValueError, OSError):
+        return False

@@ -1,7 +1,7 @@
 """`--ranks N`: the ranks of a run on this machine, as processes of this one, which says nothing itself.
 
 As under torchrun, a rank that fails ends the others. Ctrl-C reaches every process of the terminal; ranks save and end
-by themselves, and this process waits for them. If it is killed, the kernel kills them (process/launcher.py).
+by themselves, and this process waits for them. If it is killed, the kernel kills them (launchers.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.process.launch import LOCAL_RANKS, STOP_SIGNALS, free_port
+from ctxlm_ds.process.launch import RankInfo, free_port
+from ctxlm_ds.process.launchers import Environment, die_with_launcher
+from ctxlm_ds.process.signals import STOP_SIGNALS
 from ctxlm_ds.process.slurm import is_srun_task, read_task
 
 GRACE_S = 30.0
@@ -24,7 +26,23 @@ STOP_S = 600.0
 """How long they may take after one has ended because of a stop signal."""
 STOPPED = {128 + number for number in STOP_SIGNALS}
 POLL_S = 0.1
+LOCAL_RANKS = "CTXLM_LOCAL_RANKS"  # variable of the ranks
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class LocalRanks(Environment):
+    """This command with `--ranks N`."""
+
+    returns_status = True
+
+    def has_started(self, environ: Mapping[str, str]) -> bool:
+        return super().has_started(environ) and LOCAL_RANKS in environ
+
+    def prepare(self, ranks: RankInfo) -> None:
+        die_with_launcher(watch_grandparent=False)
+
+
+RANKS = LocalRanks()
 
 
 def check_alone(environ: Mapping[str, str]) -> None:

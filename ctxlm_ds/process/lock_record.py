@@ -1,4 +1,4 @@
-"""The holder of a run directory, as RUN/lock.json names it: a process, its machine, its place in a line of jobs."""
+"""The holder of a run directory, as RUN/lock.json names it: a process, its machine, its job."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import os
 import socket
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from ctxlm_ds.process.cgroups import read_text
 from ctxlm_ds.untrusted_json import open_regular
 
 MOST_BYTES = 1 << 16
-CHAIN_VARIABLE = "CTXLM_CHAIN"  # id of the first job in a line of successors
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,6 @@ class LockRecord:
     pid_namespace: str  # a pid is valid within one boot and one pid namespace (a container has its own)
     job_id: str | None
     acquired_unix_s: float
-    chain: str | None = None
-    """Id of the first job in a line of successors; the job's own id if it succeeds none."""
     restart_count: int = 0  # how often Slurm had put the job back into the queue
 
     def describe(self) -> str:
@@ -49,13 +46,7 @@ class LockRecord:
 
     def is_succeeded_by(self, other: LockRecord) -> bool:
         """Return whether Slurm ended this start of a job (as far as it could) before it started the other."""
-        if self.chain is None or self.chain != other.chain:
-            return False
-        return self._place_in_chain() < other._place_in_chain()
-
-    def _place_in_chain(self) -> tuple[int, int]:
-        job_id = self.job_id or ""
-        return int(job_id) if job_id.isdigit() else 0, self.restart_count
+        return self.job_id is not None and self.job_id == other.job_id and self.restart_count < other.restart_count
 
 
 @dataclass(frozen=True)
@@ -77,10 +68,12 @@ def look_at_lock(path: Path) -> ObservedLock | None:
         # Opened, so that a network file system asks its server for the time of the last heartbeat.
         with open_regular(path) as handle:
             heartbeat_unix_s = os.fstat(handle.fileno()).st_mtime
-            record = LockRecord(**json.loads(handle.read(MOST_BYTES)))
+            values = json.loads(handle.read(MOST_BYTES))
+            # Earlier versions wrote further values.
+            record = LockRecord(**{field.name: values[field.name] for field in fields(LockRecord)})
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return ObservedLock(None, heartbeat_unix_s)
     numbers = (record.pid, record.acquired_unix_s, record.restart_count)
     whole = all(isinstance(number, (int, float)) for number in numbers) and isinstance(record.job_id, (str, type(None)))
@@ -101,7 +94,6 @@ def this_process() -> LockRecord:
         pid_namespace=pid_namespace,
         job_id=os.environ.get("SLURM_JOB_ID"),
         acquired_unix_s=time.time(),
-        chain=os.environ.get(CHAIN_VARIABLE) or os.environ.get("SLURM_JOB_ID"),
         restart_count=int(os.environ.get("SLURM_RESTART_COUNT") or "0"),
     )
 
@@ -117,4 +109,3 @@ def process_fields(pid: int) -> list[str]:
     # The command name may hold spaces and brackets; the fields after its last bracket do not.
     fields = read_text(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
     return fields if fields and fields[0] not in "ZXx" else []
-

@@ -1,9 +1,7 @@
-"""The events of a run: RUN/history.jsonl, one per line, and RUN/attempts, a folder for each start's evidence.
+"""The events of a run: RUN/history.jsonl, one per line.
 
-Written by rank 0 while it holds the run's lock, and by the job that starts and restarts it; read by the job (is there
-progress?), by ctxlm status and by people. Needs no torch. A torn last line (a killed writer) is passed over.
-attempts/ATTEMPT/rank-00003.json says how one rank ended. `python -m ctxlm_ds.process.run_history RUN_DIR` ends with
-status 0 if the run has been trained to its end, else with 1.
+Rank 0 writes them while it holds the run's lock, and so does the job that starts and restarts it.
+`python -m ctxlm_ds.process.run_history RUN_DIR` ends with status 0 if the run has been trained to its end, else with 1.
 """
 
 from __future__ import annotations
@@ -11,19 +9,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import sys
 import time
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.atomic import read_object, write_text
 from ctxlm_ds.untrusted_json import open_regular
 
 HISTORY_NAME = "history.jsonl"
 MOST_BYTES = 1 << 28
-ATTEMPTS_DIR = "attempts"
+ATTEMPTS_DIR = "attempts"  # a folder for the evidence of each start
 ATTEMPT_VARIABLE = "CTXLM_ATTEMPT"
 """Name of this start's folder below RUN/attempts, the same on every rank; the Slurm job sets it."""
 DEFAULT_ATTEMPT = "by-hand"
@@ -60,13 +55,19 @@ def append_event(run_dir: Path, event: str, **values: Any) -> bool:
 
 
 def read_history(run_dir: Path) -> list[dict[str, Any]]:
-    """Read the events, oldest first; lines that are no events are passed over."""
+    """Read the events, oldest first; torn lines, and lines that are no events, are passed over."""
     try:
         with open_regular(run_dir / HISTORY_NAME) as handle:
             text = handle.read(MOST_BYTES).decode(errors="replace")
     except OSError:
         return []
-    return [event for event in map(_parse, text.splitlines()) if event is not None]
+    events = []
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, RecursionError):
+            event = json.loads(line)
+            if isinstance(event, dict) and isinstance(event.get("event"), str) and "time_unix_s" in event:
+                events.append(event)
+    return events
 
 
 def is_completed(run_dir: Path) -> bool:
@@ -85,84 +86,5 @@ def in_job() -> bool:
     return os.environ.get(ATTEMPT_VARIABLE, "").startswith(JOB_ATTEMPT)
 
 
-def _parse(line: str) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    is_event = isinstance(event, dict) and isinstance(event.get("event"), str) and "time_unix_s" in event
-    return event if is_event else None
-
-
-RECORD_GLOB = "rank-*.json"
-SHOWN_CHARACTERS = 300
-
-_SOURCE_PLACE = re.compile(r"\[\S+:\d+\] ")
-
-
-@dataclass(frozen=True)
-class FailureRecord:
-    """The end of one rank."""
-
-    time_unix_s: float
-    rank: int
-    host: str
-    exit_status: int
-    error: str  # the exception's type
-    message: str
-    traceback: str | None = None  # None for a user's mistake
-    consequence: bool = False  # True if another rank's end is the reason for this one
-
-
-def shortened(text: str) -> str:
-    """Shorten an error's message to one line, without the C++ source line that torch's begin with."""
-    line = _SOURCE_PLACE.sub("", " ".join(text.split()))
-    return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 1] + "…"
-
-
-def record_name(rank: int) -> str:
-    """Return `rank-00003.json` for 3."""
-    return f"rank-{rank:05d}.json"
-
-
-def read_failures(folder: Path) -> list[FailureRecord]:
-    """Read the records of one attempt, the likely reason first: causes before consequences, each by time.
-
-    Damaged records are passed over.
-    """
-    records = [record for path in sorted(folder.glob(RECORD_GLOB)) if (record := read_record(path)) is not None]
-    return sorted(records, key=lambda record: (record.consequence, record.time_unix_s))
-
-
-def read_record(path: Path) -> FailureRecord | None:
-    """Read one record; None if it is missing or damaged."""
-    try:
-        values = read_object(path) or {}
-        known = {field.name for field in fields(FailureRecord)}
-        record = FailureRecord(**{name: value for name, value in values.items() if name in known})
-        return record if float(record.time_unix_s) >= 0 else None
-    except (ValueError, TypeError):
-        return None
-
-
-def write_record(folder: Path, record: FailureRecord) -> None:
-    """Write a record, unless the disk is full or missing."""
-    with contextlib.suppress(OSError):
-        write_text(folder / record_name(record.rank), json.dumps(asdict(record), indent=1) + "\n")
-
-
-def clear_evidence(folder: Path, before_unix_s: float) -> None:
-    """Remove the evidence of earlier starts from a folder, which only starts by hand share."""
-    for path in [*folder.glob(RECORD_GLOB), *folder.glob("*stacks*.txt")]:
-        with contextlib.suppress(OSError):
-            if path.stat().st_mtime < before_unix_s:
-                path.unlink()
-
-
-def main() -> None:
-    """Entry point for scripts with several phases."""
-    sys.exit(0 if is_completed(Path(sys.argv[1])) else 1)
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(0 if is_completed(Path(sys.argv[1])) else 1)

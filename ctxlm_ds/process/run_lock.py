@@ -2,10 +2,10 @@
 
 RUN/lock.json names the holder (host, process, job); its modification time is the heartbeat. It is created by a hard
 link, which is atomic on every file system, NFS included. A dead holder is replaced: on the same host as soon as its
-process has ended, on another host when its heartbeat stops. A job that Slurm has started again, or its successor,
-replaces its earlier start even if that still runs on a node that Slurm has lost: cut off the network its heartbeat may
-continue. Exactly one of several contenders wins, because the takeover of a lock is itself claimed by a hard link named
-after that lock's token. Only rank 0 locks a run.
+process has ended, on another host when its heartbeat stops. A job that Slurm has started again replaces its earlier
+start even if that still runs on a node that Slurm has lost: cut off the network its heartbeat may continue. Exactly one
+of several contenders wins, because the takeover of a lock is itself claimed by a hard link named after that lock's
+token. Only rank 0 locks a run.
 """
 
 from __future__ import annotations

@@ -1,16 +1,22 @@
 """A task's place in a job step from srun's variables: rank, peers' hosts, and a port to meet, without scontrol.
 
-Also numbers as Slurm and people write them: `0-2,5` for 0, 1, 2, 5.
+Also numbers as Slurm and people write them: `0-2,5` for 0, 1, 2, 5. And the interface for gloo, which listens on the
+address of the host's name. Debian and Ubuntu write that name into /etc/hosts as 127.0.1.1, which other nodes cannot
+reach: the ranks would wait for each other until a time limit. NCCL looks at the interfaces themselves.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from collections.abc import Iterable, Mapping
+import socket
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.process.launch import Launcher, RankInfo, free_port
 
 # Below the ephemeral ports of Linux (32768 up) and Kubernetes' node ports (30000 up), above the usual services.
 FIRST_PORT = 15000
@@ -19,6 +25,8 @@ NUM_PORTS = 15000
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
 SPECIAL_STEP_NAMES = ("batch", "interactive", "extern")
 
+VARIABLE = "GLOO_SOCKET_IFNAME"
+_ANY_PORT = 9
 _HOSTS = re.compile(r"(?:[^,\[\]]+|\[[^\[\]]*\])+")
 _PARTS = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
@@ -34,6 +42,36 @@ class SlurmTask:
     local_world_size: int
     hosts: tuple[str, ...]
     port: int
+
+
+class Srun(Launcher):
+    """srun, which ends all tasks of a step by itself."""
+
+    def has_started(self, environ: Mapping[str, str]) -> bool:
+        return is_srun_task(environ)
+
+    def place(self, environ: Mapping[str, str]) -> RankInfo:
+        task = read_task(environ)
+        address = task.hosts[0] if len(task.hosts) > 1 else "127.0.0.1"
+        visible = environ.get("CUDA_VISIBLE_DEVICES", "")
+        own_device = bool(visible) and "," not in visible
+        return RankInfo(
+            rank=task.rank,
+            world_size=task.world_size,
+            local_rank=task.local_rank,
+            local_world_size=task.local_world_size,
+            master_addr=environ.get("MASTER_ADDR") or address,
+            master_port=read_number(environ, "MASTER_PORT", str(task.port if task.world_size > 1 else free_port())),
+            launcher="",
+            device_index=0 if own_device else task.local_rank,
+        )
+
+    def prepare(self, ranks: RankInfo) -> None:
+        if ranks.world_size > ranks.local_world_size:
+            choose_gloo_interface((*read_task(os.environ).hosts, ranks.master_addr), os.environ)
+
+
+SRUN = Srun()
 
 
 def is_srun_task(environ: Mapping[str, str]) -> bool:
@@ -151,3 +189,45 @@ def join_numbers(numbers: Iterable[int], separator: str = ",") -> str:
         else:
             spans.append([number, number])
     return separator.join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+
+
+def choose_gloo_interface(hosts: Sequence[str], environ: MutableMapping[str, str]) -> str | None:
+    """Set GLOO_SOCKET_IFNAME if the host's name does not lead to an address that the others can reach.
+
+    Returns the interface that was set; None if there is no need, or no other host is known by name.
+    """
+    if len(hosts) < 2 or VARIABLE in environ:
+        return None
+    with contextlib.suppress(OSError):  # the host's name has no address
+        # Where gloo would listen.
+        if not _is_loopback(str(socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)[0][4][0])):
+            return None
+    for host in hosts:
+        address = _address_towards(host)
+        name = None if _is_loopback(address) else interface_of(address)
+        if name is not None:
+            environ[VARIABLE] = name
+            return name
+    return None
+
+
+def interface_of(address: str) -> str | None:
+    """Return the interface that has an IPv4 address."""
+    import psutil
+
+    found = psutil.net_if_addrs().items()
+    return next((name for name, entries in found if any(entry.address == address for entry in entries)), None)
+
+
+def _address_towards(host: str) -> str:
+    """Return the address from which this machine would speak to a host; nothing is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unused:
+            unused.connect((host, _ANY_PORT))
+            return str(unused.getsockname()[0])
+    except OSError:
+        return ""
+
+
+def _is_loopback(address: str) -> bool:
+    return not address or address.startswith("127.") or address == "::1"

@@ -1,42 +1,54 @@
 """Ends a run that makes no progress: every rank leaves its threads' stacks, one file joins them, the exit status is 4.
 
-The guard (guard.py) counts the time, collects the stacks, and lets this process end itself, from its beginning on.
+A thread of each rank counts the time. When one rank hangs all of them wait, and each finds out by itself. While C code
+holds the interpreter that thread cannot run: then faulthandler prints the stacks on stderr and ends the rank with
+status 1.
 """
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
-import json
-import logging
 import math
 import os
-import select
-import subprocess
+import re
+import signal
+import socket
 import sys
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
+from ctxlm_ds.atomic import write_text
+from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_HANG
-from ctxlm_ds.process.guard import DUMP_SIGNAL, MARK_VARIABLE, GuardFacts
+from ctxlm_ds.process.failure import FailureRecord, clear_evidence, write_record
 from ctxlm_ds.process.launch import RankInfo
-from ctxlm_ds.process.launcher import local_deepspeed_command
-from ctxlm_ds.process.run_history import attempt_folder, clear_evidence
+from ctxlm_ds.process.run_files import say
+from ctxlm_ds.process.run_history import attempt_folder
+from ctxlm_ds.process.slurm import join_numbers
 from ctxlm_ds.recipe.schema import WatchdogConfig
 
-logger = logging.getLogger("ctxlm_ds")
 T = TypeVar("T")
 
-SECONDS_PER_MINUTE = 60.0
 POLLS_PER_LIMIT = 20
 SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 5.0
-REPORT_S = 5.0  # longest time between two reports of threads and checkpoints
-DISMISS_S = 5.0
+SUSPICION = 0.25  # share of its limit after which a rank follows another that has reached its
+GRACE_S = 15.0  # how long a rank waits for the stacks of the others
+JOINING_S = 5.0  # and then for the rank that joins them
+EVIDENCE_S = 30.0  # how long all of this may take, because the run directory may be what hangs
+HELD_S, FOREVER_S = 60.0, 1e8  # time beyond the limit after which faulthandler ends a rank
+DUMP_SIGNAL = signal.SIGUSR2
+ALL_STACKS_NAME = "stacks.txt"
+MAIN_THREAD = "MainThread"
+COLLECTIVE_FOLDERS = ("torch/distributed/", "deepspeed/comm/")
+INNERMOST_FRAMES = 12
+
+_MAIN_FRAMES = re.compile(rf"^Thread {MAIN_THREAD}, .*:\n((?:  .*\n?)*)", re.MULTILINE)
 
 
 class Watchdog:
@@ -45,9 +57,7 @@ class Watchdog:
     def __init__(self, config: WatchdogConfig, run_dir: Path, ranks: RankInfo) -> None:
         start, step, save = config.start_minutes, config.step_minutes, config.save_minutes
         minutes = {"start": start, "training": step, "evaluation": step, "saving": save, "end": save}
-        self._limits_s = {
-            name: math.inf if value is None else value * SECONDS_PER_MINUTE for name, value in minutes.items()
-        }
+        self._limits_s = {name: math.inf if value is None else value * 60 for name, value in minutes.items()}
         self._poll_s = min(LONGEST_POLL_S, max(SHORTEST_POLL_S, min(self._limits_s.values()) / POLLS_PER_LIMIT))
         self._folder = attempt_folder(run_dir)
         self._ranks = ranks
@@ -55,45 +65,22 @@ class Watchdog:
         """Returns the seconds since an incomplete checkpoint was begun; `save_minutes` holds for these as well."""
         self._phase = "start"
         self._step: int | None = None
+        self._beats = 0
         self._began_unix_s = time.time()
-        # faulthandler needs its file open before anything goes wrong.
-        self._scratch = os.memfd_create("stacks")
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Watchdog:
-        # Registered in C, so that they answer while Python cannot run: crashes, and a request from outside.
-        faulthandler.enable(file=self._scratch)
-        faulthandler.register(DUMP_SIGNAL, file=self._scratch)
-        silences = self._ranks.launcher == "deepspeed" and self._ranks.local_rank == 0
-        environ = {name: value for name, value in os.environ.items() if name != MARK_VARIABLE}
-        os.environ[MARK_VARIABLE] = uuid.uuid4().hex
-        facts = GuardFacts(
-            str(self._folder.absolute()), self._ranks.rank, self._ranks.world_size, os.getpid(),
-            threading.main_thread().ident or 0, self._scratch, self._began_unix_s, self._poll_s,
-            self._limits_s["saving"], os.environ[MARK_VARIABLE], local_deepspeed_command() if silences else 0,
-        )  # fmt: skip
-        words = [sys.executable, "-m", "ctxlm_ds.process.guard", json.dumps(asdict(facts))]
-        try:
-            self._guard = subprocess.Popen(
-                words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(self._scratch,), env=environ
-            )
-        except OSError as error:
-            logger.warning("this rank runs without a watchdog: %s", error)
-            return self
-        assert self._guard.stdin is not None and self._guard.stdout is not None
-        os.set_blocking(self._guard.stdin.fileno(), False)
-        self.beat()
-        threading.Thread(target=self._serve, args=(self._guard.stdout.fileno(),), name="watchdog", daemon=True).start()
+        faulthandler.enable(file=2)
+        faulthandler.register(DUMP_SIGNAL, file=2)
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._tell(bye=True)
-        if self._guard is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired, OSError):
-                self._guard.wait(DISMISS_S)
+        self._over.set()
+        self._thread.join(LONGEST_POLL_S)
+        faulthandler.cancel_dump_traceback_later()
         faulthandler.unregister(DUMP_SIGNAL)
-        faulthandler.disable()
-        os.close(self._scratch)
 
     def clear_old_evidence(self) -> None:
         """Remove the evidence of an earlier start in the same folder; only under the run's lock."""
@@ -103,7 +90,7 @@ class Watchdog:
         """Note progress, in this phase or in the one before."""
         self._phase = self._phase if phase is None else phase
         self._step = self._step if step is None else step
-        self._tell(phase=self._phase, step=self._step, limit_s=self._limits_s[self._phase])
+        self._beats += 1
 
     def enter(self, phase: str) -> None:
         """Note the phase that begins: training, evaluation or saving."""
@@ -114,32 +101,144 @@ class Watchdog:
         """Return the same batches; each one that is taken counts as progress."""
         return _Watched(batches, self)
 
-    def _tell(self, **message: Any) -> None:
-        """Send a line to the guard; without effect if the guard has ended."""
-        if self._guard is not None and self._guard.stdin is not None:
-            with contextlib.suppress(OSError):
-                os.write(self._guard.stdin.fileno(), f"{json.dumps(message)}\n".encode())
-
-    def _serve(self, from_guard: int) -> None:
-        """Report what only this process knows, until the guard says that the rank hangs or has ended itself."""
-        interval_s = min(REPORT_S, 10 * self._poll_s)
+    def _watch(self) -> None:
+        seen, still_s, written_s = -1, 0.0, 0.0
         while True:
-            threads = {thread.ident: thread.name for thread in threading.enumerate() if thread.ident is not None}
-            self._tell(threads=threads, writing_s=self.writing_age_s() or 0.0)
-            if select.select([from_guard], [], [], interval_s)[0]:
-                if os.read(from_guard, 1):
-                    os._exit(EXIT_HANG)
+            limit_s, begin_s = self._limits_s[self._phase], time.monotonic()
+            faulthandler.dump_traceback_later(min(limit_s, FOREVER_S) + HELD_S, exit=True, file=2)
+            if self._over.wait(self._poll_s):
                 return
+            # The time of a suspended job or machine does not count.
+            passed_s = min(time.monotonic() - begin_s, 3 * self._poll_s)
+            still_s = 0.0 if self._beats != seen else still_s + passed_s
+            seen = self._beats
+            written_s = min(self.writing_age_s() or 0.0, written_s + passed_s)
+            if still_s >= limit_s or (still_s >= SUSPICION * limit_s and self._others_hang()):
+                self._end(f"no progress for {format_duration(still_s)}")
+            if written_s >= self._limits_s["saving"]:
+                self._end(f"a checkpoint has been on its way to the disk for {format_duration(written_s)}")
+
+    def _others_hang(self) -> bool:
+        """Return whether another rank has left its stacks: its limit may have been a shorter one."""
+        with contextlib.suppress(OSError):
+            others = [path for rank, path in stacks_files(self._folder).items() if rank != self._ranks.rank]
+            return any(path.stat().st_mtime >= self._began_unix_s for path in others)
+        return False
+
+    def _end(self, why: str) -> None:
+        """Leave the evidence, as far as the run directory allows, and end this process."""
+        evidence = threading.Thread(target=self._leave_evidence, args=(why,), daemon=True)
+        evidence.start()
+        evidence.join(EVIDENCE_S)
+        os._exit(EXIT_HANG)
+
+    def _leave_evidence(self, why: str) -> None:
+        ranks, folder, host = self._ranks, self._folder, socket.gethostname()
+        what = f"{self._phase}{'' if self._step is None else f', after step {self._step}'}, {why}"
+        facts = f"rank {ranks.rank} of {ranks.world_size} on {host} (process {os.getpid()}): {what}"
+        deadline_s = time.monotonic() + GRACE_S
+        try:
+            write_text(folder / stacks_name(ranks.rank), f"{facts}\n\n{all_stacks()}")
+        except OSError as error:
+            say(f"[rank {ranks.rank}] the stacks could not be written to {folder}: {error}")
+            deadline_s = 0.0
+        # Every rank lists the folder, and one reads the files: all ranks do this at the same time.
+        while len(found := stacks_files(folder)) < ranks.world_size and time.monotonic() < deadline_s:
+            time.sleep(self._poll_s)
+        if ranks.rank == min(found, default=ranks.rank):
+            message = what + conclude(folder, ranks.world_size)
+            record = FailureRecord(round(time.time(), 3), ranks.rank, host, EXIT_HANG, "Hang", message)
+            write_record(folder, record)
+            tag = f"{time.strftime('%H:%M:%S')} {f'[rank {ranks.rank}] ' if ranks.rank else ''}"
+            say(f"{tag}hang: {message}; the run ends with status {EXIT_HANG}")
+        # The first rank to end may make the launcher kill the others.
+        while not (folder / ALL_STACKS_NAME).exists() and time.monotonic() < deadline_s + JOINING_S:
+            time.sleep(self._poll_s)
 
 
+@dataclass
 class _Watched(Generic[T]):
     """Batches that count as progress, as often as they are read."""
 
-    def __init__(self, batches: Iterable[T], watchdog: Watchdog) -> None:
-        self._batches = batches
-        self._watchdog = watchdog
+    batches: Iterable[T]
+    watchdog: Watchdog
 
     def __iter__(self) -> Iterator[T]:
-        for batch in self._batches:
-            self._watchdog.beat()
+        for batch in self.batches:
+            self.watchdog.beat()
             yield batch
+
+
+def all_stacks() -> str:
+    """Return the frames of every thread of this process, innermost first, by the thread's name."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = []
+    for ident, frame in sys._current_frames().items():
+        # Without source lines, because reading them may hang as well.
+        calls = (f'  File "{at.f_code.co_filename}", line {line} in {at.f_code.co_name}\n'
+                 for at, line in traceback.walk_stack(frame))  # fmt: skip
+        parts.append(f"Thread {names.get(ident, ident)}, most recent call first:\n{''.join(calls)}")
+    return "\n".join(parts)
+
+
+def stacks_name(rank: int) -> str:
+    """Return `stacks-00003.txt` for 3."""
+    return f"stacks-{rank:05d}.txt"
+
+
+def stacks_files(folder: Path) -> dict[int, Path]:
+    """Return the files of the ranks that left their stacks, from the names in the folder alone."""
+    found = {int(path.stem[len("stacks-") :]): path for path in folder.glob("stacks-[0-9]*.txt")}
+    return dict(sorted(found.items()))
+
+
+def conclude(folder: Path, world_size: int) -> str:
+    """Join the ranks' stacks into one file; return which ranks to look at first, and where the file is."""
+    texts = {rank: path.read_text(encoding="utf-8", errors="replace") for rank, path in stacks_files(folder).items()}
+    culprits = likely_culprits(texts, world_size)
+    first = f"; look at {describe_ranks(culprits)} first" if culprits else ""
+    try:
+        write_text(folder / ALL_STACKS_NAME, join_stacks(texts, world_size))
+        return f"{first}; all ranks' stacks are in {folder / ALL_STACKS_NAME}"
+    except OSError as error:
+        return f"{first}; the stacks could not be joined: {error}"
+
+
+def join_stacks(texts: Mapping[int, str], world_size: int) -> str:
+    """Join the texts of all ranks into one: ranks without a text first, then the groups that are likely culprits."""
+    groups = _groups(texts)
+    silent = [rank for rank in range(world_size) if rank not in texts]
+    why = "stopped, killed, held by C code, on a lost node, or without the run directory"
+    parts = [f"=== {describe_ranks(silent)} left no stacks: {why}\n"] if silent else []
+    for frames, ranks in groups:
+        are = f"{'is' if len(ranks) == 1 else 'are'} here{' (waiting for other ranks)' if _waits(frames) else ''}"
+        facts = "\n".join(texts[rank].partition("\n")[0] for rank in ranks[:16])
+        calls = "".join(f"{frame}\n" for frame in frames)
+        parts.append(f"=== {describe_ranks(ranks)} {are}, most recent call first:\n{calls}{facts}\n")
+    parts += [f"--- every thread of rank {ranks[0]}\n{texts[ranks[0]].rstrip()}\n" for _, ranks in groups]
+    return "\n".join(parts)
+
+
+def likely_culprits(texts: Mapping[int, str], world_size: int) -> list[int]:
+    """Return the ranks that the joined text begins with; empty if all are in the same place."""
+    groups = _groups(texts)
+    return [rank for rank in range(world_size) if rank not in texts] or (groups[0][1] if len(groups) > 1 else [])
+
+
+def describe_ranks(ranks: Sequence[int]) -> str:
+    """Describe `[0, 1, 2, 5]` as `ranks 0-2, 5` and `[3]` as `rank 3`."""
+    return f"rank{'' if len(ranks) == 1 else 's'} {join_numbers(ranks, ', ')}"
+
+
+def _groups(texts: Mapping[int, str]) -> list[tuple[tuple[str, ...], list[int]]]:
+    """Group the ranks by their main thread's frames, likely culprits first."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank, text in texts.items():
+        match = _MAIN_FRAMES.search(text)
+        groups.setdefault(tuple(match[1].splitlines()) if match else (), []).append(rank)
+    return sorted(groups.items(), key=lambda group: (_waits(group[0]), len(group[1])))
+
+
+def _waits(frames: Sequence[str]) -> bool:
+    """Return whether a rank is inside a collective, waiting for the others."""
+    return any(name in frame for frame in frames[:INNERMOST_FRAMES] for name in COLLECTIVE_FOLDERS)

@@ -16,7 +16,7 @@
 # export NCCL_SOCKET_IFNAME=ib0
 # export GLOO_SOCKET_IFNAME=ib0
 
-# The first job of an allocation tests GPUs, disks and network of each node, and trains without the bad ones.
+# Each start of a job first checks GPUs, disks and network, and requeues the job without bad nodes.
 CTXLM_PREFLIGHT=1
 
 # A disk of the node, to which data sets are copied before the ranks start.

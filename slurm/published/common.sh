@@ -2,14 +2,6 @@
 # Sourced by the scripts beside it, in a job: the layout for this job's GPUs and nodes, and one phase after the other.
 # Needs CTXLM_HOME.
 
-# For a successor of this job: the script and its arguments, which are not those of the phase that runs at the moment.
-remember_script() { # NAME ARGUMENTS...
-    export CTXLM_BATCH_SCRIPT=$CTXLM_HOME/slurm/published/$1.sbatch
-    shift
-    CTXLM_BATCH_ARGUMENTS=$(printf '%s\n' "$@")
-    export CTXLM_BATCH_ARGUMENTS
-}
-
 gpu_type() { # prints the GPU's name in layouts.txt; CTXLM_GPU wins
     if [ -n "${CTXLM_GPU:-}" ]; then
         echo "$CTXLM_GPU"

@@ -18,16 +18,16 @@ from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.data.stream.preview import SourceRows
 from ctxlm_ds.errors import TrainingError
-from ctxlm_ds.process.launch import StopSignal
 from ctxlm_ds.process.run_history import read_history
+from ctxlm_ds.process.signals import StopSignal
 from ctxlm_ds.recipe.schema import AnomaliesConfig, CheckpointConfig, RunConfig
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.hooks.hooks import Hook, Hooks, RunStart, StepMetrics
 from ctxlm_ds.training.loop.recovery import Recovery
 from ctxlm_ds.training.loop.saves import Saves
-from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
 from ctxlm_ds.training.loop.state import TrainState
 from ctxlm_ds.training.loop.trainer import Trainer
+from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
 from tests.dist.forks import fork_ranks
 from tests.dist.states import Layout, checkpoints_of
 from tests.dist.test_anomalies import assert_same, set_initial_weights, states

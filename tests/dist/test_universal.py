@@ -15,15 +15,15 @@ from deepspeed.checkpoint import ds_to_universal
 from deepspeed.checkpoint.universal_checkpoint import load_hp_checkpoint_state
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
-from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.manifest import verify
+from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.universal import from_universal, to_universal
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.program import build_program
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.placement import shard_of
 from ctxlm_ds.process.build_locks import clear_stale_build_locks
-from ctxlm_ds.process.launch import quiet_libraries
+from ctxlm_ds.process.library_noise import quiet_libraries
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer

@@ -13,7 +13,8 @@ import pytest
 
 from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.errors import EXIT_HANG
-from ctxlm_ds.process.run_history import SAVE_FAILED, read_failures, read_history
+from ctxlm_ds.process.failure import read_failures
+from ctxlm_ds.process.run_history import SAVE_FAILED, read_history
 from tests.integration.conftest import Prepared
 from tests.integration.route import call, launcher, metrics, pretrain_words, start, wait_for
 from tests.real_disks import Disk, freezable_disk, memory_disk

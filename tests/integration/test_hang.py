@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.errors import EXIT_HANG
-from ctxlm_ds.process.run_history import read_failures, read_history
+from ctxlm_ds.process.failure import read_failures
+from ctxlm_ds.process.run_history import read_history
 from tests.integration.conftest import Prepared
 from tests.integration.route import BIN, ROOT, Finished, call, pretrain_words
 

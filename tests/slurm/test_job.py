@@ -1,4 +1,4 @@
-"""The supervisor of slurm/pretrain.sbatch: successors where requeue is disabled, the readable log, mistakes, env.sh."""
+"""The supervisor of slurm/pretrain.sbatch: arrays where requeue is disabled, the readable log, mistakes, env.sh."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 ALONE = {"nodes": 1, "tasks": 1}
 
 
-def queue(cluster: Cluster, form: str = "%i") -> list[str]:
+def queue(cluster: Cluster) -> list[str]:
     """Jobs that Slurm has yet to finish."""
-    return cluster.run("squeue", "--noheader", f"--format={form}").stdout.split()
+    return cluster.run("squeue", "--noheader", "--format=%i").stdout.split()
 
 
 def jobs_of(job: Job) -> list[str]:
@@ -32,52 +32,23 @@ def wait_for_completion(job: Job, timeout_s: float = 300) -> None:
     wait_for(lambda: not queue(job.cluster), timeout_s, "the end of all jobs")
 
 
-def test_a_job_that_may_not_be_requeued_submits_its_successor(runs: Runs, tmp_path: Path) -> None:
-    """Bitwise as undisturbed; what waited for the first job waits for the second."""
+def test_where_requeueing_is_disabled_the_tasks_of_an_array_follow_each_other(runs: Runs, tmp_path: Path) -> None:
+    """Bitwise as undisturbed; what waits for the array begins when the run is complete."""
     expected = runs.undisturbed()
-    job = runs.submit(tmp_path, "--no-requeue", "--comment=of run 5")
+    job = runs.submit(tmp_path, "--no-requeue", "--array=1-3%1")
     waiting = runs.cluster.sbatch(
         f"--dependency=afterok:{job.id}", "-o", tmp_path / "after", "--wrap", f"ls {job.run_dir}/checkpoints"
     )
     job.wait_for_step(15)
-    runs.cluster.run("scancel", "--signal=TERM", job.id)
+    runs.cluster.run("scancel", "--signal=TERM", f"{job.id}_1")
     job.wait_for_event(REQUEUE)
     wait_for_completion(job)
-    first, second = jobs_of(job)
-    assert first == job.id and job.end() == "COMPLETED"
-    assert f"job {second} follows this one" in job.text()
-    assert runs.cluster.job(second)["Comment"] == "of" and runs.cluster.job(second)["Requeue"] == "0"
+    assert len(jobs_of(job)) == 2
+    assert "the next task of the array continues the run" in job.text()
+    assert "is complete; nothing is left for this task of the array" in job.text()
     assert job.curves() == expected
     assert runs.cluster.wait(waiting, 60) == "COMPLETED"
     assert "step-00000120" in (tmp_path / "after").read_text(), "it ran before the run was complete"
-
-
-@pytest.mark.soak
-def test_a_successor_submitted_at_the_start_outlives_the_node(runs: Runs, tmp_path: Path) -> None:
-    """The node of the batch script dies and nothing is requeued; the last successor is not needed and cancelled."""
-    job = runs.submit(tmp_path, "--no-requeue", environment={"CTXLM_RESTART": "successor"})
-    job.wait_for_step(25)
-    assert len(queue(runs.cluster)) == 2
-    runs.cluster.kill_node(runs.cluster.job(job.id)["BatchHost"], noticed=True)
-    wait_for(lambda: len(job.events(START)) == 2, 300, "the successor's start")  # this job itself is over
-    assert len(queue(runs.cluster)) == 2
-    wait_for_completion(job)
-    assert len(jobs_of(job)) == 2
-    assert job.curves() == runs.undisturbed()
-    assert "node failure" in job.events(FAILURE)[0]["why"]
-
-
-def test_a_cancelled_job_takes_its_successor_with_it(runs: Runs, tmp_path: Path) -> None:
-    job = runs.submit(
-        tmp_path, "--no-requeue", **ALONE, training={"max_steps": 100_000}, environment={"CTXLM_RESTART": "successor"}
-    )
-    job.wait_for_step(5)
-    runs.cluster.run("scancel", job.id)
-    assert job.end(60) == "CANCELLED"
-    wait_for(lambda: not queue(runs.cluster), 30, "the end of its successor")
-    # Slurm may have started it before it could be cancelled.
-    assert job.events(END)[-1]["step"] < 100_000 and len(job.events(START)) == 1, job.explain()
-    assert "to resume, if the job was cancelled: submit the same command again" in job.text(), job.text()
 
 
 def test_the_first_failing_rank_s_traceback_is_the_last_word(runs: Runs, tmp_path: Path) -> None:
@@ -168,17 +139,6 @@ def test_a_time_limit_without_notice_and_a_rank_that_cannot_save(runs: Runs, tmp
     wait_for(lambda: len(job.events(START)) == 2, 300, f"the second start\n{job.explain()}")
     assert "Slurm ends the job (TimeLimit): job" in job.text() and job.restarts() == 1
     assert job.events(START)[1]["step"] > 0
-
-
-@pytest.mark.soak
-def test_a_lost_node_ends_a_job_that_may_not_be_requeued(runs: Runs, tmp_path: Path) -> None:
-    """The batch script lives, and submits the successor."""
-    job = runs.submit(tmp_path, "--no-requeue")
-    job.wait_for_step(25)
-    other = next(node for node in ("n1", "n2") if node != runs.cluster.job(job.id)["BatchHost"])
-    runs.cluster.kill_node(other, noticed=True)
-    wait_for_completion(job)
-    assert len(jobs_of(job)) == 2 and job.curves() == runs.undisturbed()
 
 
 @pytest.mark.soak

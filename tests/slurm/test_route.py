@@ -12,7 +12,7 @@ import yaml
 
 from ctxlm_ds.data.preprocess.folder import FOLDER_SUFFIX, PROGRESS_NAME
 from tests.slurm.cluster import Cluster, Finished, wait_for
-from tests.slurm.runs import Runs, last_step
+from tests.slurm.runs import Runs
 from tests.text import write_corpus
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
@@ -181,22 +181,3 @@ def test_a_killed_preprocessing_job_goes_on(runs: Runs, tmp_path: Path) -> None:
     again = route.submit()
     assert set(route.wait(again).values()) == {"COMPLETED"}, route.logs()
     assert "resuming after" in route.log("preprocess", again["preprocess"])
-
-
-@pytest.mark.soak
-def test_the_export_waits_for_the_last_of_a_line_of_successors(runs: Runs, tmp_path: Path) -> None:
-    """A run that goes on in another job: what waits for its end must neither begin nor be cancelled before that."""
-    training = {**TINY["training"], "max_steps": 150}  # type: ignore[dict-item]
-    recipe = {**TINY, "training": training, "schedule": {"warmup_fraction": None, "warmup_steps": 2}}
-    route = write_route(tmp_path, runs.cluster, {}, recipe)
-    data = [f"tokenizer.path={runs.route.tokenizer}", f"data.train=[{runs.route.train}]"]
-    cluster, jobs = route.cluster, route.submit("--set", *data, CTXLM_RESTART="successor")
-    assert list(jobs) == ["samples", "pretrain", "export"]
-    run = route.out / "pretrain"
-    wait_for(lambda: last_step(run) >= 5, 240, "step 5")
-    cluster.run("scancel", "--batch", "--signal=USR1", jobs["pretrain"])
-    assert cluster.wait(jobs["pretrain"]) == "COMPLETED", route.logs()
-    assert cluster.job(jobs["export"])["JobState"] == "PENDING" and last_step(run) < 150
-    assert "are in the queue" in route.sh("--set", *data, check=False).stderr
-    assert cluster.wait(jobs["export"]) == "COMPLETED", route.logs()
-    assert json.loads((route.out / "hf" / "exported_from.json").read_text())["checkpoint"] == "step-00000150"

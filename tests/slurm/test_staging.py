@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.cluster.staging import SPARE_BYTES
 from ctxlm_ds.process.run_history import START
 from tests.slurm.cluster import Cluster
 from tests.slurm.runs import Job, Runs
@@ -41,7 +40,7 @@ def test_a_run_reads_copies_on_each_node_and_goes_on_without_them(
     """Half a run with copies, the rest where one node has no room for one of them any more."""
     first = submit(runs, tmp_path, local_disks, max_steps=4)
     first.assert_finished()
-    assert f"staging: {local_disks}/ctxlm-staged of 2 nodes" in first.text(), first.text()
+    assert f"staging: 2 nodes have their copies in {local_disks}" in first.text(), first.text()
     assert "read from where the recipe says" not in first.text()
     staged = [cluster.node_exec(node, "find", local_disks, "-name", "*.bin").stdout.split() for node in ("n1", "n2")]
     assert staged[0] == staged[1]
@@ -49,12 +48,12 @@ def test_a_run_reads_copies_on_each_node_and_goes_on_without_them(
     assert not any((tmp_path / "local").rglob("*.bin")), "copied to the shared disk"
     assert str(local_disks) in (first.run_dir / "config.yaml").read_text()
 
-    # What is left is less than the reserve, and a copy is damaged: it would have to be written again.
-    cluster.node_exec("n2", "fallocate", "-l", str((512 << 20) - SPARE_BYTES), local_disks / "filler")
+    # A copy is damaged and would have to be written again, but n2 has no room left.
     cluster.node_exec("n2", "truncate", "-s", "1", next(path for path in staged[1] if "train" in path))
+    cluster.node_exec("n2", "sh", "-c", f"cat /dev/zero >{local_disks}/filler; true")
     second = submit(runs, tmp_path, local_disks, max_steps=8)
     second.assert_finished()
-    assert f"staging: n2: no room for {runs.route.train}.bin in {local_disks}" in second.text(), second.text()
+    assert "staging: n2: failed" in second.text(), second.text()
     assert second.text().count("read from where the recipe says") == 1
 
     # It has found what the checkpoint was made of, or it would have refused to go on.

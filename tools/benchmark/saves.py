@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.process.launch import StopSignal
 from ctxlm_ds.process.run_lock import RunLock
+from ctxlm_ds.process.signals import StopSignal
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.run import build_run
 from ctxlm_ds.training.loop.trainer import Trainer

@@ -1,12 +1,25 @@
-"""What a run reads, opened before its job is queued: tokenizer, datasets, the weights that it starts from."""
+"""What a run reads: opened before its job is queued, and listed for slurm/stage.sh, which copies it.
+
+`python -m ctxlm_ds.apps.cluster.inputs DIR RECIPE [options of ctxlm_ds.pretrain]` prints lines of fields separated by
+tabs: `copy SOURCE FOLDER`; `sum` and a line of sha256sum; `set A.B=C`, a setting that makes the run read the copies.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import sys
+from collections import ChainMap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ctxlm_ds.errors import CtxlmError
 from ctxlm_ds.recipe.schema import RunConfig
+
+ROOT_NAME = "ctxlm-staged"
+DATA_ENDS = ("bin", "idx", "spans")
 
 
 def input_problems(config: RunConfig) -> list[str]:
@@ -42,3 +55,77 @@ def _data_problems(config: RunConfig) -> Iterator[str]:
             IndexPlace.of(part, tokenizer, config.row_settings, held_out)
         except CtxlmError as error:
             yield str(error)
+
+
+def staging_lines(config: RunConfig, into: Path) -> Iterator[str]:
+    """Yield the lines for datasets, finished sample indexes, tokenizer and teacher, with the digests on record."""
+    from ctxlm_ds.data.dataset.reader import IndexedDataset
+    from ctxlm_ds.recipe.source_rules import source_names
+
+    indexes = _finished_indexes(config)
+    sources = [one.path for one in config.data.train] + [one.path for one in config.data.validation]
+    for source in dict.fromkeys(sources):
+        folder = copy_of(source, into).parent
+        digests = ChainMap(*(recorded for _, recorded in IndexedDataset(source).recorded_digests()))
+        for end in (*DATA_ENDS, "json", "sha256"):
+            if (file := Path(f"{source}.{end}")).is_file():
+                yield f"copy\t{file.absolute()}\t{folder}"
+                yield from [f"sum\t{digests[end]}  {folder / file.name}"] if end in digests else []
+        for index in (index for index, prefix in indexes.items() if prefix == source):
+            yield f"copy\t{index.absolute()}\t{folder}"
+            for name, recorded in json.loads((index / "meta.json").read_text(encoding="utf-8"))["files"].items():
+                yield f"sum\t{recorded['sha256']}  {folder / index.name / name}"
+    train = [
+        {**dict(one), "name": name} for one, name in zip(config.data.train, source_names(config.data), strict=True)
+    ]
+    settings: dict[str, Any] = {"data.train": train, "data.validation": list(map(dict, config.data.validation))}
+    for values in settings["data.train"] + settings["data.validation"]:
+        values["path"] = str(copy_of(values["path"], into))
+    for name, path in {"tokenizer.path": config.tokenizer.path, "teacher.path": config.teacher.path}.items():
+        if path is not None:
+            yield f"copy\t{Path(path).absolute()}\t{copy_of(path, into).parent}"
+            settings[name] = str(copy_of(path, into))
+    if config.data.sample_index_dir is not None:
+        settings["data.sample_index_dir"] = None
+    yield from (f"set\t{name}={json.dumps(value)}" for name, value in settings.items())
+
+
+def copy_of(source: str, into: Path) -> Path:
+    """Return the place of a source's copy, different for equal names in different folders."""
+    path = Path(source).resolve()
+    folder = f"{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    return into.resolve() / ROOT_NAME / folder / Path(source).name
+
+
+def _finished_indexes(config: RunConfig) -> dict[Path, str]:
+    """Return the prefix of the dataset of each sample index that is built; every node will build the others."""
+    from ctxlm_ds.data.index.build import IndexPlace
+    from ctxlm_ds.data.stream.run_datasets import held_out_parts, train_parts
+    from ctxlm_ds.tokenizers.load import load_tokenizer
+
+    if config.tokenizer.path is None:
+        return {}
+    tokenizer = load_tokenizer(config.tokenizer.path)
+    parts = [(part, False) for part in train_parts(config.data)] + [
+        (p, True) for p in held_out_parts(config.data).values()
+    ]
+    places = [IndexPlace.of(part, tokenizer, config.row_settings, held_out) for part, held_out in parts]
+    return {place.directory: str(place.dataset.prefix) for place in places if (place.directory / "meta.json").is_file()}
+
+
+def main() -> None:
+    """Print the lines for slurm/stage.sh."""
+    from ctxlm_ds.apps.cluster.job_context import pretrain_words
+    from ctxlm_ds.apps.cluster.sweep import of_task
+    from ctxlm_ds.apps.plan.check_run import parse_arguments
+    from ctxlm_ds.recipe.load import load_config
+
+    arguments = parse_arguments(pretrain_words(of_task(sys.argv[2:], os.environ)))
+    lines = staging_lines(load_config(arguments.config, arguments.set), Path(sys.argv[1]))
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+if __name__ == "__main__":
+    from ctxlm_ds.console import run_command
+
+    run_command(main)

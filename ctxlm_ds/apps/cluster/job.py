@@ -10,16 +10,14 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.apps.cluster import start_records
-from ctxlm_ds.apps.cluster.job_context import JobContext, JobSignals, log, read_context, show
-from ctxlm_ds.apps.cluster.rank_failures import report
-from ctxlm_ds.apps.cluster.rank_start import RankStart, RankStarter
-from ctxlm_ds.apps.cluster.restart_policy import Action, Outcome, decide
-from ctxlm_ds.apps.cluster.run_files import SUBMITTED_NAME, newest_attempt, read_job_id
-from ctxlm_ds.apps.cluster.settings import misspelt
+from ctxlm_ds.apps.cluster.job_context import JobContext, JobSignals, log, misspelt, read_context, show
+from ctxlm_ds.apps.cluster.rank_output import report
+from ctxlm_ds.apps.cluster.rank_start import Outcome, RankStart, RankStarter
 from ctxlm_ds.apps.cluster.slurm_commands import (
     DISABLED,
     LEAST_TIME_S,
@@ -30,9 +28,9 @@ from ctxlm_ds.apps.cluster.slurm_commands import (
     still_ours,
     time_left_s,
 )
-from ctxlm_ds.apps.cluster.successor import RECORD_NAME, Successors
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_UNEXPECTED, EXIT_USER_ERROR, ClusterError, ConfigError, CtxlmError
+from ctxlm_ds.process.run_files import read_status
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, FAILURE, GIVE_UP, REQUEUE, append_event, is_completed
 
 DELAY_GROWTH = 4.0
@@ -40,6 +38,17 @@ MAX_DELAY_S = 600.0
 OWNS = ("RUNNING", "PENDING", "CONFIGURING", "SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_HOLD")
 """States of a job that has the run or will resume it. A completing job gives it back soon."""
 FINE = (Outcome.COMPLETED, Outcome.STOPPED_FOR_GOOD)
+
+
+class Action(Enum):
+    """What to do when the ranks have ended."""
+
+    DONE = "done"
+    STOP = "stop, with the ranks' status"
+    LEAVE = "leave it to Slurm, which has ended or requeued the job"
+    GIVE_UP = "give up"
+    RESTART = "start again in this allocation"
+    CONTINUE_LATER = "put the job back into the queue"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,28 +64,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def supervise(context: JobContext, signals: JobSignals) -> int:
     """Start the ranks until there is a reason to end; return the job's exit status."""
-    refuse_if_taken(context)
+    if context.in_series and is_completed(context.run_dir):
+        if (start_records.newest_checkpoint(context.run_dir) or 0) >= context.max_steps:
+            log(f"{context.run_dir} is complete; nothing is left for this task of the array")
+            return 0
+    elif not context.restarts and not context.in_series:
+        refuse_run_of_another(context.run_dir, context.job_id)
     for line in misspelt(context.environ):
         log(line)
-    successors = Successors(context)
-    endings = Endings(context, successors)
+    endings = Endings(context)
     starter = RankStarter(context, signals, endings.on_term)
-    for record in start_records.cut_short(context.run_dir, context.chain):
+    for record in start_records.cut_short(context.run_dir, context.job_id):
         why = start_records.note_cut_short(context.run_dir, record)
         log(f"start {record.name} on {record.nodes} ended with its job: {why}")
-    if context.settings.restart == "successor":
-        log(f"job {successors.submit()} waits to follow this one")
     while True:
         start = starter.start()
-        action = next_action(context, signals, start, starter.nodes)
+        action = next_action(context, signals, start)
         if action is not Action.RESTART:
-            return endings.end(action, start, starter.exclude)
+            return endings.end(action, start)
         endings.restart(start)
         pause(context, signals, start)
 
 
-def next_action(context: JobContext, signals: JobSignals, start: RankStart, nodes: Sequence[str]) -> Action:
-    """Collect the facts and decide; `nodes` are those that the ranks need."""
+def next_action(context: JobContext, signals: JobSignals, start: RankStart) -> Action:
+    """Collect the facts and decide."""
     job = show_job(context.job_id)
     run_dir, record = context.run_dir, start.record
     # This start is not on record yet.
@@ -86,11 +97,36 @@ def next_action(context: JobContext, signals: JobSignals, start: RankStart, node
         start.ended.outcome,
         still_ours=job.restarts <= context.restarts and still_ours(job),
         time_is_up=bool(signals) or job.state != "RUNNING" or time_left_s(job, time.time()) < LEAST_TIME_S,
-        broken_nodes=start.ended.outcome is Outcome.FAILED and bool(broken_nodes(nodes)),
+        broken_nodes=start.ended.outcome is Outcome.FAILED and bool(broken_nodes(context.nodes)),
         may_continue=context.settings.restart != "off",
-        fruitless_starts=fruitless,
-        max_restarts=context.settings.max_restarts,
+        gives_up=fruitless >= context.settings.max_restarts,
     )
+
+
+def decide(
+    outcome: Outcome, *, still_ours: bool, time_is_up: bool, broken_nodes: bool, may_continue: bool, gives_up: bool
+) -> Action:
+    """Return the action of the first row that fits.
+
+    Args:
+        outcome: of the start.
+        still_ours: the job has been neither cancelled nor requeued.
+        time_is_up: the job itself was asked to stop (ahead of its limit, preemption), or too little time is left.
+        broken_nodes: a node of the ranks is down.
+        may_continue: CTXLM_RESTART is not off.
+        gives_up: as many starts in a row as allowed made no progress, this one included.
+    """
+    if outcome in FINE:
+        return Action.DONE
+    if not still_ours:
+        return Action.LEAVE
+    if outcome in (Outcome.USER_ERROR, Outcome.TRAINING_ERROR) or not may_continue:
+        return Action.STOP
+    if gives_up:
+        return Action.GIVE_UP
+    if outcome is Outcome.STOPPED or time_is_up or broken_nodes:
+        return Action.CONTINUE_LATER
+    return Action.RESTART
 
 
 def pause(context: JobContext, signals: JobSignals, start: RankStart) -> None:
@@ -102,26 +138,20 @@ def pause(context: JobContext, signals: JobSignals, start: RankStart) -> None:
         signals.sleep(delay_s)
 
 
-def refuse_if_taken(context: JobContext, show: Callable[[str], Job] = show_job) -> None:
-    """Refuse (ConfigError) a newly submitted job whose run another job has; one that was put back, or follows, may."""
-    if not context.restarts and context.chain == context.job_id:
-        refuse_run_of_another(context.run_dir, context.job_id, show)
-
-
 def refuse_run_of_another(run_dir: Path, own_id: str | None, show: Callable[[str], Job] = show_job) -> None:
     """Raise ConfigError if a job other than `own_id` has a run; a complete one may be extended (a second phase).
 
     Without `own_id`, before a job is queued, a job that was queued and is still waiting has it too.
     """
-    newest = newest_attempt(run_dir) or ""
-    records = [run_dir / SUBMITTED_NAME] if own_id is None else []
-    if not is_completed(run_dir):
-        records += [run_dir / RECORD_NAME, run_dir / ATTEMPTS_DIR / newest / start_records.START_FILE]
-    for job_id in filter(None, map(read_job_id, records)):
+    newest = next(iter(start_records.list_starts(run_dir)[-1:]), None)
+    job_ids = [] if own_id is not None else [read_status(run_dir).get("submitted")]
+    job_ids += [newest.job_id] if newest is not None and not is_completed(run_dir) else []
+    for job_id in map(str, filter(None, job_ids)):
         with contextlib.suppress(ClusterError):  # Slurm has forgotten it
             job = show(job_id)
             # Slurm counts the restart of a job before its processes have ended.
-            requeued = job.state == "COMPLETING" and newest.startswith(f"job-{job_id}-{job.restarts - 1}-")
+            ends = newest is not None and newest.name.startswith(f"job-{job_id}-{job.restarts - 1}-")
+            requeued = job.state == "COMPLETING" and ends
             if job_id != own_id and (job.state in OWNS or requeued):
                 raise ConfigError(
                     f"{run_dir} is the run of job {job_id}, which is {'requeued' if requeued else job.state.lower()}. "
@@ -132,96 +162,88 @@ def refuse_run_of_another(run_dir: Path, own_id: str | None, show: Callable[[str
 class Endings:
     """The ends of one job's starts, and of the job."""
 
-    def __init__(self, context: JobContext, successors: Successors) -> None:
+    def __init__(self, context: JobContext) -> None:
         self._context = context
-        self._successors = successors
 
     def restart(self, start: RankStart) -> None:
         """Record and report a start after which another follows in this allocation."""
         self._note(start, FAILURE)
         self._report(start)
 
-    def end(self, action: Action, start: RankStart, exclude: tuple[str, ...] = ()) -> int:
-        """Carry out every action but a restart; return the exit status. Raises ClusterError if Slurm refuses it."""
+    def end(self, action: Action, start: RankStart) -> int:
+        """Carry out every action but a restart; return the exit status."""
+        ended = start.ended
         if action is Action.CONTINUE_LATER:
-            return self._continue_later(start, exclude)
+            return self._continue_later(start)
         if action is Action.LEAVE:
             return self._leave(start)
-        if action is Action.GIVE_UP:
-            return self._give_up(start)
-        return self._stop(start)
-
-    def _stop(self, start: RankStart) -> int:
-        ended = start.ended
-        self._successors.cancel()
         if ended.outcome in FINE:
-            self._note(start, "")
             log(ended.describe())
             return 0
-        self._note(start, FAILURE)
-        log(f"{ended.outcome.value}; not started again")
-        self._report(start)
+        if action is Action.GIVE_UP:
+            self._give_up(start)
+        else:
+            self._note(start, FAILURE)
+            log(f"{ended.outcome.value}; not started again")
+            self._report(start)
         return ended.exit_status or EXIT_UNEXPECTED
 
-    def _continue_later(self, start: RankStart, exclude: tuple[str, ...]) -> int:
+    def _continue_later(self, start: RankStart) -> int:
         if start.ended.outcome is Outcome.FAILED:
             self.restart(start)
         log(f"{start.ended.describe()}; putting the job back into the queue")
-        how = self._put_back(exclude)
+        try:
+            how = self._put_back()
+        except ClusterError as error:
+            self._note(start, FAILURE, how=str(error))
+            raise
         self._note(start, REQUEUE, how=how)
         log(how)
         return 0
 
-    def _put_back(self, exclude: tuple[str, ...]) -> str:
-        mode, job_id = self._context.settings.restart, self._context.job_id
-        if mode != "successor":
-            try:
-                requeue(job_id, exclude)
-                return f"job {job_id} is requeued"
-            except ClusterError as error:
-                if mode == "requeue" or DISABLED not in str(error):
-                    raise
-        return f"job {self._successors.submit(exclude)} follows this one"
+    def _put_back(self) -> str:
+        job_id = self._context.job_id
+        try:
+            requeue(job_id)
+            return f"job {job_id} is requeued"
+        except ClusterError as error:
+            if DISABLED not in str(error):
+                raise
+            if self._context.is_followed:
+                return "the next task of the array continues the run"
+            raise ClusterError(
+                f"{error}. To continue, submit again; as an array of tasks that follow each other: --array=1-10%1"
+            ) from error
 
     def _leave(self, start: RankStart) -> int:
         """Leave a job that Slurm or a person has requeued or cancelled."""
         requeued = show_job(self._context.job_id).restarts > self._context.restarts
         how = "Slurm has requeued the job" if requeued else start_records.CANCELLED
         self._note(start, REQUEUE if requeued else FAILURE, how=how)
-        if not requeued:
-            self._successors.cancel(begun=True)
         log(f"{start.ended.describe()}; {how}{'' if requeued else '; to resume: submit the same command again'}")
         return start.ended.exit_status
 
     def on_term(self) -> None:
-        """Do what cannot wait until the ranks have saved when Slurm ends the job, because SIGKILL may come first.
-
-        At the time limit the job is put back; if a person cancels it, its successor is cancelled.
-        """
+        """Put the job back when Slurm ends it at its time limit: SIGKILL may come before the ranks have saved."""
         try:
             job = show_job(self._context.job_id, patience_s=0.0)
-            if job.state == "RUNNING" or job.restarts > self._context.restarts:
-                return
-            if not still_ours(job):
-                self._successors.cancel(begun=True)
-            elif self._context.settings.restart != "off":
-                log(f"Slurm ends the job ({job.given('Reason') or 'preempted'}): {self._put_back(())}")
+            may_continue = self._context.settings.restart != "off" and job.restarts <= self._context.restarts
+            if job.state != "RUNNING" and still_ours(job) and may_continue:
+                log(f"Slurm ends the job ({job.given('Reason') or 'preempted'}): {self._put_back()}")
         except ClusterError as error:
             log(str(error))
 
-    def _give_up(self, start: RankStart) -> int:
+    def _give_up(self, start: RankStart) -> None:
         run_dir = self._context.run_dir
         self._note(start, FAILURE)
         fruitless = start_records.fruitless_starts(run_dir, start.record)
         self._report(start)
         why = f"gave up: {len(fruitless)} starts in a row made no progress; {start.record.describe()}"
-        append_event(run_dir, GIVE_UP, why=why, chain=self._context.chain, job_id=self._context.job_id)
-        self._successors.cancel()
+        append_event(run_dir, GIVE_UP, why=why, job_id=self._context.job_id)
         log(why)
         for event in fruitless:
             show(f"  {event.get('attempt')}: {event.get('why')}")
         show(f"evidence of each is in {run_dir / ATTEMPTS_DIR}; fix the cause and submit again")
-        return start.ended.exit_status or EXIT_UNEXPECTED
 
     def _report(self, start: RankStart) -> None:
         for line in report(start.failures, self._context.run_dir / ATTEMPTS_DIR / start.record.name):

@@ -1,4 +1,4 @@
-"""A job's ids, nodes, tasks, run and settings, the signals that it gets, and the lines of its log.
+"""A job's ids, nodes, tasks, run and settings (variables of slurm/env.sh), its signals, and the lines of its log.
 
 The recipe check needs pydantic and PyYAML: if the ranks have a container, `python -m ctxlm_ds.apps.cluster.job_context`
 runs it there.
@@ -7,8 +7,10 @@ runs it there.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,19 +20,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from ctxlm_ds.apps.cluster.settings import JobSettings, read_settings
-from ctxlm_ds.apps.cluster.srun import wrap_in_container
-from ctxlm_ds.apps.cluster.sweep import TASK_VARIABLE, of_task, task_of
+from ctxlm_ds.apps.cluster.sweep import OPTION, of_task
 from ctxlm_ds.console import run_command
 from ctxlm_ds.errors import EXIT_USER_ERROR, ClusterError, ConfigError
 from ctxlm_ds.installed import check_installed
-from ctxlm_ds.process.lock_record import CHAIN_VARIABLE
 from ctxlm_ds.process.slurm import expand_hostlist, expand_tasks
 
 SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT)
 EARLY_VARIABLE = "CTXLM_NOTICE"
 MARK = "ctxlm-run-folder "
 TIMEOUT_S = 600.0
+RESTART_MODES = ("requeue", "off")
+VARIABLES = (
+    "CTXLM_CONTAINER", "CTXLM_CONTAINER_OPTIONS", "CTXLM_CONTAINER_PYTHON", "CTXLM_ENV", "CTXLM_GPU", "CTXLM_HOME",
+    "CTXLM_MAX_RESTARTS", "CTXLM_PREFLIGHT", "CTXLM_PYTHON", "CTXLM_PYXIS", "CTXLM_PYXIS_OPTIONS", "CTXLM_RESTART",
+    "CTXLM_RESTART_DELAY_S", "CTXLM_RUNS", "CTXLM_SRUN_OPTIONS", "CTXLM_STAGE_DIR", "CTXLM_VENV",
+)  # fmt: skip
+OWN_VARIABLES = (
+    "CTXLM_ATTEMPT", "CTXLM_FOUND_PYTHON", "CTXLM_LOCAL_RANKS", "CTXLM_LOG_FILE", "CTXLM_NEEDED_RUN", "CTXLM_NOTICE",
+    "CTXLM_PATH_HEAD",
+)  # fmt: skip
+"""Messages between the parts of a job."""
 
 
 def show(text: str) -> None:
@@ -74,21 +84,105 @@ class JobSignals:
 
 
 @dataclass(frozen=True)
+class JobSettings:
+    """How a job starts its ranks, and what it does when they end early."""
+
+    restart: str = "requeue"
+    max_restarts: int = 4  # starts in a row that leave no new checkpoint before the job gives up
+    restart_delay_s: float = 10.0
+    """Pause before a restart in this allocation, four times longer with each start without progress."""
+    srun_options: tuple[str, ...] = ()
+    container: str = ""  # image for apptainer
+    container_options: tuple[str, ...] = ()
+    pyxis: str = ""  # image for srun --container-image
+    pyxis_options: tuple[str, ...] = ()
+    container_python: str = "python3"
+
+    def wrap(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return srun's options and the words that it runs, in the image of the settings if there is one."""
+        if self.pyxis:
+            return [f"--container-image={self.pyxis}", *self.pyxis_options], list(words)
+        if self.container:
+            return [], ["apptainer", "exec", "--nv", *self.container_options, self.container, *words]
+        return [], list(words)
+
+    @property
+    def python(self) -> str:
+        """The interpreter that runs the ranks."""
+        return self.container_python if self.container or self.pyxis else sys.executable
+
+
+def read_settings(environ: Mapping[str, str]) -> JobSettings:
+    """Read the settings from the environment. Raises ConfigError for an impossible value."""
+    restart = environ.get("CTXLM_RESTART") or "requeue"
+    if restart not in RESTART_MODES:
+        raise ConfigError(f"CTXLM_RESTART={restart}: expected one of {', '.join(RESTART_MODES)}")
+    container, pyxis = environ.get("CTXLM_CONTAINER", ""), environ.get("CTXLM_PYXIS", "")
+    if container and pyxis:
+        raise ConfigError(f"CTXLM_CONTAINER={container} and CTXLM_PYXIS={pyxis}: set one of them in slurm/env.sh")
+    return JobSettings(
+        restart=restart,
+        max_restarts=int(_number(environ, "CTXLM_MAX_RESTARTS", 4, lowest=1)),
+        restart_delay_s=_number(environ, "CTXLM_RESTART_DELAY_S", 10.0, lowest=0),
+        srun_options=_words(environ, "CTXLM_SRUN_OPTIONS"),
+        container=container,
+        container_options=_words(environ, "CTXLM_CONTAINER_OPTIONS"),
+        pyxis=pyxis,
+        pyxis_options=_words(environ, "CTXLM_PYXIS_OPTIONS"),
+        container_python=environ.get("CTXLM_CONTAINER_PYTHON") or "python3",
+    )
+
+
+def misspelt(environ: Mapping[str, str]) -> list[str]:
+    """Return a line for each unknown variable whose name resembles a setting."""
+    lines = []
+    for name in sorted(environ):
+        near = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.85) if name.startswith("CTXLM_") else []
+        if near and name not in VARIABLES + OWN_VARIABLES:
+            lines.append(f"{name} is no setting and is ignored; did you mean {near[0]}?")
+    return lines
+
+
+def _number(environ: Mapping[str, str], name: str, default: float, lowest: float) -> float:
+    text = environ.get(name) or str(default)
+    try:
+        value = float(text)
+    except ValueError:
+        value = lowest - 1
+    if not value >= lowest:
+        raise ConfigError(f"{name}={text}: expected a number, {lowest:g} or more")
+    return value
+
+
+def _words(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(environ.get(name, "")))
+    except ValueError as error:
+        raise ConfigError(f"{name}={environ[name]}: {error}") from error
+
+
+@dataclass(frozen=True)
 class JobContext:
     """One job, from the batch script to its end."""
 
     job_id: str
-    chain: str  # id of the first job in a line of successors
     restarts: int  # how often Slurm had requeued the job when it began this time
     node_list: str
-    tasks: Mapping[str, int]  # ranks of each node, in the allocation's order
-    task_words: tuple[str, ...]  # srun's options to start so many
-    arguments: tuple[str, ...]  # those of the batch script
+    nodes: tuple[str, ...]  # the ranks' nodes, rank 0's first
+    task_words: tuple[str, ...]  # srun's options for the number of ranks
     words: tuple[str, ...]  # those of ctxlm_ds.pretrain
     run_dir: Path  # absolute, or relative to the working directory, as in the recipe
     max_steps: int
     settings: JobSettings
     environ: Mapping[str, str]
+    in_series: bool = False
+    """True for a task of an array without a sweep: all tasks are the same run, one at a time."""
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether a later task of the array continues the run."""
+        task, last = (self.environ.get(f"SLURM_ARRAY_TASK_{name}", "") for name in ("ID", "MAX"))
+        return self.in_series and task != last
 
 
 def read_context(arguments: Sequence[str]) -> JobContext:
@@ -97,23 +191,21 @@ def read_context(arguments: Sequence[str]) -> JobContext:
     if not environ.get("SLURM_JOB_ID") or not environ.get("SLURM_JOB_NODELIST"):
         raise ConfigError("this is no Slurm job; submit it with: sbatch slurm/pretrain.sbatch RECIPE.yaml")
     words = pretrain_words(of_task(arguments, environ))
-    environ |= {TASK_VARIABLE: task} if (task := task_of(environ)) else {}
     settings = read_settings(environ)
     tasks, task_words = plan_tasks(environ)
     run_dir, max_steps = find_run(words, sum(tasks.values()), settings, environ)
     return JobContext(
         job_id=environ["SLURM_JOB_ID"],
-        chain=environ.get(CHAIN_VARIABLE) or environ["SLURM_JOB_ID"],
         restarts=int(environ.get("SLURM_RESTART_COUNT") or "0"),
         node_list=environ["SLURM_JOB_NODELIST"],
-        tasks=tasks,
+        nodes=tuple(tasks),
         task_words=task_words,
-        arguments=tuple(arguments),
         words=words,
         run_dir=Path(run_dir),
         max_steps=max_steps,
         settings=settings,
         environ=environ,
+        in_series="SLURM_ARRAY_TASK_ID" in environ and OPTION not in arguments,
     )
 
 
@@ -166,8 +258,8 @@ def find_run(
     if not settings.container and not settings.pyxis:
         check_installed()
         return read_recipe(words, world_size)
-    inner = [settings.container_python, "-m", "ctxlm_ds.apps.cluster.job_context", str(world_size), *words]
-    options, inside = wrap_in_container(inner, settings)
+    program = [settings.python, "-m", "ctxlm_ds.apps.cluster.job_context", str(world_size)]
+    options, inside = settings.wrap([*program, *words])
     command = ["srun", "--nodes=1", "--ntasks=1", *options, *inside] if settings.pyxis else inside
     try:
         done = subprocess.run(

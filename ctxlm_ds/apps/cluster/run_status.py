@@ -1,96 +1,223 @@
-"""Show the state of runs: step, loss, speed, time left, last checkpoint, restarts and their reasons.
+"""Show the state of runs: step, loss, speed, time left, newest checkpoint, restarts, and the last failure.
 
-Reads the run directories only (and squeue, if there is one), so it runs on a login node without torch.
+Reads RUN/status.json, which rank 0 and its job write, the run's lock, and Slurm's queue if there is one. It needs
+neither torch nor numpy (a login node), and never fails for a damaged run.
 """
 
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
-from ctxlm_ds.apps.cluster.run_files import find_runs
-from ctxlm_ds.apps.cluster.status import RunStatus, read_statuses
-from ctxlm_ds.console import aligned, counted, format_duration
-from ctxlm_ds.process.run_history import shortened
+from ctxlm_ds.apps.cluster.slurm_commands import call
+from ctxlm_ds.apps.cluster.sweep import SWEEP_NAME
+from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR
+from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, verify
+from ctxlm_ds.console import aligned, format_duration
+from ctxlm_ds.errors import CheckpointError, ClusterError
+from ctxlm_ds.process.failure import shortened
+from ctxlm_ds.process.lock_record import look_at_lock, this_process
+from ctxlm_ds.process.run_files import STATUS_NAME, read_status
+from ctxlm_ds.process.run_history import ATTEMPTS_DIR, HISTORY_NAME
+from ctxlm_ds.process.run_lock import LOCK_NAME, STALE_AFTER_S
 
+RUN_FILES = (STATUS_NAME, HISTORY_NAME, LOCK_NAME, ATTEMPTS_DIR, CHECKPOINTS_DIR)
+SQUEUE_TIMEOUT_S = 5.0
+STALE_S = 2 * STALE_AFTER_S  # age at which a heartbeat is stale; clocks of nodes may differ a little
+LARGEST = 1e18
+WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPENDED", "STOPPED")
+ACTIVE = ("RUNNING", "CONFIGURING", "COMPLETING", "SIGNALING", "STAGE_OUT")  # Slurm's states
 DEFAULT_RUNS = "runs/*"
 HEADINGS = ("run", "state", "step", "loss", "tokens/s", "left", "checkpoint", "restarts", "skipped", "job")
 UNKNOWN = "-"
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "run_dirs", nargs="*", default=[DEFAULT_RUNS], metavar="RUN_DIR",
-        help=f"run directories, globs, or folders of runs (default: {DEFAULT_RUNS})",
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print a JSON list with everything that is known")
-    parser.add_argument("--watch", type=float, metavar="N", help="show it every N seconds, until Ctrl-C")
-    return parser.parse_args()
+@dataclass
+class RunStatus:
+    """Everything known about one run; None if a thing is unknown or does not apply."""
+
+    run: str
+    state: str = "never started"
+    """running, starting, restarting, queued, stopped, completed, failed, stale, never started, no status.json, no such
+    folder."""
+    why: str | None = None  # reason for that state, if there is one
+    step: int | None = None
+    of: int | None = None
+    loss: float | None = None
+    tokens_per_second: float | None = None
+    left_s: float | None = None
+    checkpoint: str | None = None
+    checkpoint_age_s: float | None = None
+    checkpoint_problem: str | None = None
+    restarts: int = 0
+    skipped: int = 0
+    rollbacks: int = 0
+    last_failure: str | None = None
+    job_id: str | None = None
+    log: str | None = None
+
+
+def is_run(folder: Path) -> bool:
+    """Return whether a folder holds anything of a run."""
+    return any((folder / name).exists() for name in RUN_FILES)
+
+
+def find_runs(patterns: Sequence[str]) -> list[Path]:
+    """Return run directories, each once: a pattern's matches, and the runs in a folder that is not a run.
+
+    The shell expands a pattern, too: of several paths those that are no folders are left out, but not those that are
+    missing.
+    """
+    found: dict[Path, None] = {}
+    for pattern in patterns:
+        for path in [Path(match) for match in sorted(glob.glob(pattern))] or [Path(pattern)]:
+            found.update(dict.fromkeys(_runs_below(path) or [path]))
+    return [path for path in found if path.is_dir() or not path.exists()] or list(found)
+
+
+def _runs_below(folder: Path) -> list[Path]:
+    """Return the runs in a folder that is not a run; those of a sweep also before they have begun."""
+    if is_run(folder):
+        return []
+    sweep = (folder / SWEEP_NAME).is_file()
+    return [child for child in sorted(folder.glob("*")) if is_run(child) or (sweep and child.name.isdigit())]
+
+
+def read_statuses(run_dirs: Sequence[Path], queue: Mapping[str, str] | None = None) -> list[RunStatus]:
+    """Return the status of each run directory; `queue` has states by job id, None asks squeue if there is one."""
+    found = [(run_dir, read_status(run_dir)) for run_dir in run_dirs]
+    if queue is None:
+        queue = ask_queue(job_id for _, values in found for job_id in _jobs(values))
+    return [_status(run_dir, values, queue) for run_dir, values in found]
+
+
+def ask_queue(job_ids: Iterable[str]) -> dict[str, str]:
+    """Return the states of the jobs that squeue knows, by id; empty if there is no Slurm or it does not answer."""
+    wanted = sorted(set(job_ids))
+    # %i of a task of an array is its name, 15_0.
+    words = ["squeue", "--noheader", "--states=all", "--array", "--format=%A %T %i", "--jobs=" + ",".join(wanted)]
+    try:
+        rows = [line.split() for line in call(words, SQUEUE_TIMEOUT_S).splitlines()] if wanted else []
+    except ClusterError:
+        return {}
+    return {name: row[1] for row in rows if len(row) == 3 for name in (row[0], row[2])}
+
+
+def _jobs(values: Mapping[str, Any]) -> list[str]:
+    """Return the job that has the run, and the one that was submitted last."""
+    return [job for name in ("job_id", "submitted") if (job := _text(values.get(name))) is not None]
+
+
+def _status(run_dir: Path, values: Mapping[str, Any], queue: Mapping[str, str]) -> RunStatus:
+    status = RunStatus(str(run_dir))
+    if not run_dir.is_dir():
+        status.state = "no such folder"
+        return status
+    if not values and is_run(run_dir):
+        status.state = "no status.json"
+        return status
+    for name in ("step", "of", "skipped", "rollbacks"):
+        if (number := _number(values.get(name))) is not None:
+            setattr(status, name, int(number))
+    status.restarts = max(0, int(_number(values.get("starts")) or 1) - 1)
+    for name in ("loss", "tokens_per_second", "left_s"):
+        setattr(status, name, _number(values.get(name)))
+    for name in ("last_failure", "job_id", "log"):
+        setattr(status, name, _text(values.get(name)))
+    status.state, status.why = _judge(run_dir, values, queue)
+    if (checkpoint := _text(values.get("checkpoint"))) is not None:
+        _add_checkpoint(status, run_dir / CHECKPOINTS_DIR / Path(checkpoint).name)
+    return status
+
+
+def _add_checkpoint(status: RunStatus, folder: Path) -> None:
+    """Fill in the newest checkpoint; sizes of its files are compared, which is fast, not their contents."""
+    status.checkpoint = folder.name
+    try:
+        status.checkpoint_age_s = max(0.0, time.time() - (folder / MANIFEST_NAME).stat().st_mtime)
+        verify(folder, quick=True)
+    except (CheckpointError, OSError) as error:
+        status.checkpoint_problem = str(error)
+
+
+def _judge(run_dir: Path, values: Mapping[str, Any], queue: Mapping[str, str]) -> tuple[str, str | None]:
+    """Return the state and the reason: by the live holder of the lock, by Slurm's queue, then by the file."""
+    state, why = _text(values.get("state")) or "never started", _text(values.get("why"))
+    holder, silence = _look_at_holder(run_dir)
+    if holder and not silence:
+        return ("running" if state == "running" else "starting"), None
+    jobs = {job: queue.get(job, "") for job in _jobs(values)}
+    for job, in_queue in jobs.items():
+        if in_queue in WAITING:
+            return "queued", f"job {job} is {in_queue.lower()}"
+    for job, in_queue in jobs.items():
+        if in_queue in ACTIVE and state in ("starting", "running", "failed", "queued", "never started"):
+            return ("restarting" if values.get("starts") else "starting"), f"job {job} is {in_queue.lower()}"
+    if state in ("running", "starting"):
+        return "stale", silence or "no process has the run"
+    if state == "queued" and queue and not any(jobs.values()):
+        return "stopped", f"{why}, and no job is in the queue since"
+    return state, why
+
+
+def _look_at_holder(run_dir: Path) -> tuple[str, str]:
+    """Return the holder of the run's lock, and why it does not count as alive; empty without one."""
+    try:
+        lock = look_at_lock(run_dir / LOCK_NAME)
+    except OSError:
+        return "", ""
+    if lock is None or lock.record is None:
+        return "", ""
+    holder = lock.record.describe()
+    if lock.record.same_machine(this_process()) and lock.record.has_ended():
+        return holder, f"{holder} has ended and recorded no reason"
+    return holder, "" if lock.age_s < STALE_S else f"no heartbeat of {holder} for {lock.age_s / 60:.0f} minutes"
+
+
+def _number(value: Any) -> float | None:
+    """Return a finite number, or None: a file may hold anything."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
+    return float(value) if is_number else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None
 
 
 def cells(status: RunStatus) -> dict[str, str]:
     """Return a run's row of the table by heading."""
-    speed, last = status.tokens_per_second, "" if status.max_steps is None else f"/{status.max_steps}"
+    last = "" if status.of is None else f"/{status.of}"
+    checkpoint = UNKNOWN if status.checkpoint is None else status.checkpoint
+    if status.checkpoint is not None:
+        age = "damaged" if status.checkpoint_problem else f"{format_duration(status.checkpoint_age_s or 0)} ago"
+        checkpoint = f"{status.checkpoint.rpartition('-')[2].lstrip('0') or '0'}, {age}"
     return {
         "run": status.run,
         "state": status.state,
-        "step": _metric(status, None if status.step is None else f"{status.step}{last}"),
-        "loss": _metric(status, None if status.loss is None else f"{status.loss:.4f}"),
-        "tokens/s": _metric(status, None if speed is None else f"{speed:,.0f}"),
-        "left": UNKNOWN if status.eta_s is None else format_duration(status.eta_s),
-        "checkpoint": checkpoint_cell(status),
+        "step": UNKNOWN if status.step is None else f"{status.step}{last}",
+        "loss": UNKNOWN if status.loss is None else f"{status.loss:.4f}",
+        "tokens/s": UNKNOWN if status.tokens_per_second is None else f"{status.tokens_per_second:,.0f}",
+        "left": format_duration(status.left_s) if status.left_s and status.state == "running" else UNKNOWN,
+        "checkpoint": checkpoint,
         "restarts": str(status.restarts),
-        "skipped": f"{status.skips}, {status.rollbacks} back" if status.rollbacks else str(status.skips),
-        "job": status.array_task or status.job_id or UNKNOWN,
+        "skipped": f"{status.skipped}, {status.rollbacks} back" if status.rollbacks else str(status.skipped),
+        "job": status.job_id or UNKNOWN,
     }
 
 
-def _metric(status: RunStatus, text: str | None) -> str:
-    why = status.damaged.get("metrics.jsonl")
-    if why is not None:
-        return "damaged" if why == "damaged" else "unreadable"
-    return UNKNOWN if text is None else text
-
-
-def checkpoint_cell(status: RunStatus) -> str:
-    """Return `12, 3:20 ago`, or what is wrong with the checkpoint."""
-    if "checkpoints" in status.damaged:
-        return status.damaged["checkpoints"]
-    if status.checkpoint_step is None:
-        return UNKNOWN
-    if status.checkpoint_problem is not None:
-        return f"{status.checkpoint_step}, damaged"
-    return f"{status.checkpoint_step}, {format_duration(status.checkpoint_age_s or 0)} ago"
-
-
-def table(statuses: Sequence[RunStatus]) -> list[str]:
-    """Return aligned lines, headings first."""
-    return aligned([HEADINGS, *(list(cells(status).values()) for status in statuses)], left=(0, 1), indent="")
-
-
-def remarks(statuses: Sequence[RunStatus]) -> list[str]:
-    """Return what does not fit into a table: why a run is not running, how its last start ended, what is damaged."""
-    lines = []
-    for status in statuses:
-        facts = [f"{status.state}: {shortened(status.why)}"] if status.why and status.state != "completed" else []
-        if status.ends and status.state in ("running", "starting", "restarting"):
-            facts.append(f"the previous start: {status.ends[-1]}")
-        lines += [f"{status.run}: {fact}" for fact in [*facts, *_trouble(status)]]
-    return lines
-
-
-def _trouble(status: RunStatus) -> list[str]:
-    facts = [f"{name} is {why}" for name, why in status.damaged.items()]
-    if status.checkpoint_problem is not None:
-        facts.append(status.checkpoint_problem)
-    if status.failed_saves:
-        facts.append(f"{counted(status.failed_saves, 'checkpoint')} could not be written")
-    return facts
+def remarks(status: RunStatus) -> list[str]:
+    """Return what does not fit into a table: why a run is not running, how it failed last, what is damaged."""
+    facts = [f"{status.state}: {shortened(status.why)}"] if status.why and status.state != "completed" else []
+    if status.last_failure and status.state in ("running", "starting", "restarting", "queued"):
+        facts.append(f"the last failure: {shortened(status.last_failure)}")
+    return facts + ([status.checkpoint_problem] if status.checkpoint_problem else [])
 
 
 def details(status: RunStatus) -> list[str]:
@@ -98,33 +225,37 @@ def details(status: RunStatus) -> list[str]:
     if status.state == "no such folder":
         return [f"{status.run}: no such folder; give a run directory such as runs/NAME, or a folder of runs"]
     pairs = [(name, text) for name, text in cells(status).items() if name != "run"]
-    if status.why:
-        pairs.insert(1, ("why", status.why))
-    if status.log:
-        pairs.append(("log", status.log))
+    more = {"log": status.log, "last failure": None if status.last_failure == status.why else status.last_failure}
+    pairs[1:1] = [("why", status.why)] if status.why else []
+    pairs += [(name, text) for name, text in more.items() if text]
     width = max(len(name) for name, _ in pairs)
     below = "\n" + " " * (width + 4)
     lines = [status.run, *(f"  {name.ljust(width)}  {below.join(text.splitlines())}" for name, text in pairs)]
-    lines += [f"  {fact}" for fact in _trouble(status)]
-    if status.ends:
-        lines.append("  how its starts ended:")
-        lines += [f"    {number}. {end}" for number, end in enumerate(status.ends, 1)]
-    return lines
+    return [*lines, f"  {status.checkpoint_problem}"] if status.checkpoint_problem else lines
 
 
 def show(statuses: Sequence[RunStatus], as_json: bool) -> None:
     """Print the statuses once."""
     if as_json:
         print(json.dumps([asdict(status) for status in statuses], indent=1))
-        return
-    if len(statuses) == 1:
+    elif len(statuses) == 1:
         print("\n".join(details(statuses[0])))
-        return
-    print("\n".join([*table(statuses), *remarks(statuses)]))
+    else:
+        rows = [HEADINGS, *(list(cells(status).values()) for status in statuses)]
+        facts = [f"{status.run}: {fact}" for status in statuses for fact in remarks(status)]
+        print("\n".join([*aligned(rows, left=(0, 1), indent=""), *facts]))
 
 
 def main() -> None:
-    args = parse_arguments()
+    """Run `ctxlm status`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "run_dirs", nargs="*", default=[DEFAULT_RUNS], metavar="RUN_DIR",
+        help=f"run directories, globs, or folders of runs (default: {DEFAULT_RUNS})",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print a JSON list with everything that is known")
+    parser.add_argument("--watch", type=float, metavar="N", help="show it every N seconds, until Ctrl-C")
+    args = parser.parse_args()
     while True:
         statuses = read_statuses(find_runs(args.run_dirs))
         if args.watch and sys.stdout.isatty():

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import re
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from ctxlm_ds.atomic import read_object, write_text
-from ctxlm_ds.errors import ClusterError, ConfigError
-from ctxlm_ds.process.slurm import expand_hostlist
+from ctxlm_ds.errors import ClusterError
 
 TIMEOUT_S = 120.0
 PATIENCE_S = 600.0
@@ -53,11 +49,6 @@ class Job:
         """How often Slurm has put the job back into the queue."""
         return int(self.fields.get("Restarts", "0"))
 
-    @property
-    def may_requeue(self) -> bool:
-        """Whether Slurm would requeue it."""
-        return self.fields.get("Requeue", "1") == "1"
-
     def given(self, name: str) -> str:
         """Return a field, empty if Slurm has no value for it."""
         value = self.fields.get(name, "")
@@ -94,13 +85,12 @@ def _unix_s(text: str, default: float) -> float:
         return default
 
 
-def call(words: Sequence[str], environ: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> str:
+def call(words: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
     """Run a command of Slurm and return its output. Raises ClusterError if it is missing, fails or does not answer."""
     try:
         done = subprocess.run(
-            list(words), capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False,
-            env=None if environ is None else dict(environ),
-        )  # fmt: skip
+            list(words), capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
+        )
     except FileNotFoundError:
         raise ClusterError(f"{words[0]}: not found; Slurm's commands must be in PATH on the compute nodes") from None
     except subprocess.TimeoutExpired:
@@ -161,21 +151,13 @@ def broken_nodes(nodes: Sequence[str]) -> list[str]:
     return [f"{node} ({state})" for node, state in broken]
 
 
-def cancel(job_id: str) -> None:
-    """Cancel a job, if it still exists."""
-    try:
-        insist(["scancel", job_id])
-    except ClusterError as error:
-        if "invalid job id" not in str(error).lower():
-            raise
-
-
 def cancel_steps(job_id: str) -> None:
     """End the steps of a job whose srun has ended; the batch script continues."""
     shown = insist(["squeue", "--noheader", "--steps", f"--jobs={named(job_id)}", "--format=%i"])
     steps = [step for step in shown.split() if step.rpartition(".")[2].isdigit()]
     for step in steps:
-        cancel(step)
+        with contextlib.suppress(ClusterError):  # it has just ended
+            insist(["scancel", step])
 
 
 def node_address(node: str) -> str:
@@ -183,58 +165,9 @@ def node_address(node: str) -> str:
     return parse_fields(insist(["scontrol", "show", "node", node])).get("NodeAddr", "") or node
 
 
-EXCLUDED_NAME = "excluded_nodes.json"
-# Slurm takes a new list of excluded nodes for pending jobs alone. A job that has just requeued itself counts as one,
-# but its processes are sent SIGTERM immediately, so the command that does both ignores that signal (Slurm 22.05).
-_REQUEUE = """trap '' TERM USR1
-scontrol requeue "$1" || exit
-for _ in 1 2 3 4 5; do scontrol update JobId="$1" ExcNodeList="$2" && exit; sleep 0.5; done
-exit 1"""
-
-
-def excluded_nodes(run_dir: Path) -> dict[str, str]:
-    """Read the excluded nodes and reasons; empty without a readable file. Removing the file admits all again."""
-    entries = read_object(run_dir / EXCLUDED_NAME) or {}
-    return {node: str(entry.get("why")) for node, entry in entries.items() if isinstance(entry, dict)}
-
-
-def remember_excluded(run_dir: Path, bad: Mapping[str, str], attempt: str) -> None:
-    """Add nodes to RUN/excluded_nodes.json; known ones keep their first reason. Raises OSError."""
-    known = read_object(run_dir / EXCLUDED_NAME) or {}
-    added = {node: {"why": why, "attempt": attempt, "time_unix_s": round(time.time(), 3)} for node, why in bad.items()}
-    write_text(run_dir / EXCLUDED_NAME, json.dumps({**added, **known}, indent=1) + "\n")
-
-
-def requeue(job_id: str, exclude: Iterable[str]) -> None:
-    """Put a running job back into the queue, to run without these nodes; Slurm then ends its processes.
+def requeue(job_id: str) -> None:
+    """Put a running job back into the queue; Slurm then ends its processes.
 
     Raises ClusterError if it is refused, with DISABLED in the message if this job or cluster allows no requeue.
     """
-    nodes = ",".join(sorted(set(exclude)))
-    insist(["sh", "-c", _REQUEUE, "requeue", named(job_id), nodes] if nodes else ["scontrol", "requeue", named(job_id)])
-
-
-def srun_words(tasks: Mapping[str, int], without: Iterable[str]) -> list[str]:
-    """Return srun's options to leave nodes out of an allocation of `tasks` by node, if it has any of them."""
-    left_out = [node for node in tasks if node in set(without)]
-    counts = [count for node, count in tasks.items() if node not in left_out]
-    if not left_out:
-        return []
-    words = [f"--nodes={len(counts)}", f"--ntasks={sum(counts)}", f"--exclude={','.join(left_out)}"]
-    return [*words, f"--ntasks-per-node={counts[0]}"] if len(set(counts)) == 1 else words
-
-
-def partition_nodes(partition: str | None) -> list[str]:
-    """Return the names of a partition's nodes (without a name: of all); empty if Slurm does not answer."""
-    options = [] if partition is None else ["--partition", partition]
-    with contextlib.suppress(ClusterError, ConfigError):
-        lines = call(["sinfo", "--noheader", *options, "--format=%N"]).split()
-        return sorted({node for line in lines for node in expand_hostlist(line)})
-    return []
-
-
-def job_exclusions(job_id: str) -> list[str]:
-    """Return the nodes that the job was submitted to avoid; empty if Slurm does not answer."""
-    with contextlib.suppress(ClusterError, ConfigError):
-        return expand_hostlist(show_job(job_id, patience_s=0).given("ExcNodeList"))
-    return []
+    insist(["scontrol", "requeue", named(job_id)])

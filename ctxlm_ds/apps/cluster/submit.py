@@ -9,7 +9,6 @@ submits nothing.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shlex
@@ -22,15 +21,14 @@ from pathlib import Path
 
 from ctxlm_ds.apps.cluster.inputs import input_problems
 from ctxlm_ds.apps.cluster.job import refuse_run_of_another
-from ctxlm_ds.apps.cluster.run_files import SUBMITTED_NAME
 from ctxlm_ds.apps.cluster.slurm_commands import show_job
 from ctxlm_ds.apps.cluster.sweep import OPTION, RUN_DIR, SWEEP_NAME, SweepTask, read_sweep, tasks_of_array
 from ctxlm_ds.apps.plan.check_run import check_only
-from ctxlm_ds.atomic import write_text
 from ctxlm_ds.checkpoint.progress import read_progress
 from ctxlm_ds.console import at_least, counted, run_command
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.installed import checkout
+from ctxlm_ds.process.run_files import update_status
 from ctxlm_ds.process.run_lock import make_run_dir
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
@@ -236,15 +234,11 @@ class Submission:
 
     def _record(self, job: str) -> None:
         """Name the job in its run, so that a second one is refused before this one begins."""
-        runs = {self._run_dir: job}
-        if self._args.sweep is not None:
-            numbers = set(range(self._num_tasks)) & (self._args.tasks or set(range(self._num_tasks)))
-            runs = {self._run_dir / str(task): f"{job}_{task}" for task in sorted(numbers)}
-        try:
-            for run_dir, job_id in runs.items():
-                write_text(run_dir / SUBMITTED_NAME, json.dumps({"job_id": job_id}) + "\n")
-        except OSError as error:
-            print(f"warning: {self._run_dir}: {error.strerror}; a second job on this run would not be noticed")
+        if self._args.sweep is None:
+            update_status(self._run_dir, submitted=job)
+            return
+        for task in sorted(set(range(self._num_tasks)) & (self._args.tasks or set(range(self._num_tasks)))):
+            update_status(self._run_dir / str(task), submitted=f"{job}_{task}")
 
     def _sbatch(self, mode: str) -> str:
         args = self._args

@@ -13,8 +13,6 @@ from ctxlm_ds.errors import ConfigError
 OPTION = "--sweep"
 SWEEP_NAME = "sweep.txt"
 RUN_DIR = "run_dir="
-TASK_VARIABLE = "CTXLM_SWEEP_TASK"
-"""The task's number, also for a successor of its job, which is in no array."""
 
 
 @dataclass(frozen=True)
@@ -69,16 +67,11 @@ def task_settings(path: Path, task: int) -> list[str]:
     return [*tasks[task].settings, f"{RUN_DIR}{path.parent / str(task)}"]
 
 
-def task_of(environ: Mapping[str, str]) -> str:
-    """Return the number of the job's task, empty outside of an array."""
-    return environ.get(TASK_VARIABLE) or environ.get("SLURM_ARRAY_TASK_ID", "")
-
-
 def of_task(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
     """Replace `--sweep FILE` by the settings of this job's task. Raises ConfigError outside of an array."""
     if OPTION not in arguments:
         return tuple(arguments)
-    place, task = list(arguments).index(OPTION), task_of(environ)
+    place, task = list(arguments).index(OPTION), environ.get("SLURM_ARRAY_TASK_ID", "")
     if not task.isdigit() or place + 1 == len(arguments):
         raise ConfigError(f"{OPTION} FILE needs an array; submit with: ctxlm submit RECIPE {OPTION} FILE")
     settings = task_settings(Path(arguments[place + 1]), int(task))

@@ -306,7 +306,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Export the checkpoint of a step's folder unless it is, and fine-tune with the remaining arguments."""
     folder, *options = sys.argv[1:] if argv is None else argv
     os.nice(NICENESS)
-    from ctxlm_ds.process.launcher import die_with_launcher
+    from ctxlm_ds.process.launchers import die_with_launcher
 
     die_with_launcher(watch_grandparent=False)
     from ctxlm_ds.export.huggingface import to_hf

@@ -150,7 +150,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    from ctxlm_ds.apps.cluster.run_files import find_runs
+    from ctxlm_ds.apps.cluster.run_status import find_runs
 
     args = build_parser().parse_args()
     folders = find_runs(args.run_dirs)

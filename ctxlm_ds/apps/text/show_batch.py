@@ -9,6 +9,7 @@ from typing import Any
 from ctxlm_ds.console import at_least, setup_logging
 
 ROWS_SHOWN = 8
+CONFIG_NAME = "config.yaml"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -25,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def check_run(run_dir: Path) -> None:
     """Refuse a folder that is no run. Raises DataError."""
-    from ctxlm_ds.apps.cluster.run_files import CONFIG_NAME, is_run
+    from ctxlm_ds.apps.cluster.run_status import is_run
     from ctxlm_ds.errors import DataError
 
     if not run_dir.is_dir():

@@ -29,7 +29,7 @@ from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.blend import LaneOrder, PlannedRows, RowOrder, RowStream, train_stream
 from ctxlm_ds.data.stream.collate import collate_arrays, count_labels, split_fields, to_batches
 from ctxlm_ds.errors import ConfigError, CtxlmError, DataError
-from ctxlm_ds.process.launcher import die_with_launcher
+from ctxlm_ds.process.launchers import die_with_launcher
 from ctxlm_ds.recipe.evaluation import EvaluationConfig
 from ctxlm_ds.recipe.schema import TrainingConfig
 from ctxlm_ds.recipe.sections import DataSection

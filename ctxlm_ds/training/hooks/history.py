@@ -1,4 +1,4 @@
-"""Hooks that record a run for others: events of RUN/history.jsonl, and beats of the watchdog."""
+"""Hooks that record a run for others: events of RUN/history.jsonl, RUN/status.json, and beats of the watchdog."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.process.launch import RankInfo
+from ctxlm_ds.process.run_files import read_status, update_status
 from ctxlm_ds.process.run_history import END, START, append_event, attempt_folder
 from ctxlm_ds.process.watchdog import Watchdog
-from ctxlm_ds.training.hooks.hooks import Hook, Phase, RunEnd, RunStart, StepMetrics
+from ctxlm_ds.training.hooks.hooks import Hook, IntervalHook, Phase, RunEnd, RunStart, StepMetrics
 
 if TYPE_CHECKING:
     from ctxlm_ds.recipe.schema import TrainingConfig
@@ -57,7 +58,6 @@ class HistoryHook(Hook):
         self._environment = environment
 
     def on_run_start(self, start: RunStart) -> None:
-        stderr = os.path.realpath("/proc/self/fd/2")
         restarts = os.environ.get("SLURM_RESTART_COUNT", "")
         append_event(
             self._run_dir,
@@ -71,8 +71,7 @@ class HistoryHook(Hook):
             host=socket.gethostname(),
             pid=os.getpid(),
             launcher=self._ranks.launcher,
-            # None if it is a terminal or a pipe and the starter names no file.
-            log=os.environ.get(LOG_VARIABLE) or (stderr if os.path.isfile(stderr) else None),
+            log=_log_file(),
             **({"environment": self._environment} if self._environment else {}),
             **({"changed_settings": list(start.changed_settings)} if start.changed_settings else {}),
         )
@@ -89,6 +88,49 @@ class HistoryHook(Hook):
             failed=end.failed,
             attempt=attempt_folder(self._run_dir).name,
         )
+
+
+class StatusFileHook(IntervalHook):
+    """Writes RUN/status.json at the start, at each report and at the end; rank 0 uses it as HistoryHook."""
+
+    def __init__(self, run_dir: Path, last_good: Callable[[], str | None]) -> None:
+        """Prepare; `last_good` returns the newest checkpoint."""
+        super().__init__(interval_steps=1)
+        self._run_dir = run_dir
+        self._last_good = last_good
+        self._last_step = 0
+
+    def on_run_start(self, start: RunStart) -> None:
+        self._last_step, self._interval_steps = start.last_step, start.config.logging.interval_steps
+        starts = read_status(self._run_dir).get("starts")
+        update_status(
+            self._run_dir, state="running", why=None, step=start.step, of=start.last_step,
+            job_id=os.environ.get("SLURM_JOB_ID"), attempt=attempt_folder(self._run_dir).name, log=_log_file(),
+            starts=starts + 1 if isinstance(starts, int) else 1, checkpoint=self._last_good(), left_s=None,
+        )  # fmt: skip
+
+    def report(self, metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> None:
+        update_status(
+            self._run_dir, step=metrics.step, loss=metrics.loss, tokens_per_second=tokens_per_second,
+            left_s=(self._last_step - metrics.step) * step_seconds, skipped=metrics.skipped_steps,
+            rollbacks=metrics.rollbacks, checkpoint=self._last_good(),
+        )  # fmt: skip
+
+    def on_run_end(self, end: RunEnd) -> None:
+        self.report_last_step()
+        error = sys.exc_info()[1] if end.failed else None
+        why = end.reason if error is None else f"{type(error).__name__}: {error}"
+        state = "failed" if end.failed else "completed" if end.completed else "stopped"
+        changes = {"last_failure": why} if end.failed else {}
+        update_status(
+            self._run_dir, state=state, why=why, step=end.step, left_s=None, checkpoint=self._last_good(), **changes
+        )
+
+
+def _log_file() -> str | None:
+    """Return the log of this start; None if it is a terminal or a pipe and the starter names no file."""
+    stderr = os.path.realpath("/proc/self/fd/2")
+    return os.environ.get(LOG_VARIABLE) or (stderr if os.path.isfile(stderr) else None)
 
 
 class WatchdogHook(Hook):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctxlm_ds.process.output_log import FILE_ONLY
+from ctxlm_ds.process.run_files import FILE_ONLY
 from ctxlm_ds.training.hooks.curves import LossCurves
 
 logger = logging.getLogger("ctxlm_ds")

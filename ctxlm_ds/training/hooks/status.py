@@ -14,10 +14,10 @@ from pathlib import Path
 from statistics import fmean
 
 from ctxlm_ds.console import format_duration
-from ctxlm_ds.process.launch import StopSignal
 from ctxlm_ds.process.line_file import METRICS_NAME
-from ctxlm_ds.process.output_log import FILE_ONLY
+from ctxlm_ds.process.run_files import FILE_ONLY
 from ctxlm_ds.process.run_history import in_job
+from ctxlm_ds.process.signals import StopSignal
 from ctxlm_ds.registry import FAMILIES, OBJECTIVES
 from ctxlm_ds.training.hooks.curves import LossCurves
 from ctxlm_ds.training.hooks.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, memory_bytes

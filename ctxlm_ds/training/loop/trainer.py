@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.errors import TrainingError
-from ctxlm_ds.process.launch import STOP_SIGNALS, StopSignal
+from ctxlm_ds.process.signals import STOP_SIGNALS, StopSignal
 from ctxlm_ds.recipe.evaluation import EvaluationConfig
 from ctxlm_ds.recipe.schema import TrainingConfig
 from ctxlm_ds.training.engine.losses import word_perplexity

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import faulthandler
+import json
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,9 +17,17 @@ from ctxlm_ds.console import setup_logging
 from ctxlm_ds.errors import CheckpointError, ConfigError, TrainingError
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process import failure
-from ctxlm_ds.process.failure import FailureReport, exit_status, is_consequence
-from ctxlm_ds.process.launch import RankInfo, StopSignal
-from ctxlm_ds.process.run_history import FailureRecord, read_failures, write_record
+from ctxlm_ds.process.failure import (
+    FailureRecord,
+    FailureReport,
+    clear_evidence,
+    exit_status,
+    is_consequence,
+    read_failures,
+    write_record,
+)
+from ctxlm_ds.process.launch import RankInfo
+from ctxlm_ds.process.signals import StopSignal
 
 GLOO = "[/x/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:12513: Connection reset by peer. This is typical"
 
@@ -102,17 +112,6 @@ def test_a_users_error_that_only_one_rank_sees_is_told(tmp_path: Path, capfd: py
     assert "[rank 2] error: no such file on n2" in capfd.readouterr().err
 
 
-def test_many_ranks_ask_for_rank_0s_record_ever_more_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s, reads = [0.0], []
-    monkeypatch.setattr(failure, "RANK_0_WAIT_S", 10.0)
-    monkeypatch.setattr(failure.time, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(failure.time, "sleep", lambda pause_s: now_s.__setitem__(0, now_s[0] + pause_s))
-    monkeypatch.setattr(failure, "read_record", reads.append)
-    assert report(tmp_path, rank=2).end(raised(ConfigError("no such file"))) == 2
-    assert len(reads) == 7
-    assert now_s[0] == pytest.approx(10.0)
-
-
 def test_no_run_directory_no_record(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert report(tmp_path / "run").end(raised(ValueError("x"))) == 1
     assert list(tmp_path.iterdir()) == []
@@ -190,3 +189,23 @@ def test_exit_statuses() -> None:
 def test_a_read_only_disk_is_told_without_a_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     report(tmp_path).end(raised(OSError(errno.EROFS, "Read-only file system", "/x/y")))
     assert "error: Read-only file system: /x/y (on " in capfd.readouterr().err
+
+
+def test_damaged_records_are_passed_over(tmp_path: Path) -> None:
+    write_record(tmp_path, FailureRecord(2.0, 1, "n1", 1, "E", "m"))
+    for rank, text in enumerate(["", "[]", "{}", '{"time_unix_s": "x", "rank": 0}'], 2):
+        (tmp_path / f"rank-{rank:05d}.json").write_text(text)
+    newer = {**json.loads((tmp_path / "rank-00001.json").read_text()), "of a later version": 1, "rank": 9}
+    (tmp_path / "rank-00009.json").write_text(json.dumps(newer))
+    assert [record.rank for record in read_failures(tmp_path)] == [1, 9]
+    assert read_failures(tmp_path / "nowhere") == []
+
+
+def test_evidence_of_earlier_starts_is_cleared(tmp_path: Path) -> None:
+    names = ["rank-00000.json", "stacks-00000.txt", "stacks.txt", "output.log"]
+    for name in names:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1000, 1000))
+    (tmp_path / "rank-00001.json").touch()
+    clear_evidence(tmp_path, time.time() - 100)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["output.log", "rank-00001.json"]

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.process.launch import STOP_SIGNALS, RankInfo, StopSignal, discover_ranks, export_ranks, threads_per_rank
+from ctxlm_ds.process.launch import Launcher, RankInfo, discover_ranks, export_ranks, threads_per_rank
 from ctxlm_ds.process.library_noise import quiet_libraries, without_known_prints
+from ctxlm_ds.registry import LAUNCHERS
 from tests.unit.process.test_slurm import STEP
 
 TORCHRUN = {
@@ -40,9 +40,9 @@ DEEPSPEED = {
         (16, 4, {"OMP_NUM_THREADS": "6"}, 6),
         (16, 1, {"OMP_NUM_THREADS": "1"}, 1),
         # torchrun sets 1 where nobody did.
-        (16, 4, {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none"}, 4),
-        (16, 1, {"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none"}, 1),
-        (16, 4, {"OMP_NUM_THREADS": "3", "TORCHELASTIC_RUN_ID": "none"}, 3),
+        (16, 4, {"OMP_NUM_THREADS": "1", **TORCHRUN}, 4),
+        (16, 1, {"OMP_NUM_THREADS": "1", **TORCHRUN}, 1),
+        (16, 4, {"OMP_NUM_THREADS": "3", **TORCHRUN}, 3),
         (16, 4, {"OMP_NUM_THREADS": "all"}, 4),
         # srun bound each task to its own 8 cores, or bound nothing.
         (8, 4, {"SLURM_CPUS_PER_TASK": "8"}, 8),
@@ -50,7 +50,8 @@ DEEPSPEED = {
     ],
 )
 def test_threads(cores: int, local_ranks: int, environ: dict[str, str], expected: int) -> None:
-    assert threads_per_rank(cores, local_ranks, environ) == expected
+    default = LAUNCHERS.get(discover_ranks(environ).launcher).default_threads
+    assert threads_per_rank(cores, local_ranks, environ, default) == expected
 
 
 def test_torchrun() -> None:
@@ -63,6 +64,21 @@ def test_deepspeed() -> None:
 
 def test_torchrun_inside_srun_is_torchrun() -> None:
     assert discover_ranks({**STEP, **TORCHRUN}).launcher == "torchrun"
+
+
+def test_a_launcher_of_another_package_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mpirun(Launcher):
+        def has_started(self, environ: Mapping[str, str]) -> bool:
+            return "OMPI_COMM_WORLD_RANK" in environ
+
+        def place(self, environ: Mapping[str, str]) -> RankInfo:
+            return RankInfo(int(environ["OMPI_COMM_WORLD_RANK"]), 4, 0, 1, "n1", 29500, "", 0)
+
+    monkeypatch.setattr(LAUNCHERS, "_added", {"mpirun": Mpirun()})
+    monkeypatch.setattr(LAUNCHERS, "_loaded", {})
+    ranks = discover_ranks({"OMPI_COMM_WORLD_RANK": "3", **STEP})
+    assert (ranks.rank, ranks.launcher) == (3, "mpirun")
+    assert discover_ranks(STEP).launcher == "srun"
 
 
 def test_srun_over_two_nodes() -> None:
@@ -129,58 +145,6 @@ def test_incomplete_variables_are_named(environ: dict[str, str], message: str) -
         discover_ranks(environ)
 
 
-@pytest.fixture
-def stop() -> Iterator[StopSignal]:
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    yield StopSignal().install()
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
-def test_a_signal_asks_to_stop(stop: StopSignal, number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
-    assert not stop.requested
-    os.kill(os.getpid(), number)
-    assert stop.requested and stop.name == number.name
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert stop.name == number.name
-    said = capfd.readouterr().err
-    begin = "" if number == signal.SIGINT else f"{number.name}: "
-    again = "; Ctrl-C again ends it immediately" if number == signal.SIGINT else ""
-    assert said == f"{begin}stopping: saving a checkpoint{again}\n"
-
-
-@pytest.mark.parametrize(
-    ("step", "what"), [(0, "stopping: no step is done, nothing to save"), (24, "stopping: saving step 24")]
-)
-def test_an_interrupt_names_the_step(
-    stop: StopSignal, step: int, what: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    stop.step = step
-    os.kill(os.getpid(), signal.SIGINT)
-    assert capfd.readouterr().err == f"{what}; Ctrl-C again ends it immediately\n"
-
-
-@pytest.mark.parametrize(("number", "step"), [(signal.SIGUSR1, 24), (signal.SIGINT, 24), (signal.SIGTERM, None)])
-def test_a_job_s_log_has_the_time_and_no_terminal(
-    stop: StopSignal, number: signal.Signals, step: int | None, capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setenv("CTXLM_ATTEMPT", "job-7-0-0")
-    stop.step, stop.starting = step, step is None
-    os.kill(os.getpid(), number)
-    what = "before the first step" if step is None else f"saving step {step}"
-    assert re.fullmatch(rf"\d\d:\d\d:\d\d {number.name}: stopping: {what}\n", capfd.readouterr().err)
-
-
-def test_a_second_interrupt_stops_at_once(stop: StopSignal) -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-    os.kill(os.getpid(), signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(1)
-
-
 def test_discovery_needs_no_heavy_import() -> None:
     code = "import sys, ctxlm_ds.process.launch; print([m for m in ('torch', 'numpy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
@@ -203,12 +167,13 @@ def test_only_known_noise_is_dropped(capsys: pytest.CaptureFixture[str]) -> None
 
 RANK_SCRIPT = """
 import os, sys, time
-from ctxlm_ds.process.launch import StopSignal, discover_ranks, prepare_process
-from ctxlm_ds.process import launcher
+from ctxlm_ds.process.launch import discover_ranks, export_ranks
+from ctxlm_ds.process.signals import StopSignal
+from ctxlm_ds.registry import LAUNCHERS
+
 stop = StopSignal().install()
 ranks = discover_ranks()
-if ranks.launcher in ("deepspeed", "torchrun"):
-    launcher.die_with_launcher(ranks.launcher == "deepspeed" and ranks.local_rank == 0)
+LAUNCHERS.get(ranks.launcher).prepare(ranks)
 folder = sys.argv[-1]
 with open(f"{folder}/rank-{ranks.rank}.new", "w") as handle:
     handle.write(f"{os.getpid()} {ranks.launcher} {ranks.world_size}")

@@ -24,14 +24,12 @@ def write(path: Path, holder: LockRecord, **changes: object) -> Path:
 
 
 def test_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"SLURM_JOB_ID": "8", "SLURM_RESTART_COUNT": "2", "CTXLM_CHAIN": "7"}.items():
+    for name, value in {"SLURM_JOB_ID": "8", "SLURM_RESTART_COUNT": "2"}.items():
         monkeypatch.setenv(name, value)
     mine = this_process()
-    assert (mine.pid, mine.job_id, mine.chain, mine.restart_count) == (os.getpid(), "8", "7", 2)
+    assert (mine.pid, mine.job_id, mine.restart_count) == (os.getpid(), "8", 2)
     assert mine.describe() == f"process {os.getpid()} on {mine.host} (Slurm job 8)"
     assert not mine.has_ended() and mine.token != this_process().token
-    monkeypatch.delenv("CTXLM_CHAIN")
-    assert this_process().chain == "8"
 
 
 def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
@@ -62,24 +60,21 @@ def test_machines_are_told_by_host_boot_and_process_table(change: dict[str, str]
 @pytest.mark.parametrize(
     ("other", "succeeds"),
     [
-        ({"job_id": "7", "restart_count": 2, "chain": "7"}, True),
-        ({"job_id": "8", "restart_count": 0, "chain": "7"}, True),
-        ({"job_id": "10", "restart_count": 0, "chain": "7"}, True),
-        ({"job_id": "7", "restart_count": 1, "chain": "7"}, False),
-        ({"job_id": "6", "restart_count": 9, "chain": "7"}, False),
-        ({"job_id": "8", "restart_count": 0, "chain": "8"}, False),
-        ({"job_id": None, "restart_count": 0, "chain": None}, False),
+        ({"job_id": "7", "restart_count": 2}, True),
+        ({"job_id": "7", "restart_count": 1}, False),
+        ({"job_id": "8", "restart_count": 9}, False),
+        ({"job_id": None, "restart_count": 0}, False),
     ],
 )
-def test_a_later_start_of_the_same_line_succeeds(other: dict[str, object], succeeds: bool) -> None:
-    assert record(job_id="7", restart_count=1, chain="7").is_succeeded_by(record(**other)) is succeeds
-    assert not record(job_id=None, chain=None).is_succeeded_by(record(**other))
+def test_a_later_start_of_the_same_job_succeeds(other: dict[str, object], succeeds: bool) -> None:
+    assert record(job_id="7", restart_count=1).is_succeeded_by(record(**other)) is succeeds
+    assert not record(job_id=None).is_succeeded_by(record(**other))
 
 
 def test_a_look_at_a_lock(tmp_path: Path) -> None:
     assert look_at_lock(tmp_path / "lock.json") is None
     holder = this_process()
-    path = write(tmp_path / "lock.json", holder)
+    path = write(tmp_path / "lock.json", holder, chain="of an earlier version")
     os.utime(path, (time.time() - 50,) * 2)
     seen = look_at_lock(path)
     assert seen is not None and seen.record == holder and 49 < seen.age_s < 60
@@ -87,7 +82,7 @@ def test_a_look_at_a_lock(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"pid": "5"}, {"job_id": 7}, {"restart_count": None}, {"acquired_unix_s": []}, {"of another version": 1}],
+    [{"pid": "5"}, {"job_id": 7}, {"restart_count": None}, {"acquired_unix_s": []}],
 )
 def test_a_record_with_a_wrong_value_is_none(tmp_path: Path, changes: dict[str, object]) -> None:
     seen = look_at_lock(write(tmp_path / "lock.json", this_process(), **changes))

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-import math
-import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ctxlm_ds.errors import EXIT_HANG
-from ctxlm_ds.process.guard import DUMP_SIGNAL
-from ctxlm_ds.process.launch import RankInfo
-from ctxlm_ds.process.watchdog import Watchdog
-from ctxlm_ds.recipe.schema import WatchdogConfig
-from tests.unit.process.watched_runs import LONGER, NONE, SHORT, Run, Scenario, children, running, until
+from ctxlm_ds.process.watchdog import (
+    DUMP_SIGNAL,
+    MAIN_THREAD,
+    all_stacks,
+    conclude,
+    describe_ranks,
+    join_stacks,
+    likely_culprits,
+    stacks_files,
+    stacks_name,
+)
+from tests.unit.process.watched_runs import LONGER, NONE, SHORT, Run, Scenario, running, until
 
+BEGUN = {**SHORT, "start_minutes": 1}
 SCENARIOS: dict[str, Scenario] = {
-    "elsewhere": ({**SHORT, "start_minutes": 0.3}, "hang", "hang_elsewhere", "hang"),
+    "elsewhere": (BEGUN, "hang", "hang_elsewhere", "hang"),
     "at start": (SHORT, "hang_at_start"),
     "limits": (LONGER, "go_on"),
     "no limits": (NONE, "go_on"),
     "no folder": (SHORT, "hang"),
-    "paused": (SHORT, "pause"),
+    "paused": (BEGUN, "pause"),
     "writes": ({**LONGER, "save_minutes": 0.02}, "write"),
     "asked": ({**NONE, "save_minutes": 0.02}, "wait"),
+    "held": (BEGUN, "hang", "hold"),
+    "held alone": (BEGUN, "hold"),
+    "one stopped": ({**BEGUN, "step_minutes": 0.1}, "wait", "wait"),
+    "crash": (NONE, "crash"),
 }
 WITHOUT_FOLDER = ("at start", "writes", "limits", "no limits", "no folder", "asked")
 
@@ -45,13 +55,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
     with running(SCENARIOS, folder_of) as started:
         # It is stopped here, or it would be over when its test comes.
         started["paused"].wait_until_ready()
-        family = [started["paused"].ranks[0].pid, *children(started["paused"].ranks[0].pid)]
-        for pid in family:
-            os.kill(pid, signal.SIGSTOP)
+        paused = started["paused"].ranks[0]
+        paused.send_signal(signal.SIGSTOP)
+        started["one stopped"].wait_until_ready(1)
+        started["one stopped"].ranks[1].send_signal(signal.SIGSTOP)
         time.sleep(4.0)  # more than three times the limit
-        for pid in family:
-            os.kill(pid, signal.SIGCONT)
-        assert len(family) == 2
+        paused.send_signal(signal.SIGCONT)
         yield started
 
 
@@ -92,30 +101,104 @@ def test_a_stopped_and_continued_job_is_no_hang(runs: dict[str, Run]) -> None:
 def test_stacks_can_be_asked_for(runs: dict[str, Run]) -> None:
     run = runs["asked"]
     run.wait_until_ready()
-    # As Slurm does it, to the guard as well.
-    for pid in (run.ranks[0].pid, *children(run.ranks[0].pid)):
-        os.kill(pid, DUMP_SIGNAL)
-    until((run.evidence / "asked-stacks-00000.txt").exists)
-    assert "in wait" in run.text("asked-stacks-00000.txt") and run.ranks[0].poll() is None
-    assert len(children(run.ranks[0].pid)) == 1
+    run.ranks[0].send_signal(DUMP_SIGNAL)
+    assert run.ranks[0].stderr is not None
+    until(lambda: "in wait" in run.ranks[0].stderr.readline())  # type: ignore[union-attr]
+    assert run.ranks[0].poll() is None
 
 
-def test_a_beat_tells_the_limit_of_its_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Immediately: the rank may be stopped in the next moment."""
-    limits = WatchdogConfig(start_minutes=120, step_minutes=1, save_minutes=None)
-    watchdog = Watchdog(limits, tmp_path, RankInfo(0, 1, 0, 1, "localhost", 0, "single", 0))
-    told: list[dict[str, Any]] = []
-    monkeypatch.setattr(watchdog, "_tell", lambda **message: told.append(message))
-    watchdog.beat()
-    watchdog.enter("evaluation")
-    watchdog.enter("training")
-    watchdog.beat("training", 1)
-    watchdog.enter("evaluation")
-    watchdog.enter("saving")
-    assert [message["limit_s"] for message in told] == [7200, 7200, 7200, 60, 60, math.inf]
-    os.close(watchdog._scratch)
+def test_a_rank_held_by_c_code_is_named_by_the_others_and_ends_with_its_stack(runs: dict[str, Run]) -> None:
+    run = runs["held"]
+    assert run.end(0)[0] == EXIT_HANG
+    assert run.text().startswith("=== rank 1 left no stacks") and "look at rank 1 first" in run.record().message
+    for name, rank in (("held", 1), ("held alone", 0)):
+        status, said = runs[name].end(rank)
+        assert status == 1 and "in hold" in said
+
+
+def test_a_stopped_rank_is_named_by_the_others(runs: dict[str, Run]) -> None:
+    run = runs["one stopped"]
+    assert run.end(0)[0] == EXIT_HANG
+    assert run.text().startswith("=== rank 1 left no stacks")
+
+
+def test_a_crash_in_c_code_shows_its_stack(runs: dict[str, Run]) -> None:
+    status, said = runs["crash"].end()
+    assert (
+        status == -signal.SIGSEGV and said.startswith("Fatal Python error: Segmentation fault") and "in crash" in said
+    )
 
 
 def test_a_checkpoint_that_is_not_written_is_a_hang(runs: dict[str, Run]) -> None:
     status, said = runs["writes"].end()
     assert status == EXIT_HANG and "a checkpoint has been on its way to the disk for 0:0" in said
+
+
+WAITING = 'File "/x/torch/distributed/distributed_c10d.py", line 2 in all_reduce'
+
+
+def text(rank: int, *frames: str) -> str:
+    lines = "\n".join(f"  {frame}" for frame in frames)
+    threads = f"Thread watchdog, …:\n  File a\n\nThread {MAIN_THREAD}, …:\n{lines}\n"
+    return f"rank {rank} of 4: training\n\n{threads}"
+
+
+def test_stacks_of_this_process() -> None:
+    release, begun = threading.Event(), threading.Event()
+
+    def wait_here() -> None:
+        begun.set()
+        release.wait()
+
+    other = threading.Thread(target=wait_here, name="helper")
+    other.start()
+    begun.wait()
+    text = all_stacks()
+    release.set()
+    other.join()
+    helper, main = (text.partition(f"Thread {name}, ")[2].partition("\nThread ")[0] for name in ("helper", MAIN_THREAD))
+    assert "in wait_here" in helper and "wait_here" not in main
+    assert "test_stacks_of_this_process" in main
+
+
+def test_the_one_elsewhere_comes_first() -> None:
+    texts = {rank: text(rank, WAITING, "File b, line 1 in step") for rank in range(4)}
+    texts[2] = text(2, "File c, line 9 in read", "File b, line 1 in step")
+    joined = join_stacks(texts, 4)
+    assert joined.startswith("=== rank 2 is here, most recent call first:\n  File c, line 9 in read")
+    assert "=== ranks 0-1, 3 are here (waiting for other ranks)" in joined
+    assert likely_culprits(texts, 4) == [2]
+
+
+def test_of_two_the_one_outside_collectives_comes_first() -> None:
+    texts = {0: text(0, WAITING), 1: text(1, "File c, line 9 in read")}
+    assert likely_culprits(texts, 2) == [1]
+    # The majority reads, and one waits for them.
+    texts = {0: text(0, WAITING), 1: text(1, "File c"), 2: text(2, "File c")}
+    assert likely_culprits(texts, 3) == [1, 2]
+
+
+def test_silent_ranks_come_before_all() -> None:
+    texts = {0: text(0, WAITING), 3: text(3, "File c")}
+    assert join_stacks(texts, 4).startswith("=== ranks 1-2 left no stacks")
+    assert likely_culprits(texts, 4) == [1, 2]
+
+
+def test_all_at_one_place_accuse_nobody() -> None:
+    texts = {rank: text(rank, WAITING) for rank in range(3)}
+    assert likely_culprits(texts, 3) == []
+
+
+def test_files(tmp_path: Path) -> None:
+    for rank in (11, 0):
+        (tmp_path / stacks_name(rank)).write_text(text(rank, "File c"))
+    (tmp_path / "stacks-x.txt").write_text("not a rank's")
+    assert list(stacks_files(tmp_path)) == [0, 11]
+    assert stacks_files(tmp_path / "missing") == {}
+    assert conclude(tmp_path, 12) == f"; look at ranks 1-10 first; all ranks' stacks are in {tmp_path / 'stacks.txt'}"
+    assert (tmp_path / "stacks.txt").read_text().startswith("=== ranks 1-10 left no stacks")
+
+
+def test_describe_ranks() -> None:
+    assert describe_ranks([3]) == "rank 3"
+    assert describe_ranks([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8"

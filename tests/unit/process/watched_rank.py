@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+from ctxlm_ds.process import watchdog as module
 from ctxlm_ds.process.launch import RankInfo
 from ctxlm_ds.process.watchdog import Watchdog
 from ctxlm_ds.recipe.schema import RunConfig, WatchdogConfig
@@ -101,14 +101,9 @@ def write(watchdog: Watchdog) -> None:
         hook.on_step_end(metrics(step))
 
 
-def compile(watchdog: Watchdog) -> None:
-    """Build an operator: a program that starts another one, in a process group of its own."""
-    words = ["setsid", "sh", "-c", 'sleep 1000 & echo $! >"$READY.new"; mv "$READY.new" "$READY"; wait']
-    subprocess.run(words, check=False)
-
-
 def main() -> None:
     folder, rank, world_size, limits, what = sys.argv[1:]
+    module.HELD_S = 8.0 if what == "hold" and world_size == "1" else 25.0
     ranks = RankInfo(int(rank), int(world_size), int(rank), int(world_size), "127.0.0.1", 1, "environment", 0)
     with Watchdog(WatchdogConfig(**json.loads(limits)), Path(folder), ranks) as watchdog:
         globals()[what](watchdog)

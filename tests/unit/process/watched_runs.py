@@ -1,4 +1,4 @@
-"""Ranks under a watchdog and its guard, one run for each scenario of a test file.
+"""Ranks under a watchdog, one run for each scenario of a test file.
 
 All are started at once, because most of them only wait; each test then looks at its own.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.process.run_history import FailureRecord, read_failures
+from ctxlm_ds.process.failure import FailureRecord, read_failures
 
 RANK = Path(__file__).parent / "watched_rank.py"
 SHORT = {"start_minutes": 0.02, "step_minutes": 0.02, "save_minutes": 0.1}
@@ -49,7 +49,7 @@ class Run:
         until((self.folder / f"ready-{rank}").exists)
 
     def end(self, rank: int = 0) -> tuple[int, str]:
-        """Exit status and stderr, whose other end the guard has too: it is gone as well."""
+        """Exit status and stderr."""
         said = self.ranks[rank].communicate(timeout=PATIENCE_S)[1]
         return self.ranks[rank].returncode, said
 
@@ -81,7 +81,3 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
-
-
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

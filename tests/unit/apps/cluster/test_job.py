@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,17 +9,19 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.apps.cluster import start_records
-from ctxlm_ds.apps.cluster.job import Endings, refuse_if_taken
-from ctxlm_ds.apps.cluster.rank_start import RankStart
-from ctxlm_ds.apps.cluster.restart_policy import Action, Ended, Outcome
+from ctxlm_ds.apps.cluster import job, start_records
+from ctxlm_ds.apps.cluster.job import Action, Endings, refuse_run_of_another
+from ctxlm_ds.apps.cluster.job_context import JobContext, JobSettings, JobSignals
+from ctxlm_ds.apps.cluster.rank_start import Ended, Outcome, RankStart
 from ctxlm_ds.apps.cluster.slurm_commands import Job
 from ctxlm_ds.errors import ClusterError, ConfigError
-from ctxlm_ds.process.run_history import END, append_event
+from ctxlm_ds.process.run_files import update_status
+from ctxlm_ds.process.run_history import END, FAILURE, REQUEUE, append_event, read_history
 
 
 def context(run_dir: Path, **changes: Any) -> Any:
-    return SimpleNamespace(**{"run_dir": run_dir, "job_id": "9", "chain": "9", "restarts": 0, **changes})
+    values = {"job_id": "9", "restarts": 0, "settings": JobSettings(), "is_followed": False, **changes}
+    return SimpleNamespace(run_dir=run_dir, **values)
 
 
 def slurm(**states: str) -> Callable[[str], Job]:
@@ -34,14 +35,14 @@ def slurm(**states: str) -> Callable[[str], Job]:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    start_records.begin(tmp_path, "job-7-0-0", "7", "7", "n1")
+    start_records.begin(tmp_path, "job-7-0-0", "7", "n1")
     return tmp_path
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "PENDING", "SUSPENDED"])
 def test_a_job_that_has_the_run_is_named(run_dir: Path, state: str) -> None:
     with pytest.raises(ConfigError, match=rf"is the run of job 7, which is {state.lower()}\..*scancel 7"):
-        refuse_if_taken(context(run_dir), slurm(job_7=state))
+        refuse_run_of_another(run_dir, "9", slurm(job_7=state))
 
 
 def test_a_job_that_ends_in_order_to_start_again_has_the_run(run_dir: Path, tmp_path: Path) -> None:
@@ -49,29 +50,33 @@ def test_a_job_that_ends_in_order_to_start_again_has_the_run(run_dir: Path, tmp_
         return Job(job_id, {"JobState": "COMPLETING", "Restarts": "1"})
 
     with pytest.raises(ConfigError, match="job 7, which is requeued"):
-        refuse_if_taken(context(run_dir), show)
-    start_records.begin(tmp_path / "for good", "job-7-1-0", "7", "7", "n1")
-    refuse_if_taken(context(tmp_path / "for good"), show)
+        refuse_run_of_another(run_dir, "9", show)
+    start_records.begin(tmp_path / "for good", "job-7-1-0", "7", "n1")
+    refuse_run_of_another(tmp_path / "for good", "9", show)
 
 
-def test_a_successor_that_waits_has_the_run(run_dir: Path) -> None:
-    (run_dir / "successor.json").write_text(json.dumps({"job_id": "8", "after": "7"}))
-    refuse_if_taken(context(run_dir), slurm(job_7="COMPLETED", job_8="COMPLETED"))
+def test_a_job_that_was_submitted_has_the_run_before_another_is(run_dir: Path) -> None:
+    update_status(run_dir, submitted="8")
+    states = slurm(job_7="COMPLETED", job_8="PENDING")
+    refuse_run_of_another(run_dir, "9", states)
     with pytest.raises(ConfigError, match="job 8, which is pending"):
-        refuse_if_taken(context(run_dir), slurm(job_7="COMPLETED", job_8="PENDING"))
+        refuse_run_of_another(run_dir, None, states)
 
 
 def test_who_may_have_it(run_dir: Path, tmp_path: Path) -> None:
     busy = slurm(job_7="RUNNING")
-    refuse_if_taken(context(tmp_path / "new"), busy)
-    refuse_if_taken(context(run_dir, job_id="7", chain="7"), busy)
-    refuse_if_taken(context(run_dir, restarts=1), busy)
-    refuse_if_taken(context(run_dir, chain="7"), busy)
+    refuse_run_of_another(tmp_path / "new", "9", busy)
+    refuse_run_of_another(run_dir, "7", busy)
     for state in ("COMPLETING", "FAILED", "CANCELLED"):
-        refuse_if_taken(context(run_dir), slurm(job_7=state))
-    refuse_if_taken(context(run_dir), slurm())
+        refuse_run_of_another(run_dir, "9", slurm(job_7=state))
+    refuse_run_of_another(run_dir, "9", slurm())
     append_event(run_dir, END, step=100, reason="done", completed=True, failed=False)
-    refuse_if_taken(context(run_dir), busy)
+    refuse_run_of_another(run_dir, "9", busy)
+
+
+def stopped(run_dir: Path) -> RankStart:
+    record = start_records.begin(run_dir, "job-9-0-0", "9", "n1")
+    return RankStart(record, Ended(Outcome.STOPPED, "stopped by signal SIGTERM", 0))
 
 
 @pytest.mark.parametrize(
@@ -84,10 +89,33 @@ def test_who_may_have_it(run_dir: Path, tmp_path: Path) -> None:
 def test_a_job_that_slurm_ends_says_whether_it_goes_on(
     restarts: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    job = Job("9", {"JobState": "CANCELLED", "Restarts": restarts})
-    monkeypatch.setattr("ctxlm_ds.apps.cluster.job.show_job", lambda job_id: job)
-    record = start_records.begin(tmp_path, "job-9-0-0", "9", "9", "n1")
-    start = RankStart(record, Ended(Outcome.STOPPED, "stopped by signal SIGTERM", 0))
-    successors: Any = SimpleNamespace(cancel=lambda begun: None)
-    assert Endings(context(tmp_path), successors).end(Action.LEAVE, start) == 0
+    shown = Job("9", {"JobState": "CANCELLED", "Restarts": restarts})
+    monkeypatch.setattr(job, "show_job", lambda job_id: shown)
+    assert Endings(context(tmp_path)).end(Action.LEAVE, stopped(tmp_path)) == 0
     assert capfd.readouterr().out.endswith(f"job: stopped in order: stopped by signal SIGTERM; {told}\n")
+
+
+def test_where_requeueing_is_disabled_the_next_task_of_an_array_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(job_id: str) -> None:
+        raise ClusterError("scontrol requeue 9: status 1: Requested operation is presently disabled for job 9")
+
+    monkeypatch.setattr(job, "requeue", refuse)
+    with pytest.raises(ClusterError, match=r"presently disabled.*--array=1-10%1"):
+        Endings(context(tmp_path)).end(Action.CONTINUE_LATER, stopped(tmp_path))
+    assert read_history(tmp_path)[-1]["event"] == FAILURE
+    assert Endings(context(tmp_path, is_followed=True)).end(Action.CONTINUE_LATER, stopped(tmp_path)) == 0
+    assert read_history(tmp_path)[-1]["event"] == REQUEUE
+    assert capfd.readouterr().out.endswith("the next task of the array continues the run\n")
+
+
+def test_later_tasks_of_an_array_end_when_the_run_is_complete(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "checkpoints" / "step-00000100").mkdir(parents=True)
+    append_event(tmp_path, END, step=100, reason="done", completed=True, failed=False)
+    environ = {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_MAX": "3"}
+    task = JobContext("9", 0, "n1", ("n1",), (), (), tmp_path, 100, JobSettings(), environ, in_series=True)
+    assert task.is_followed and job.supervise(task, JobSignals()) == 0
+    assert "nothing is left for this task" in capfd.readouterr().out

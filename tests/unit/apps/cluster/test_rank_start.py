@@ -12,9 +12,8 @@ from typing import Any, cast
 import pytest
 
 from ctxlm_ds.apps.cluster.job_context import JobContext, JobSignals
-from ctxlm_ds.apps.cluster.rank_failures import RankFailure
-from ctxlm_ds.apps.cluster.rank_start import RankStarter, read_outcome
-from ctxlm_ds.apps.cluster.restart_policy import Ended, Outcome
+from ctxlm_ds.apps.cluster.rank_output import RankFailure
+from ctxlm_ds.apps.cluster.rank_start import Ended, Outcome, RankStarter, read_outcome
 from ctxlm_ds.apps.cluster.slurm_commands import Job
 from ctxlm_ds.errors import ClusterError
 from ctxlm_ds.process.run_history import END, START, append_event, read_history
@@ -25,7 +24,7 @@ def failure(exit_status: int | None, error: str = "ValueError", signal: int | No
 
 
 def judge(run_dir: Path, status: int, *failures: RankFailure, before: int = 0, told: bool = False) -> Ended:
-    job = SimpleNamespace(run_dir=run_dir, job_id="7", chain="7", max_steps=100)
+    job = SimpleNamespace(run_dir=run_dir, job_id="7", max_steps=100)
     return read_outcome(cast("JobContext", job), before, status, failures, told)
 
 

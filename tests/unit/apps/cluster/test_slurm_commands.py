@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
-from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.cluster import slurm_commands
 from ctxlm_ds.apps.cluster.slurm_commands import Job, call, parse_fields, still_ours, stop_delay_s, time_left_s
 from ctxlm_ds.errors import ClusterError
 
@@ -41,7 +38,7 @@ def job() -> Job:
 
 
 def test_fields_of_a_job(job: Job) -> None:
-    assert (job.state, job.restarts, job.may_requeue) == ("RUNNING", 2, False)
+    assert (job.state, job.restarts) == ("RUNNING", 2)
     assert job.given("JobName") == "my run" and job.given("Account") == "" and job.given("CPUs/Task") == "1"
     assert job.given("Comment") == "of x=1"
     assert job.given("Command") == "/site/slurm/pretrain.sbatch recipe.yaml --set run_dir=/runs/a b=c"
@@ -89,25 +86,3 @@ def test_a_command_s_failure_is_explained() -> None:
         call(["sh", "-c", "echo no such thing >&2; exit 3"])
     with pytest.raises(ClusterError, match="must be in PATH"):
         call(["scontrol-of-no-cluster"])
-
-
-def test_excluded_nodes_are_remembered_with_their_first_reason(tmp_path: Path) -> None:
-    assert slurm_commands.excluded_nodes(tmp_path) == {}
-    slurm_commands.remember_excluded(tmp_path, {"n2": "slow"}, "job-1-0-0")
-    slurm_commands.remember_excluded(tmp_path, {"n2": "excluded earlier: slow", "n3": "full"}, "job-1-1-0")
-    assert slurm_commands.excluded_nodes(tmp_path) == {"n2": "slow", "n3": "full"}
-    entry = json.loads((tmp_path / "excluded_nodes.json").read_text())["n3"]
-    assert entry["attempt"] == "job-1-1-0" and abs(entry["time_unix_s"] - time.time()) < 60
-    (tmp_path / "excluded_nodes.json").write_text("{ torn")
-    assert slurm_commands.excluded_nodes(tmp_path) == {}
-
-
-def test_words_for_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    uneven = {"n1": 1, "n2": 2, "n3": 3}
-    assert slurm_commands.srun_words(uneven, ["n1", "n9"]) == ["--nodes=2", "--ntasks=5", "--exclude=n1"]
-    assert slurm_commands.srun_words({"n1": 1}, ["n9"]) == []
-    called: list[list[str]] = []
-    monkeypatch.setattr(slurm_commands, "call", called.append)
-    slurm_commands.requeue("7", [])
-    slurm_commands.requeue("7", ["n2", "n1"])
-    assert called[0] == ["scontrol", "requeue", "7"] and called[1][-2:] == ["7", "n1,n2"]

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.process.launch import RankInfo
+from ctxlm_ds.process.run_files import read_status
 from ctxlm_ds.process.run_history import read_history
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.training.hooks.history import HistoryHook
-from ctxlm_ds.training.hooks.hooks import RunEnd, RunStart
+from ctxlm_ds.training.hooks.history import HistoryHook, StatusFileHook
+from ctxlm_ds.training.hooks.hooks import Hook, RunEnd, RunStart, StepMetrics
 
 
 def test_starts_and_ends_are_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,9 +33,29 @@ def test_starts_and_ends_are_events(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (end["reason"], end["completed"], end["failed"]) == ("ValueError: bad", False, True)
 
 
-def fail(hook: HistoryHook) -> None:
+def fail(hook: Hook) -> None:
     """As the trainer tells it: while the exception is on its way."""
     try:
         raise ValueError("bad")
     finally:
         hook.on_run_end(RunEnd("an error", 31, 5, 1.0, completed=True, failed=True))
+
+
+def test_the_status_file_has_the_last_report_and_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    hook = StatusFileHook(tmp_path, lambda: "step-20")
+    hook.on_run_start(RunStart(20, 100, RunConfig()))
+    for step in range(21, 36):
+        hook.on_step_end(StepMetrics(step, 1.0 / step, {}, {}, 0.1, None, 10, 10, 0.5, 0.1, 0))
+    status = read_status(tmp_path)
+    assert (status["state"], status["step"], status["of"], status["job_id"]) == ("running", 30, 100, "77")
+    assert (status["loss"], status["checkpoint"], status["tokens_per_second"]) == (1 / 30, "step-20", 20)
+    assert (status["left_s"], status["starts"]) == (35, 1)
+    with pytest.raises(ValueError, match="bad"):
+        fail(hook)
+    status = read_status(tmp_path)
+    assert (status["state"], status["why"], status["last_failure"]) == ("failed", "ValueError: bad", "ValueError: bad")
+    hook.on_run_start(RunStart(20, 100, RunConfig()))
+    hook.on_run_end(RunEnd("all steps are done", 100, 5, 1.0))
+    status = read_status(tmp_path)
+    assert (status["state"], status["step"], status["starts"]) == ("completed", 100, 2)

@@ -92,7 +92,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.console import logger, setup_logging
 from ctxlm_ds.training.hooks.hooks import RunStart, StepMetrics, RunEnd
 from ctxlm_ds.training.hooks.status import StatusHook
-from ctxlm_ds.process.launch import StopSignal
+from ctxlm_ds.process.signals import StopSignal
 import os, signal, sys
 setup_logging()
 stop_signal = StopSignal().install()

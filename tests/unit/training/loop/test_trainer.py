@@ -15,7 +15,7 @@ import pytest
 
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.process.launch import STOP_SIGNALS, StopSignal
+from ctxlm_ds.process.signals import STOP_SIGNALS, StopSignal
 from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.evaluation import EvaluationConfig
 from ctxlm_ds.recipe.schema import CheckpointConfig, RunConfig, TrainingConfig

@@ -5,18 +5,18 @@ from __future__ import annotations
 import socket
 import sys
 
-from ctxlm_ds.apps.cluster.settings import JobSettings
-from ctxlm_ds.apps.cluster.srun import SrunStep, free_port, is_known_host, rank_python, srun_command, step_environment
+from ctxlm_ds.apps.cluster.job_context import JobSettings
+from ctxlm_ds.apps.cluster.rank_start import SrunStep, free_port, is_known_host, srun_command, step_environment
 
 
 def test_ranks_in_containers() -> None:
     apptainer = JobSettings(container="a.sif", container_options=("--bind", "/d"), srun_options=("--cpu-bind=cores",))
-    words = srun_command([rank_python(apptainer), "-m", "x"], apptainer)
+    words = srun_command([apptainer.python, "-m", "x"], apptainer)
     assert " ".join(words).endswith("--cpu-bind=cores apptainer exec --nv --bind /d a.sif python3 -m x")
     pyxis = JobSettings(pyxis="b.sqsh", pyxis_options=("--container-mounts=/d",))
-    words = srun_command([rank_python(pyxis), "-m", "x"], pyxis)
+    words = srun_command([pyxis.python, "-m", "x"], pyxis)
     assert " ".join(words).endswith("--container-image=b.sqsh --container-mounts=/d python3 -m x")
-    assert rank_python(JobSettings()) == sys.executable
+    assert JobSettings().python == sys.executable
 
 
 def test_the_ranks_environment() -> None:

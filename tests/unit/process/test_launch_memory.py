@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from ctxlm_ds.process import allocator
-from ctxlm_ds.process.allocator import keep_freed_memory
+from ctxlm_ds.process import launch
+from ctxlm_ds.process.launch import keep_freed_memory
 
 CHILD = """
 import ctypes, resource, sys
-from ctxlm_ds.process.allocator import keep_freed_memory
+from ctxlm_ds.process.launch import keep_freed_memory
 if sys.argv[1] == "kept":
     assert keep_freed_memory() is not None
 libc = ctypes.CDLL(None)
@@ -36,7 +36,7 @@ def _faults(mode: str) -> int:
     return int(run.stdout)
 
 
-@pytest.mark.skipif(not allocator._is_glibc(), reason="another C library")
+@pytest.mark.skipif(not launch._is_glibc(), reason="another C library")
 def test_a_block_of_64_MiB_is_used_again_without_page_faults() -> None:
     assert _faults("kept") <= 8
     assert _faults("returned") >= 8 * 32, "8 blocks are new pages, at most 2 MiB each"
@@ -61,8 +61,8 @@ class _Libc:
 )
 def test_the_settings(monkeypatch: pytest.MonkeyPatch, accepted: tuple[int, ...], calls: list[tuple[int, int]]) -> None:
     libc = _Libc(*accepted)
-    monkeypatch.setattr(allocator, "_is_glibc", lambda: True)
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: libc)
+    monkeypatch.setattr(launch, "_is_glibc", lambda: True)
+    monkeypatch.setattr(launch.ctypes, "CDLL", lambda name: libc)
     assert keep_freed_memory({}) is not None
     assert libc.calls == calls
 
@@ -73,7 +73,7 @@ def test_the_settings(monkeypatch: pytest.MonkeyPatch, accepted: tuple[int, ...]
     ids=["MALLOC", "TUNABLES"],
 )
 def test_settings_of_the_environment_stay(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]) -> None:
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: pytest.fail("changed"))
+    monkeypatch.setattr(launch.ctypes, "CDLL", lambda name: pytest.fail("changed"))
     assert keep_freed_memory(environ) is None
 
 
@@ -82,5 +82,5 @@ def test_other_c_libraries_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch)
         raise ValueError("unrecognized configuration name")
 
     monkeypatch.setattr(os, "confstr", unknown)
-    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: pytest.fail("changed"))
+    monkeypatch.setattr(launch.ctypes, "CDLL", lambda name: pytest.fail("changed"))
     assert keep_freed_memory({}) is None

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.cluster.settings import OWN_VARIABLES, PREFLIGHT, VARIABLES, misspelt, read_preflight, read_settings
+from ctxlm_ds.apps.cluster.job_context import OWN_VARIABLES, VARIABLES, misspelt, read_settings
 from ctxlm_ds.errors import ConfigError
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("CTXLM_RESTART", "perhaps"), ("CTXLM_MAX_RESTARTS", "0"), ("CTXLM_RESTART_DELAY_S", "soon"),
+    [("CTXLM_RESTART", "successor"), ("CTXLM_MAX_RESTARTS", "0"), ("CTXLM_RESTART_DELAY_S", "soon"),
      ("CTXLM_SRUN_OPTIONS", "--comment='open")],
 )  # fmt: skip
 def test_wrong_settings_are_named(name: str, value: str) -> None:
@@ -37,12 +37,3 @@ def test_the_list_of_variables_is_whole() -> None:
     texts = [path.read_text(encoding="utf-8") for path in files if path.suffix in (".py", ".sh", ".sbatch")]
     named = {name for text in texts for name in re.findall(r"CTXLM_[A-Z_]*[A-Z]", text)}
     assert named == {*VARIABLES, *OWN_VARIABLES}
-
-
-def test_thresholds_come_from_the_environment() -> None:
-    found = read_preflight({"CTXLM_PREFLIGHT_MAX_CLOCK_S": "0.5", "CTXLM_PREFLIGHT": "1", "CTXLM_PREFLIGHT_MIB": ""})
-    assert found == {**PREFLIGHT, "MAX_CLOCK_S": 0.5}
-    for wrong in ("soon", "-1", "nan"):
-        with pytest.raises(ConfigError, match=f"CTXLM_PREFLIGHT_LIMIT_S={wrong}: expected a number, 0 or more"):
-            read_preflight({"CTXLM_PREFLIGHT_LIMIT_S": wrong})
-    assert "did you mean CTXLM_PREFLIGHT_MIN_BANDWIDTH?" in misspelt({"CTXLM_PREFLIGHT_MIN_BANDWITH": "1"})[0]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ctxlm_ds.apps.cluster.rank_failures import gather_failures, report
-from ctxlm_ds.process.run_history import FailureRecord, write_record
+from ctxlm_ds.apps.cluster.rank_output import gather_failures, report
+from ctxlm_ds.process.failure import FailureRecord, write_record
 
 ENDED = "srun: launch/slurm: _step_signal: Terminating StepId=13.1"
 
@@ -48,10 +48,11 @@ def test_an_abort_may_follow_from_a_peer(tmp_path: Path) -> None:
     assert [failure.rank for failure in failures] == [1, 0]
 
 
-def test_the_signal_of_a_killed_rank_is_known_to_srun(tmp_path: Path) -> None:
-    record(tmp_path, 1, 1.0, error="Killed", message="killed from outside", traceback=None)
-    failures = gather_failures(tmp_path, ["srun: error: n2: task 1: Segmentation fault (core dumped)"], {})
+def test_a_crash_in_c_code_shows_its_stack(tmp_path: Path) -> None:
+    held = {1: ["Fatal Python error: Segmentation fault", "", '  File "a.py", line 1 in crash']}
+    failures = gather_failures(tmp_path, ["srun: error: n2: task 1: Segmentation fault (core dumped)"], held)
     assert failures[0].describe() == "rank 1 on n2 was killed by signal 11 (Segmentation fault)"
+    assert report(failures, tmp_path)[-3:] == held[1]
 
 
 def test_without_a_record_the_rank_s_own_words_are_taken(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Ties between a rank and the launcher that started it: torchrun, or DeepSpeed's `deepspeed` and per-node launcher.
+"""The launchers of this package, except srun (slurm.py) and --ranks (local_ranks.py), and the ties of ranks to them.
 
 Ranks end with their launcher: otherwise kill -9 of it would leave them computing and writing with nobody in charge.
 torchrun and DeepSpeed's per-node launcher are a rank's parent: the kernel kills the rank when it dies. The `deepspeed`
@@ -20,18 +20,103 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
+from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.process.cgroups import read_text
+from ctxlm_ds.process.launch import Launcher, RankInfo, free_port
 from ctxlm_ds.process.lock_record import process_fields
+from ctxlm_ds.process.signals import interrupted
+from ctxlm_ds.process.slurm import read_number
 
 logger = logging.getLogger("ctxlm_ds")
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PR_SET_PDEATHSIG = 1
 WATCH_INTERVAL_S = 0.5
 SIBLINGS_S = 15.0
 NODE_LAUNCHER = "deepspeed.launcher.launch"
-interrupted = threading.Event()  # Ctrl-C has come: launchers that end now are no news
+
+
+class Single(Launcher):
+    """No launcher: a process alone."""
+
+    returns_status = True
+
+    def has_started(self, environ: Mapping[str, str]) -> bool:
+        return True
+
+    def place(self, environ: Mapping[str, str]) -> RankInfo:
+        return RankInfo(0, 1, 0, 1, "127.0.0.1", free_port(), "", 0)
+
+
+class Environment(Launcher):
+    """A launcher without an entry, or a person, that sets RANK, WORLD_SIZE and the rest."""
+
+    def has_started(self, environ: Mapping[str, str]) -> bool:
+        return "RANK" in environ or "WORLD_SIZE" in environ
+
+    def place(self, environ: Mapping[str, str]) -> RankInfo:
+        return place_by_variables(environ)
+
+
+class Torchrun(Environment):
+    """torchrun, which prints the traceback of a SignalException when it is interrupted."""
+
+    default_threads = "1"
+    second_interrupts = (signal.SIGINT, signal.SIGTERM)
+
+    def has_started(self, environ: Mapping[str, str]) -> bool:
+        return super().has_started(environ) and "TORCHELASTIC_RUN_ID" in environ
+
+    def prepare(self, ranks: RankInfo) -> None:
+        die_with_launcher(watch_grandparent=False)
+
+    def finish(self, ranks: RankInfo, was_interrupted: bool) -> None:
+        if was_interrupted and ranks.local_rank == 0:
+            _end_torchrun()
+
+
+class DeepSpeed(Environment):
+    """The `deepspeed` command, or its per-node launcher."""
+
+    def has_started(self, environ: Mapping[str, str]) -> bool:
+        return super().has_started(environ) and "CROSS_RANK" in environ
+
+    def prepare(self, ranks: RankInfo) -> None:
+        die_with_launcher(watch_grandparent=ranks.local_rank == 0)
+        if ranks.local_rank == 0:
+            take_terminal()
+
+
+SINGLE, ENVIRONMENT, TORCHRUN, DEEPSPEED = Single(), Environment(), Torchrun(), DeepSpeed()
+
+
+def place_by_variables(environ: Mapping[str, str]) -> RankInfo:
+    """Return the place that RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and MASTER_ADDR, MASTER_PORT name.
+
+    Raises ConfigError if one is missing, is no number, or contradicts another.
+    """
+    rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+    alone = world_size == 1
+    if rank >= world_size:
+        raise ConfigError(f"RANK is {rank} but WORLD_SIZE is {world_size}; unset both to run one process")
+    local_rank = _number(environ, "LOCAL_RANK", "0" if alone else "")
+    address = environ.get("MASTER_ADDR") or ("127.0.0.1" if alone else "")
+    if not address:
+        raise ConfigError("MASTER_ADDR is missing although WORLD_SIZE is set; set it to the host of rank 0")
+    port = free_port() if alone and "MASTER_PORT" not in environ else _number(environ, "MASTER_PORT")
+    # DeepSpeed's launcher says LOCAL_SIZE.
+    unknown = str(world_size if address in LOOPBACK else 1)
+    local_name = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in environ else "LOCAL_SIZE"
+    local_world_size = _number(environ, local_name, unknown)
+    return RankInfo(rank, world_size, local_rank, local_world_size, address, port, "", local_rank)
+
+
+def _number(environ: Mapping[str, str], name: str, default: str = "") -> int:
+    remedy = "start with deepspeed, torchrun or srun, or unset RANK and WORLD_SIZE to run one process"
+    return read_number(environ, name, default, remedy)
 
 
 def die_with_launcher(watch_grandparent: bool) -> None:
@@ -74,8 +159,11 @@ def _is_sshd(text: str) -> bool:
 
 
 def _watch(parent: int, ties: list[tuple[int, int]]) -> None:
+    command = local_deepspeed_command()
     while all(parent_of(child) == above for child, above in ties):
-        time.sleep(WATCH_INTERVAL_S)
+        if interrupted.wait(WATCH_INTERVAL_S):
+            _end_deepspeed_command(command)
+            return
     if os.getppid() == parent and not interrupted.is_set():
         logger.error("the deepspeed command, or the connection to it, has ended; its ranks stop")
         os.kill(parent, signal.SIGTERM)
@@ -113,14 +201,14 @@ def take_terminal() -> None:
     os.close(terminal)
 
 
-def end_deepspeed_command(command: int) -> None:
+def _end_deepspeed_command(command: int) -> None:
     """Kill the `deepspeed` command at Ctrl-C if it was interrupted as well: it would print a traceback and end."""
     with contextlib.suppress(OSError):
         if command and os.getpgid(command) == os.getpgrp():
             os.kill(command, signal.SIGKILL)
 
 
-def end_torchrun() -> None:
+def _end_torchrun() -> None:
     """Kill torchrun when all its ranks but this one have ended: it would print the traceback of a SignalException."""
     parent, end_s = os.getppid(), time.monotonic() + SIBLINGS_S
     while time.monotonic() < end_s:
@@ -133,15 +221,6 @@ def end_torchrun() -> None:
 
 
 # Processes of this machine
-
-
-def end_processes_with(variable: str, value: str) -> None:
-    """Kill every process that was started with an environment variable of this value (compilers of a dead rank)."""
-    wanted = f"{variable}={value}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if value and wanted in (folder / "environ").read_bytes().split(b"\0"):
-                os.kill(int(folder.name), signal.SIGKILL)
 
 
 def parent_of(pid: int) -> int | None:

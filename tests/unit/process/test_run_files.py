@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.console import setup_logging
-from ctxlm_ds.process import output_log
-from ctxlm_ds.process.output_log import NAME, OutputLog, say
+from ctxlm_ds.process import run_files
+from ctxlm_ds.process.run_files import NAME, OutputLog, say
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -19,9 +19,9 @@ logger = logging.getLogger("ctxlm_ds")
 @pytest.fixture(autouse=True)
 def no_file() -> Iterator[None]:
     yield
-    if output_log._descriptor is not None:
-        os.close(output_log._descriptor)
-        output_log._descriptor = None
+    if run_files._descriptor is not None:
+        os.close(run_files._descriptor)
+        run_files._descriptor = None
 
 
 def start(run_dir: Path, *lines: str) -> None:

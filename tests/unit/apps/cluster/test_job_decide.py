@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ctxlm_ds.apps.cluster.restart_policy import Action, Outcome, decide
+from ctxlm_ds.apps.cluster.job import Action, decide
+from ctxlm_ds.apps.cluster.rank_start import Outcome
 
 CALM = {
     "outcome": Outcome.FAILED, "still_ours": True, "time_is_up": False, "broken_nodes": False, "may_continue": True,
-    "fruitless_starts": 1, "max_restarts": 4,
+    "gives_up": False,
 }  # fmt: skip
 
 
@@ -18,13 +19,12 @@ CALM = {
         ({}, Action.RESTART),
         ({"time_is_up": True}, Action.CONTINUE_LATER),
         ({"broken_nodes": True}, Action.CONTINUE_LATER),
-        ({"fruitless_starts": 3}, Action.RESTART),
-        ({"fruitless_starts": 4}, Action.GIVE_UP),
-        ({"fruitless_starts": 4, "time_is_up": True}, Action.GIVE_UP),
+        ({"gives_up": True}, Action.GIVE_UP),
+        ({"gives_up": True, "time_is_up": True}, Action.GIVE_UP),
         ({"still_ours": False}, Action.LEAVE),
         ({"may_continue": False}, Action.STOP),
         ({"outcome": Outcome.STOPPED}, Action.CONTINUE_LATER),
-        ({"outcome": Outcome.STOPPED, "fruitless_starts": 9}, Action.GIVE_UP),
+        ({"outcome": Outcome.STOPPED, "gives_up": True}, Action.GIVE_UP),
         ({"outcome": Outcome.STOPPED, "still_ours": False}, Action.LEAVE),
         ({"outcome": Outcome.STOPPED, "may_continue": False}, Action.STOP),
         ({"outcome": Outcome.COMPLETED}, Action.DONE),

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.process.launch import VARIABLE, choose_gloo_interface, interface_of
+from ctxlm_ds.process.slurm import VARIABLE, choose_gloo_interface, interface_of
 
 ASK = (
-    "import os; from ctxlm_ds.process.launch import choose_gloo_interface as choose; "
+    "import os; from ctxlm_ds.process.slurm import choose_gloo_interface as choose; "
     "print(choose(('n1', 'n2'), os.environ), os.environ.get('GLOO_SOCKET_IFNAME'))"
 )
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from ctxlm_ds.process.launcher import launcher_ties, parent_of
+from ctxlm_ds.process.launchers import launcher_ties, parent_of
 
 SSHD = "sshd: user@notty"
 NEWER_SSHD = "sshd-session: user@notty"
