@@ -68,11 +68,6 @@ def shortened(text: str) -> str:
     return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 1] + "…"
 
 
-def record_name(rank: int) -> str:
-    """Return `rank-00003.json` for 3."""
-    return f"rank-{rank:05d}.json"
-
-
 def read_failures(folder: Path) -> list[FailureRecord]:
     """Read the intact records of one attempt, the likely reason first: causes before consequences, each by time."""
     records = [record for path in sorted(folder.glob("rank-*.json")) if (record := read_record(path)) is not None]
@@ -91,7 +86,7 @@ def read_record(path: Path) -> FailureRecord | None:
 def write_record(folder: Path, record: FailureRecord) -> None:
     """Write a record, and the run's status if it is rank 0's or of a hang, unless the disk is full or missing."""
     with contextlib.suppress(OSError):
-        write_text(folder / record_name(record.rank), json.dumps(asdict(record), indent=1) + "\n")
+        write_text(folder / f"rank-{record.rank:05d}.json", json.dumps(asdict(record), indent=1) + "\n")
         # The refusal of a second process is no failure of the run.
         if (record.rank == 0 or record.exit_status == errors.EXIT_HANG) and record.error != "RunLockedError":
             why = read_failures(folder)[0].describe()
@@ -108,11 +103,7 @@ def clear_evidence(folder: Path, before_unix_s: float) -> None:
 
 
 class FailureReport:
-    """Reports the error that ends this rank.
-
-    `ranks` and `run_dir` are set as soon as they are known. Without `ranks` the launcher's variables say which rank
-    this is; without `run_dir` no record is written.
-    """
+    """Reports the error that ends this rank; `ranks` and `run_dir` are set as soon as they are known."""
 
     def __init__(self, stop_signal: StopSignal) -> None:
         self.ranks: RankInfo | None = None
@@ -154,16 +145,15 @@ class FailureReport:
         return attempt_folder(self.run_dir) if self.run_dir is not None and self.run_dir.is_dir() else None
 
     def _rank_0_says_so(self, record: FailureRecord) -> bool:
-        """Return whether rank 0 ends with the same message, so that this rank need not repeat it.
+        """Return whether rank 0 ends with the same message: by its record, or because the launcher stops this rank.
 
-        Its record shows that, or the launcher, which stops the others when a rank has failed. Neither comes for a
-        mistake that only this rank can see (a file missing on its node).
+        Neither comes for a mistake that only this rank can see (a file missing on its node).
         """
         stopped_before, deadline_s = self._stop_signal.requested, time.monotonic() + RANK_0_WAIT_S
         while time.monotonic() < deadline_s:
             if self._stop_signal.requested and not stopped_before:
                 return True
-            other = None if (folder := self._folder()) is None else read_record(folder / record_name(0))
+            other = None if (folder := self._folder()) is None else read_record(folder / "rank-00000.json")
             if other is not None and other.time_unix_s >= self._started_unix_s - RANK_0_WAIT_S:
                 return (other.error, other.message) == (record.error, record.message)
             time.sleep(min(POLL_S, RANK_0_WAIT_S / 10))

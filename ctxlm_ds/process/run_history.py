@@ -28,8 +28,7 @@ JOB_ATTEMPT = "job-"
 START = "start"  # rank 0 begins or resumes: step, world_size, job_id
 END = "end"  # rank 0 ended in order: step, reason, completed, failed
 SKIP = "skip"  # a batch was skipped: step, why, loss, grad_norm, rows
-ROLLBACK = "rollback"
-"""The run went back from a bad batch: step, to_step, why, loss, grad_norm, rows, passed_over."""
+ROLLBACK = "rollback"  # back from a bad batch: step, to_step, why, loss, grad_norm, rows, passed_over
 ANOMALY = "anomaly"  # the run stopped at a bad batch: step, why, loss, grad_norm, rows
 SAVE_FAILED = "save_failed"  # a checkpoint could not be written: step, why
 FAILURE = "failure"  # the job saw its ranks end badly: why, exit_status, first_rank, attempt
@@ -42,13 +41,10 @@ def append_event(run_dir: Path, event: str, **values: Any) -> bool:
     line = json.dumps({"time_unix_s": round(time.time(), 6), "event": event, **values}) + "\n"
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        handle = os.open(run_dir / HISTORY_NAME, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        try:
-            size = os.fstat(handle).st_size
-            torn = size > 0 and os.pread(handle, 1, size - 1) != b"\n"
-            os.write(handle, ("\n" * torn + line).encode())
-        finally:
-            os.close(handle)
+        with open(run_dir / HISTORY_NAME, "ab+", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
+            file.write(("\n" * torn + line).encode())
     except OSError:
         return False
     return True

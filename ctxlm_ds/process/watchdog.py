@@ -35,11 +35,9 @@ from ctxlm_ds.recipe.schema import WatchdogConfig
 
 T = TypeVar("T")
 
-POLLS_PER_LIMIT = 20
-SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 5.0
+SHORTEST_POLL_S, LONGEST_POLL_S, POLLS_PER_LIMIT = 0.05, 5.0, 20
 SUSPICION = 0.25  # share of its limit after which a rank follows another that has reached its
-GRACE_S = 15.0  # how long a rank waits for the stacks of the others
-JOINING_S = 5.0  # and then for the rank that joins them
+GRACE_S, JOINING_S = 15.0, 5.0  # how long a rank waits for the others' stacks, and then for the rank that joins them
 EVIDENCE_S = 30.0  # how long all of this may take, because the run directory may be what hangs
 HELD_S, FOREVER_S = 60.0, 1e8  # time beyond the limit after which faulthandler ends a rank
 DUMP_SIGNAL = signal.SIGUSR2
@@ -55,8 +53,8 @@ class Watchdog:
     """Watches this rank inside a `with` statement; a limit of null is switched off."""
 
     def __init__(self, config: WatchdogConfig, run_dir: Path, ranks: RankInfo) -> None:
-        start, step, save = config.start_minutes, config.step_minutes, config.save_minutes
-        minutes = {"start": start, "training": step, "evaluation": step, "saving": save, "end": save}
+        step, save = config.step_minutes, config.save_minutes
+        minutes = {"start": config.start_minutes, "training": step, "evaluation": step, "saving": save, "end": save}
         self._limits_s = {name: math.inf if value is None else value * 60 for name, value in minutes.items()}
         self._poll_s = min(LONGEST_POLL_S, max(SHORTEST_POLL_S, min(self._limits_s.values()) / POLLS_PER_LIMIT))
         self._folder = attempt_folder(run_dir)
@@ -138,7 +136,7 @@ class Watchdog:
         facts = f"rank {ranks.rank} of {ranks.world_size} on {host} (process {os.getpid()}): {what}"
         deadline_s = time.monotonic() + GRACE_S
         try:
-            write_text(folder / stacks_name(ranks.rank), f"{facts}\n\n{all_stacks()}")
+            write_text(folder / f"stacks-{ranks.rank:05d}.txt", f"{facts}\n\n{all_stacks()}")
         except OSError as error:
             say(f"[rank {ranks.rank}] the stacks could not be written to {folder}: {error}")
             deadline_s = 0.0
@@ -175,15 +173,10 @@ def all_stacks() -> str:
     parts = []
     for ident, frame in sys._current_frames().items():
         # Without source lines, because reading them may hang as well.
-        calls = (f'  File "{at.f_code.co_filename}", line {line} in {at.f_code.co_name}\n'
-                 for at, line in traceback.walk_stack(frame))  # fmt: skip
-        parts.append(f"Thread {names.get(ident, ident)}, most recent call first:\n{''.join(calls)}")
+        calls = [(at.f_code, line) for at, line in traceback.walk_stack(frame)]
+        lines = [f'  File "{code.co_filename}", line {line} in {code.co_name}\n' for code, line in calls]
+        parts.append(f"Thread {names.get(ident, ident)}, most recent call first:\n{''.join(lines)}")
     return "\n".join(parts)
-
-
-def stacks_name(rank: int) -> str:
-    """Return `stacks-00003.txt` for 3."""
-    return f"stacks-{rank:05d}.txt"
 
 
 def stacks_files(folder: Path) -> dict[int, Path]:
@@ -195,18 +188,25 @@ def stacks_files(folder: Path) -> dict[int, Path]:
 def conclude(folder: Path, world_size: int) -> str:
     """Join the ranks' stacks into one file; return which ranks to look at first, and where the file is."""
     texts = {rank: path.read_text(encoding="utf-8", errors="replace") for rank, path in stacks_files(folder).items()}
-    culprits = likely_culprits(texts, world_size)
+    joined, culprits = join_stacks(texts, world_size)
     first = f"; look at {describe_ranks(culprits)} first" if culprits else ""
     try:
-        write_text(folder / ALL_STACKS_NAME, join_stacks(texts, world_size))
+        write_text(folder / ALL_STACKS_NAME, joined)
         return f"{first}; all ranks' stacks are in {folder / ALL_STACKS_NAME}"
     except OSError as error:
         return f"{first}; the stacks could not be joined: {error}"
 
 
-def join_stacks(texts: Mapping[int, str], world_size: int) -> str:
-    """Join the texts of all ranks into one: ranks without a text first, then the groups that are likely culprits."""
-    groups = _groups(texts)
+def join_stacks(texts: Mapping[int, str], world_size: int) -> tuple[str, list[int]]:
+    """Join the texts of all ranks into one, and return the ranks that it begins with: the likely culprits.
+
+    Ranks without a text come first, then those outside of collectives; none is accused if all are in the same place.
+    """
+    by_frames: dict[tuple[str, ...], list[int]] = {}
+    for rank, text in texts.items():
+        match = _MAIN_FRAMES.search(text)
+        by_frames.setdefault(tuple(match[1].splitlines()) if match else (), []).append(rank)
+    groups = sorted(by_frames.items(), key=lambda group: (_waits(group[0]), len(group[1])))
     silent = [rank for rank in range(world_size) if rank not in texts]
     why = "stopped, killed, held by C code, on a lost node, or without the run directory"
     parts = [f"=== {describe_ranks(silent)} left no stacks: {why}\n"] if silent else []
@@ -216,27 +216,12 @@ def join_stacks(texts: Mapping[int, str], world_size: int) -> str:
         calls = "".join(f"{frame}\n" for frame in frames)
         parts.append(f"=== {describe_ranks(ranks)} {are}, most recent call first:\n{calls}{facts}\n")
     parts += [f"--- every thread of rank {ranks[0]}\n{texts[ranks[0]].rstrip()}\n" for _, ranks in groups]
-    return "\n".join(parts)
-
-
-def likely_culprits(texts: Mapping[int, str], world_size: int) -> list[int]:
-    """Return the ranks that the joined text begins with; empty if all are in the same place."""
-    groups = _groups(texts)
-    return [rank for rank in range(world_size) if rank not in texts] or (groups[0][1] if len(groups) > 1 else [])
+    return "\n".join(parts), silent or (groups[0][1] if len(groups) > 1 else [])
 
 
 def describe_ranks(ranks: Sequence[int]) -> str:
     """Describe `[0, 1, 2, 5]` as `ranks 0-2, 5` and `[3]` as `rank 3`."""
     return f"rank{'' if len(ranks) == 1 else 's'} {join_numbers(ranks, ', ')}"
-
-
-def _groups(texts: Mapping[int, str]) -> list[tuple[tuple[str, ...], list[int]]]:
-    """Group the ranks by their main thread's frames, likely culprits first."""
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for rank, text in texts.items():
-        match = _MAIN_FRAMES.search(text)
-        groups.setdefault(tuple(match[1].splitlines()) if match else (), []).append(rank)
-    return sorted(groups.items(), key=lambda group: (_waits(group[0]), len(group[1])))
 
 
 def _waits(frames: Sequence[str]) -> bool:

@@ -242,7 +242,8 @@ class Submission:
 
     def _sbatch(self, mode: str) -> str:
         args = self._args
-        words = [args.recipe, *_deepspeed(args)]
+        words = [args.recipe]
+        words += [] if args.deepspeed_config is None else ["--deepspeed_config", args.deepspeed_config]
         words += [] if args.sweep is None else [OPTION, str(self._run_dir / SWEEP_NAME)]
         words += ["--set", *args.set] if args.set else []
         command = ["sbatch", mode, *self._options, str(self._script), *words]
@@ -250,10 +251,6 @@ class Submission:
         if done.returncode != 0:
             raise ConfigError(f"{shlex.join(command)}: {done.stderr.strip() or 'refused without a message'}")
         return done.stdout or done.stderr
-
-
-def _deepspeed(args: argparse.Namespace) -> list[str]:
-    return [] if args.deepspeed_config is None else ["--deepspeed_config", args.deepspeed_config]
 
 
 def _count(gpus: str | None) -> int:

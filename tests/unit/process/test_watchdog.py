@@ -18,9 +18,7 @@ from ctxlm_ds.process.watchdog import (
     conclude,
     describe_ranks,
     join_stacks,
-    likely_culprits,
     stacks_files,
-    stacks_name,
 )
 from tests.unit.process.watched_runs import LONGER, NONE, SHORT, Run, Scenario, running, until
 
@@ -164,34 +162,34 @@ def test_stacks_of_this_process() -> None:
 def test_the_one_elsewhere_comes_first() -> None:
     texts = {rank: text(rank, WAITING, "File b, line 1 in step") for rank in range(4)}
     texts[2] = text(2, "File c, line 9 in read", "File b, line 1 in step")
-    joined = join_stacks(texts, 4)
+    joined, culprits = join_stacks(texts, 4)
     assert joined.startswith("=== rank 2 is here, most recent call first:\n  File c, line 9 in read")
     assert "=== ranks 0-1, 3 are here (waiting for other ranks)" in joined
-    assert likely_culprits(texts, 4) == [2]
+    assert culprits == [2]
 
 
 def test_of_two_the_one_outside_collectives_comes_first() -> None:
     texts = {0: text(0, WAITING), 1: text(1, "File c, line 9 in read")}
-    assert likely_culprits(texts, 2) == [1]
+    assert join_stacks(texts, 2)[1] == [1]
     # The majority reads, and one waits for them.
     texts = {0: text(0, WAITING), 1: text(1, "File c"), 2: text(2, "File c")}
-    assert likely_culprits(texts, 3) == [1, 2]
+    assert join_stacks(texts, 3)[1] == [1, 2]
 
 
 def test_silent_ranks_come_before_all() -> None:
     texts = {0: text(0, WAITING), 3: text(3, "File c")}
-    assert join_stacks(texts, 4).startswith("=== ranks 1-2 left no stacks")
-    assert likely_culprits(texts, 4) == [1, 2]
+    assert join_stacks(texts, 4)[0].startswith("=== ranks 1-2 left no stacks")
+    assert join_stacks(texts, 4)[1] == [1, 2]
 
 
 def test_all_at_one_place_accuse_nobody() -> None:
     texts = {rank: text(rank, WAITING) for rank in range(3)}
-    assert likely_culprits(texts, 3) == []
+    assert join_stacks(texts, 3)[1] == []
 
 
 def test_files(tmp_path: Path) -> None:
     for rank in (11, 0):
-        (tmp_path / stacks_name(rank)).write_text(text(rank, "File c"))
+        (tmp_path / f"stacks-{rank:05d}.txt").write_text(text(rank, "File c"))
     (tmp_path / "stacks-x.txt").write_text("not a rank's")
     assert list(stacks_files(tmp_path)) == [0, 11]
     assert stacks_files(tmp_path / "missing") == {}
