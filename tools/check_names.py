@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ctxlm_ds.apps.downstream.kinds.entries import TASKS
-from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, OPTIMIZERS, SCHEDULES, TOKENIZERS, TRACKERS
+from ctxlm_ds.registry import FAMILIES, FORMATS, LAUNCHERS, OBJECTIVES, OPTIMIZERS, SCHEDULES, TOKENIZERS, TRACKERS
 
 ROOT = Path(__file__).resolve().parent.parent
 REGISTRIES = (FAMILIES, OBJECTIVES, FORMATS, OPTIMIZERS, SCHEDULES, TRACKERS, TASKS, TOKENIZERS)
@@ -53,7 +53,11 @@ def comparisons(tree: ast.AST, names: set[str]) -> Iterator[tuple[int, str]]:
     """Yield line and name of every comparison in a syntax tree."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
-            found = [name for operand in (node.left, *node.comparators) for name in _strings(operand)]
+            operands = (node.left, *node.comparators)
+            found = [name for operand in operands for name in _strings(operand)]
+            # The names of launchers are common words.
+            if any(getattr(operand, "attr", getattr(operand, "id", None)) == "launcher" for operand in operands):
+                yield from ((node.lineno, name) for name in found if name in LAUNCHERS.shipped_names())
         elif isinstance(node, ast.MatchValue):
             found = _strings(node.value)
         elif isinstance(node, ast.Subscript):

@@ -16,7 +16,7 @@ NAMES = {"bert", "masked_lm"}
     "code",
     ['if family == "bert": pass', 'x = "bert" != family', 'x = family in ("gpt", "bert")', 'x = family not in ["bert"]',
      'match family:\n    case "bert": pass', 'x = sums["masked_lm"]', 'NAMES = ("bert",)', 'A, B = "bert", "x"',
-     "x = config.is_decoder"],
+     "x = config.is_decoder", 'x = ranks.launcher == "srun"'],
 )  # fmt: skip
 def test_comparisons_are_found(code: str) -> None:
     assert len(list(comparisons(ast.parse(code), NAMES))) == 1
@@ -24,7 +24,15 @@ def test_comparisons_are_found(code: str) -> None:
 
 @pytest.mark.parametrize(
     "code",
-    ['x = "bert"', 'call("bert")', '"""bert"""', 'if family == "bert-base": pass', "x = bert == 1", 'x = {"bert": 1}'],
+    [
+        'x = "bert"',
+        'call("bert")',
+        '"""bert"""',
+        'if family == "bert-base": pass',
+        "x = bert == 1",
+        'x = {"bert": 1}',
+        'x = words[0] == "srun"',
+    ],
 )
 def test_other_uses_of_a_name_are_none(code: str) -> None:
     assert list(comparisons(ast.parse(code), NAMES)) == []
