@@ -126,7 +126,8 @@ class LogFilter:
             return False
         if self._in_frames[rank]:
             # The first line after the frames is the exception's.
-            self._in_frames[rank] = not said.strip() or said.startswith(" ")
+            more = said.startswith(" ") or said.endswith("(most recent call first):")
+            self._in_frames[rank] = not said.strip() or more
             return True
         if not said.strip() or said.startswith(_LINKS):
             return True
