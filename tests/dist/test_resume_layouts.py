@@ -37,25 +37,10 @@ SPLIT = [
     Layout(8, 1, tensor=2, pipeline=2, sequence_parallel=True),
 ]  # fmt: skip
 WRITTEN = Layout(4, 1, tensor=2, pipeline=2)
-ALWAYS = [
-    (Layout(4, 3, tensor=2, sequence_parallel=True), Layout(2, 1, pipeline=2)),
-    (Layout(2, 2), Layout(8, 1, tensor=2, pipeline=2, sequence_parallel=True)),
-]
 
 
 def without_dropout(layout: Layout, **changes: Any) -> Layout:
     return Layout(**{**layout.__dict__, "dropout": 0.0, **changes})
-
-
-def pairs() -> list[Any]:
-    rest = [pair for pair in itertools.permutations(PLAIN + SPLIT, 2) if pair not in ALWAYS]
-    chosen = [pytest.param("bert", *pair, id=f"bert-{pair[0]}-to-{pair[1]}") for pair in ALWAYS]
-    soak = [
-        pytest.param(family, *pair, id=f"{family}-{pair[0]}-to-{pair[1]}", marks=pytest.mark.soak)
-        for family, listed in (("bert", rest), ("gpt2", rest[::7]), ("roberta", rest[::7]))
-        for pair in listed
-    ]
-    return chosen + soak
 
 
 @pytest.fixture(scope="module")
@@ -70,15 +55,6 @@ def saved_runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return runs[layout]
 
     return find
-
-
-@pytest.mark.parametrize(("family", "written", "read"), pairs())
-def test_a_run_goes_on_under_another_layout(saved_runs: Any, family: str, written: Layout, read: Layout) -> None:
-    run_dir, saved = saved_runs(without_dropout(written, family=family))
-    resumed = resume_under(without_dropout(read, family=family), run_dir, steps=STEPS)
-    assert_states_equal(saved, resumed)
-    assert len(resumed["losses"]) == STEPS - SAVED_STEP
-    assert resumed["losses"] == pytest.approx(saved["losses"], rel=1e-5)
 
 
 @pytest.mark.parametrize(

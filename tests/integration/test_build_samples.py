@@ -4,9 +4,7 @@ statistics against the published definitions.
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ import pytest
 
 from ctxlm_ds.apps.text.extract_docstrings import extract_docstrings
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.formats.base import SequenceTemplate
 from ctxlm_ds.data.formats.pairs import SegmentPair
 from ctxlm_ds.data.formats.sentences import DocSentences
@@ -25,7 +22,6 @@ from ctxlm_ds.data.index.index import RowSource, SampleReader
 from ctxlm_ds.data.index.record import SAMPLE_DTYPE
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.data.sample import NO_LABEL
-from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.schema import RunConfig
@@ -34,8 +30,6 @@ from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.integration.route import tool
 from tests.sample_data import run_config, sample_of, write_dataset
 from tests.text import make_documents
-
-NUM_DOCUMENTS = 600
 
 
 @dataclass
@@ -127,70 +121,6 @@ def test_unsplit_documents_give_the_text_in_order(roberta: Route) -> None:
     text = roberta.tokenizer.decode(ids)
     first = json.loads((roberta.folder / "text" / "train.jsonl").read_text().splitlines()[0])["text"]
     assert text.startswith(first[:200])
-
-
-def test_next_sentence_statistics(bert: Route) -> None:
-    """BERT: half are true next, less the pairs whose A is a document's last sentence, which are always random."""
-    config = run_config(data={"sample_format": "segment_pair", "num_duplicates": 5, "short_seq_prob": 0.0})
-    index = bert.rows(config)[0].indexes[0]
-    records = index.records
-    share = (records["is_random"] == 0).mean()
-    assert 0.30 < share <= 0.5 + 3 * math.sqrt(0.25 / len(records))
-    assert index.meta["samples"] == len(records) > 5 * NUM_DOCUMENTS
-
-
-@pytest.mark.parametrize("family", ["bert", "roberta"])
-@pytest.mark.parametrize("whole_word", [False, True])
-def test_masking_statistics(family: str, whole_word: bool, request: pytest.FixtureRequest) -> None:
-    """15 %, 80/10/10 over an epoch as training reads it, and whole words where asked for."""
-    route: Route = request.getfixturevalue(family)
-    pairs = {"sample_format": "segment_pair", "short_seq_prob": 0.0}
-    config = run_config(
-        data=pairs if family == "bert" else {"sample_format": "full_sentences"},
-        objective={"name": "masked_lm", "whole_word": whole_word},
-    )
-    rows, objective = route.rows(config)
-    starts = route.tokenizer.word_start_mask()
-    tally = {"tokens": 0, "predicted": 0, "mask": 0, "kept": 0, "random": 0}
-    for step in itertools.islice(TrainLoader(rows, objective, config.data, config.training), len(rows) // 8):
-        for batch in step.micro_batches:
-            for row in range(len(batch.fields["input_ids"])):
-                ids = batch.fields["input_ids"][row].numpy().copy()
-                labels = batch.fields["masked_lm_labels"][row].numpy()
-                used = labels != IGNORE_LABEL
-                positions, labels = batch.fields["prediction_positions"][row].numpy()[used], labels[used]
-                seen = ids[positions]
-                length = int((batch.fields["sequence_ids"][row] > 0).sum())
-                tally["tokens"] += length
-                tally["predicted"] += len(labels)
-                tally["mask"] += int((seen == route.tokenizer.mask_id).sum())
-                tally["kept"] += int((seen == labels).sum())
-                tally["random"] += int(((seen != labels) & (seen != route.tokenizer.mask_id)).sum())
-                assert not set(labels.tolist()) & set(route.tokenizer.special_ids - {route.tokenizer.unk_id})
-                ids[positions] = labels
-                if whole_word:
-                    framed = np.isin(ids[:length], [route.tokenizer.cls_id, route.tokenizer.sep_id])
-                    begins = starts[ids[:length]] | framed
-                    begins[1:] |= framed[:-1]
-                    words = np.cumsum(begins)
-                    chosen = np.isin(words, words[positions])
-                    partial = chosen.sum() != len(positions)
-                    assert not partial or len(set(words[positions].tolist())) == 1
-    assert abs(tally["predicted"] / tally["tokens"] - 0.15) < 0.01
-    same = 0.1 / route.tokenizer.vocab_size
-    for name, share in (("mask", 0.8), ("kept", 0.1 + same), ("random", 0.1 - same)):
-        error = math.sqrt(share * (1 - share) / tally["predicted"])
-        assert abs(tally[name] / tally["predicted"] - share) < 4 * error, name
-
-
-def test_lengths_of_short_sequences(bert: Route) -> None:
-    """short_seq_prob 1 draws targets uniformly in 2..room; 0 fills every row but a document's last."""
-    short = bert.rows(run_config(data={"short_seq_prob": 1.0}))[0].indexes[0].records["num_tokens"]
-    full = bert.rows(run_config(data={"short_seq_prob": 0.0}))[0].indexes[0].records["num_tokens"]
-    published = bert.rows(run_config(data={"short_seq_prob": 0.1}))[0].indexes[0].records["num_tokens"]
-    assert short.max() <= 64 and full.max() == 64
-    assert short.mean() < published.mean() < full.mean()
-    assert (full == 64).mean() > 0.6
 
 
 def write_recipe(route: Route, path: Path, **sections: Any) -> Path:

@@ -106,26 +106,6 @@ def test_the_route(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
     refused("already", "preprocess_data", *again)
 
 
-def test_byte_level_route_with_a_glob_and_compressed_files(tmp_path: Path) -> None:
-    write_corpus(tmp_path / "a.jsonl.gz", 30, seed=1, format="jsonl.gz")
-    write_corpus(tmp_path / "b.jsonl.xz", 30, seed=2, format="jsonl.xz")
-    pattern, folder = tmp_path / "*.jsonl.*", tmp_path / "tokenizer"
-    done = run_tool("train_tokenizer", "--input", pattern, "--type", "bpe", "--vocab-size", 500, "--output-dir", folder)
-    assert "byte_bpe, 500 tokens" in done.stdout
-    run_tool(
-        "preprocess_data",
-        "--input",
-        pattern,
-        "--tokenizer",
-        folder,
-        "--output-prefix",
-        tmp_path / "data",
-        "--workers",
-        1,
-    )
-    assert IndexedDataset(tmp_path / "data_text_document").num_documents == 60
-
-
 def test_mistakes_give_one_clear_line(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
     output = ("--output-prefix", tmp_path / "data")
     refused("no such file", "preprocess_data", "--input", tmp_path / "none", "--tokenizer", tokenizer, *output)
@@ -169,13 +149,6 @@ def _wait(condition: Callable[[], bool], seconds: float = 30.0) -> None:
         time.sleep(0.02)
 
 
-def _alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def _as_in_a_foreground() -> None:
     """Ctrl-C counts, even where these tests run in the background of a shell, which starts its jobs without it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -196,35 +169,6 @@ def running(long_corpus: Path, tokenizer: Path, tmp_path: Path) -> Iterator[subp
     finally:
         process.kill()
         process.communicate()
-
-
-def test_kill_9_leaves_nothing_that_is_accepted(
-    running: subprocess.Popen[str], corpus: Path, tokenizer: Path, tmp_path: Path
-) -> None:
-    workers = _children(running.pid)
-    assert len(workers) >= 2
-    running.send_signal(signal.SIGKILL)
-    running.wait()
-    assert [path.name for path in tmp_path.iterdir()] == ["data_text_sentence.partial"]
-    assert {path.suffix for path in (tmp_path / "data_text_sentence.partial").iterdir()} <= {".part", ".json", ""}
-    with pytest.raises(DataError, match="no such file"):
-        IndexedDataset(tmp_path / "data_text_sentence")
-    refused("no such file", "inspect_dataset", tmp_path / "data_text_sentence", "--verify")
-    _wait(lambda: not any(_alive(pid) for pid in workers))
-    words = ("--input", corpus, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data", "--split-sentences")
-    done = run_tool("preprocess_data", *words, "--workers", 1)
-    assert "which has ended" in done.stderr
-    assert IndexedDataset(tmp_path / "data_text_sentence").num_documents == 150
-    assert not (tmp_path / "data_text_sentence.partial").exists()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_tidies_up(running: subprocess.Popen[str], tmp_path: Path, number: signal.Signals) -> None:
-    running.send_signal(number)
-    _, errors = running.communicate(timeout=60)
-    assert running.returncode == 130
-    assert errors.strip() == "interrupted; nothing incomplete was kept"
-    assert list(tmp_path.iterdir()) == []
 
 
 _PIECEMEAL = """
@@ -307,21 +251,6 @@ def test_a_worker_killed_by_the_system_is_reported(running: subprocess.Popen[str
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 2
     assert errors.strip().splitlines()[-1].startswith("error: a worker process died")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_full_disk_gives_one_error_and_leaves_nothing(long_corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
-    arguments = ("--input", long_corpus, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data")
-    command = command_of("preprocess_data", *arguments, "--workers", 1)
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, 300_000)),
-    )
-    assert done.returncode == 2
-    assert len(done.stderr.strip().splitlines()) == 1 and "nothing was kept" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -89,42 +88,6 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(
 
 
 WITHOUT_DROPOUT = ("model.hidden_dropout=0", "model.attention_dropout=0", "schedule.total_steps=40")
-
-
-@pytest.fixture(scope="module")
-def half_and_whole(bert_route: Prepared, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Run directories of 9 and of 18 steps of two ranks under ZeRO-2."""
-    folders = [tmp_path_factory.mktemp(f"until{steps}") for steps in (9, 18)]
-    for folder, steps in zip(folders, (9, 18), strict=True):
-        call(*words(bert_route, folder, "forked", 2, 2, *WITHOUT_DROPOUT, f"training.max_steps={steps}"))
-    return folders[0] / "run", folders[1] / "run"
-
-
-@pytest.mark.parametrize(
-    ("ranks", "stage"),
-    [(1, 3), (2, 1), pytest.param(1, 0, marks=pytest.mark.soak), pytest.param(2, 3, marks=pytest.mark.soak)],
-)
-def test_resume_under_another_layout(
-    ranks: int, stage: int, half_and_whole: tuple[Path, Path], bert_route: Prepared, tmp_path: Path
-) -> None:
-    """Saved by two ranks under ZeRO-2, continued elsewhere: equal to 1e-5 (no longer bitwise)."""
-    half, whole = half_and_whole
-    shutil.copytree(half, tmp_path / "run", symlinks=True)
-    call(*words(bert_route, tmp_path, "forked", ranks, stage, *WITHOUT_DROPOUT, "training.max_steps=18"))
-    assert metrics(tmp_path / "run") == pytest.approx(metrics(whole), rel=1e-5)
-
-
-def test_a_growing_batch_goes_on_bitwise(bert_route: Prepared, tmp_path: Path) -> None:
-    """Stopped within the ramp; steps of 4, 4, 4, 8, 8, 12, 16, 16 rows."""
-    ramp = ("training.global_batch_size=16", "training.batch_ramp=[4,4,36]", "schedule.total_steps=40")
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    done = call(*words(bert_route, whole, "forked", 1, 2, *ramp, "training.max_steps=8"))
-    assert "the run reads 8 steps of 4 to 16 rows of 32 positions: 72 rows" in done.stderr
-    for last in (4, 8):
-        done = call(*words(bert_route, tmp_path, "forked", 1, 2, *ramp, f"training.max_steps={last}"))
-    assert "4 more steps of 8 to 16 rows of 32 positions: 72 rows in all" in done.stderr
-    assert metrics(tmp_path / "run") == metrics(whole / "run")
 
 
 def test_a_stop_signal_saves_and_the_next_start_goes_on(bert_route: Prepared, tmp_path: Path) -> None:
