@@ -34,6 +34,7 @@ def test_the_page_runs_as_written(folder: Path) -> None:
     check, *trainings = commands(PAGE).splitlines()[1:]
     resolved = shell(check, folder).stdout
     assert "family: bag_mixer" in resolved and "rare_from: 200" in resolved
+    assert "name: normed" in resolved and "name: stairs" in resolved and "linear: float64" in resolved
     for command in trainings:
         shell(command, folder)
     tensor, stages = (metrics(folder / "runs" / name) for name in ("tensor", "stages"))
@@ -42,6 +43,9 @@ def test_the_page_runs_as_written(folder: Path) -> None:
     lowest = json.loads((folder / "runs" / "tensor" / "lowest.json").read_text())
     assert (lowest["loss"], lowest["step"]) == min((loss, step) for step, loss in tensor.items())
     assert metrics(folder / "runs" / "tensor", "rare_words").keys() == tensor.keys()
+    rates = metrics(folder / "runs" / "tensor", "learning_rate")
+    assert rates[10] == 2e-3 and rates[11] == rates[20] == pytest.approx(1.4e-3)
+    assert f"30,train/loss,{tensor[30]}" in (folder / "runs" / "tensor" / "figures.csv").read_text().splitlines()
 
 
 @pytest.mark.parametrize(
