@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ctxlm_ds.data.fields import FITS, Field
+from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection
 
 if TYPE_CHECKING:
@@ -231,3 +232,13 @@ def render_tokens(
             style = STYLES["special" if token_id in tokenizer.special_ids else "text"]
         text.append(lead).append(token, style=style)
     return text[1:] if text.plain.startswith(" ") else text
+
+
+def share_problems(keep_prob: float, random_prob: float) -> Iterator[Problem]:
+    """Yield a problem if the shares of chosen tokens that stay and that become random add up to more than 1."""
+    if keep_prob + random_prob > 1.0:
+        text = (
+            f"{random_prob:g} and objective.keep_prob {keep_prob:g} add up to more than 1; the rest becomes the mask "
+            "token (0.1 and 0.1 as published)"
+        )
+        yield Problem("objective.random_prob", text, ("objective.keep_prob",))

@@ -19,6 +19,7 @@ from ctxlm_ds.objectives.base import (
     Objective,
     fill_token_fields,
     render_tokens,
+    share_problems,
     token_fields,
 )
 from ctxlm_ds.recipe.problems import Problem
@@ -88,13 +89,7 @@ class MaskingSection(ObjectiveSection):
         return self.spans == "given"
 
     def problems(self, data: DataSection) -> Iterator[Problem]:
-        if self.keep_prob + self.random_prob > 1.0:
-            yield Problem(
-                "objective.random_prob",
-                f"{self.random_prob:g} and objective.keep_prob {self.keep_prob:g} add up to more than 1; "
-                "the rest becomes the mask token (0.1 and 0.1 as published)",
-                ("objective.keep_prob",),
-            )
+        yield from share_problems(self.keep_prob, self.random_prob)
         if self.random_tokens == "corpus" and self.masking == "static":
             yield Problem(
                 "objective.random_tokens",

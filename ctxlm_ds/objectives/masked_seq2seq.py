@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from pydantic import Field as Setting
 
 from ctxlm_ds.data.fields import FITS, IGNORE_LABEL
+from ctxlm_ds.objectives.base import share_problems
 from ctxlm_ds.objectives.encoder_decoder import (
     DECODER_FIELDS,
     LABELS,
@@ -50,13 +51,7 @@ class MaskedSeq2SeqSection(EncoderDecoderSection):
 
     def problems(self, data: DataSection) -> Iterator[Problem]:
         yield from super().problems(data)
-        if self.keep_prob + self.random_prob > 1.0:
-            yield Problem(
-                "objective.random_prob",
-                f"{self.random_prob:g} and objective.keep_prob {self.keep_prob:g} add up to more than 1; the rest "
-                "becomes the mask token (0.1 and 0.1 as published)",
-                ("objective.keep_prob",),
-            )
+        yield from share_problems(self.keep_prob, self.random_prob)
         if self.block_size is not None and self.block_size * self.mask_ratio < 1.0:
             yield Problem(
                 "objective.block_size",

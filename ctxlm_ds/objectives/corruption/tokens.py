@@ -84,13 +84,8 @@ def masking_rules(section: MaskingSection, tokenizer: Tokenizer) -> MaskingRules
     """Return the rules of a section for a tokenizer; every token must be below its vocab_size.
 
     Raises:
-        ConfigError: keep_prob and random_prob add up to more than 1, or the tokenizer has only special tokens.
+        ConfigError: the tokenizer has only special tokens.
     """
-    if section.keep_prob + section.random_prob > 1.0:
-        raise ConfigError(
-            f"objective.keep_prob {section.keep_prob} and objective.random_prob {section.random_prob} add up to more "
-            "than 1; lower one of them (BERT: 0.1 and 0.1)"
-        )
     draws_all = section.special_tokens == "bert"
     ids = np.arange(tokenizer.vocab_size, dtype=np.int32) if draws_all else text_ids(tokenizer)
     if section.random_tokens == "corpus":
