@@ -117,21 +117,28 @@ class FrozenClassification(Frozen, Classification):
     """One label of a text, or of a pair of texts."""
 
     def features(self, examples: Sequence[Example]) -> Features:
-        return _text_features(self.inputs, has_pairs(self.task), examples, self.labels.index)
+        pairs, encode = has_pairs(self.task), float if self._is_number else self.labels.index
+        segments = [_segments(example, pairs) for example in examples]
+        computed = iter(self.inputs.rows([words for several in segments for words in several]))
+        rows: list[dict[str, Any]] = []
+        for example, texts in zip(examples, segments, strict=True):
+            several = [next(computed) for _ in texts]
+            row: dict[str, Any] = {name: [one[name] for one in several] for name in several[0]}
+            rows.append(row if example.label is None else row | {"labels": encode(example.label)})
+        return Features(rows, [{} for _ in rows], examples)
 
     def model(self, folder: Path, config: Any, random: bool) -> FrozenModel:
-        return FrozenClassifier(self.inputs.shape, self.head, len(self.labels), has_pairs(self.task))
+        pairs = has_pairs(self.task)
+        return FrozenClassifier(self.inputs.shape, self.head, len(self.labels), pairs, self._is_number)
+
+    @property
+    def _is_number(self) -> bool:
+        return self.task.entry.answer == "number"
 
 
 @dataclass
-class FrozenRegression(Frozen, Regression):
+class FrozenRegression(FrozenClassification, Regression):
     """One number of a text, or of a pair of texts."""
-
-    def features(self, examples: Sequence[Example]) -> Features:
-        return _text_features(self.inputs, has_pairs(self.task), examples, float)
-
-    def model(self, folder: Path, config: Any, random: bool) -> FrozenModel:
-        return FrozenClassifier(self.inputs.shape, self.head, 1, has_pairs(self.task), regression=True)
 
 
 def make_frozen_kind(task: TaskDescription, parts: Parts, inputs: FrozenInputs, head: HeadSettings) -> Kind:
@@ -180,18 +187,6 @@ def check_known_words(source: FeatureSource, sentences: Sequence[Sequence[str]])
 def _segments(example: Example, pairs: bool) -> list[list[str]]:
     texts = [example.text, example.pair or ""] if pairs else [example.text]
     return [split_words(text) or [""] for text in texts]  # an empty text has one word without a vector
-
-
-def _text_features(inputs: FrozenInputs, pairs: bool, examples: Sequence[Example], encode: Any) -> Features:
-    segments = [_segments(example, pairs) for example in examples]
-    computed = inputs.rows([words for several in segments for words in several])
-    rows: list[dict[str, Any]] = []
-    for at, example in enumerate(examples):
-        step = 1 + pairs
-        several = computed[at * step : (at + 1) * step]
-        row: dict[str, Any] = {name: [one[name] for one in several] for name in several[0]}
-        rows.append(row if example.label is None else row | {"labels": encode(example.label)})
-    return Features(rows, [{} for _ in rows], examples)
 
 
 def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:

@@ -104,12 +104,8 @@ def add_features(parser: argparse.ArgumentParser, share: Any, at_least_zero: Any
     """Add the options; the further arguments are argparse types of numbers from 0 up to 1, and of at least 0."""
     group = parser.add_argument_group("frozen vectors and a small model of the task (with --features)")
     add = group.add_argument
-    add(
-        "--layers",
-        metavar="WHICH",
-        default="-1",
-        help="a layer (0: embeddings, -1: last), or {sum, mean, concat, mix}:N of the last N (or `all`); default: -1",
-    )
+    add("--layers", metavar="WHICH", default="-1", help="a layer (0: embeddings, -1: last), or {sum, mean, concat, "
+        "mix}:N of the last N (or `all`); default: -1")  # fmt: skip
     add("--pooling", choices=["first", "mean", "last"], help="vector of a word of several subwords (default: first)")
     add("--static", type=Path, metavar="FILE", help="further, static vectors, at the input of the RNN")
     add("--mix-at", choices=["input", "output", "both"], default="input", help="of the RNN (ELMo, section 3.3)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,29 +34,29 @@ class FeatureSource(ABC):
         self.num_layers = num_layers
         self.width = width
 
-    @abstractmethod
     def vectors(self, sentences: Sequence[Words]) -> Iterator[Vectors]:
         """Yield [layers, words, width] of each sentence, in order; 0 for a word that the source does not know."""
+        for start in range(0, len(sentences), BLOCK):
+            yield from self.block(sentences[start : start + BLOCK])
+
+    @abstractmethod
+    def block(self, sentences: Sequence[Words]) -> Iterable[Vectors]:
+        """Return the vectors of some sentences, which are computed together."""
 
     def __str__(self) -> str:
         return self.name
 
 
 def open_source(
-    path: Path,
-    pooling: Pooling | None = None,
-    vocabulary: Container[str] | None = None,
-    separate: bool = False,
-    default_pooling: Pooling = "first",
+    path: Path, pooling: Pooling | None = None, vocabulary: Container[str] | None = None, separate: bool = False
 ) -> FeatureSource:
     """Open a source.
 
     Args:
         path: a folder in Hugging Face's form or in a family's own format (ELMo), or a file of static vectors.
-        pooling: the vector of a word of several subwords, refused for a source without subwords; None: the default.
+        pooling: vector of a word of several subwords (None: the first one's), refused for a source without subwords.
         vocabulary: words of a file that are kept (also in lower case); None keeps all.
         separate: both directions of an ELMo as separate layers: 2L + 1.
-        default_pooling: for a source with subwords.
 
     Raises:
         ConfigError, TokenizerError, ExportError, DataError: the path holds no source, or a damaged one.
@@ -69,7 +69,7 @@ def open_source(
     if separate:
         raise ConfigError(f"--separate-directions: {path} is no ELMo (options.json and weights.hdf5)")
     if path.is_dir():
-        return TransformersSource(path, pooling or default_pooling)
+        return TransformersSource(path, pooling or "first")
     if not path.is_file():
         raise ConfigError(f"{path}: no such file or folder; give a model's folder or a file of static vectors")
     return StaticSource(str(path), StaticVectors.read(path, vocabulary))
@@ -86,7 +86,7 @@ class StaticSource(FeatureSource):
         self.num_unknown = 0
         """Words among them without a vector."""
 
-    def vectors(self, sentences: Sequence[Words]) -> Iterator[Vectors]:
+    def block(self, sentences: Sequence[Words]) -> Iterator[Vectors]:
         for words in sentences:
             self.num_words += len(words)
             self.num_unknown += sum(self.static.row_of(word) is None for word in words)
@@ -102,11 +102,7 @@ class OwnSource(FeatureSource):
         self._layers = layers
         self._separate = separate
 
-    def vectors(self, sentences: Sequence[Words]) -> Iterator[Vectors]:
-        for start in range(0, len(sentences), BLOCK):
-            yield from self._block(sentences[start : start + BLOCK])
-
-    def _block(self, sentences: Sequence[Words]) -> Iterator[Vectors]:
+    def block(self, sentences: Sequence[Words]) -> Iterator[Vectors]:
         found: dict[int, Vectors] = {}
         for batch in _by_length([len(words) for words in sentences]):
             computed = self._layers([sentences[at] for at in batch])
@@ -144,11 +140,7 @@ class TransformersSource(FeatureSource):
         probe = self._hidden({"input_ids": [[0]], "attention_mask": [[1]]})
         super().__init__(str(folder), probe.shape[0], probe.shape[-1])
 
-    def vectors(self, sentences: Sequence[Words]) -> Iterator[Vectors]:
-        for start in range(0, len(sentences), BLOCK):
-            yield from self._block(sentences[start : start + BLOCK])
-
-    def _block(self, sentences: Sequence[Words]) -> list[Vectors]:
+    def block(self, sentences: Sequence[Words]) -> list[Vectors]:
         room = self.max_length - self.tokenizer.num_special_tokens_to_add()
         encoded = self.tokenizer(
             [list(words) or [""] for words in sentences], is_split_into_words=True, truncation=True,
