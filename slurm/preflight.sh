@@ -4,8 +4,7 @@
 #
 #   slurm/preflight.sh [--requeue]
 #
-# Prints a line per node; the exit status is 1 if a node is bad or the all-reduce fails. --requeue puts the job back into
-# the queue without the bad nodes (slurm/pretrain.sbatch with CTXLM_PREFLIGHT=1).
+# Prints a line per node; status 1 if a node is bad or the all-reduce fails. --requeue puts the job back without bad nodes.
 if [ "${1:-}" = --node ]; then # on each node, by srun
     scratch=${CTXLM_STAGE_DIR:-${TMPDIR:-/tmp}} expected=${SLURM_GPUS_ON_NODE:-0}
     found="no nvidia-smi, GPUs are not checked" faults=()
@@ -26,8 +25,7 @@ CTXLM_HOME=${CTXLM_HOME:-$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.
 # shellcheck source=slurm/common.sh
 source "$CTXLM_HOME/slurm/common.sh" || exit 2
 [ -n "${SLURM_JOB_ID:-}" ] || { echo "error: no Slurm job; inside salloc: slurm/preflight.sh" >&2; exit 2; }
-ctxlm_container
-bad=() nodes=$SLURM_JOB_NUM_NODES
+ctxlm_container && bad=() nodes=$SLURM_JOB_NUM_NODES
 lines=$(timeout 180 srun --overlap --kill-on-bad-exit=0 --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 "$0" --node 2>&1)
 for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
     grep -q "^preflight: $node: " <<<"$lines" || lines+=$'\n'"preflight: $node: BAD: no answer"
@@ -35,12 +33,12 @@ for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
 done
 echo "$lines"
 reduce='
-import time, torch
+import time
 from ctxlm_ds.process.launch import discover_ranks, prepare_process
-ranks, cuda = discover_ranks(), torch.cuda.is_available()
-prepare_process(ranks)
-device = torch.device("cuda", ranks.device_index) if cuda else torch.device("cpu")
-torch.distributed.init_process_group("nccl" if cuda else "gloo")
+prepare_process(ranks := discover_ranks())
+import torch
+device = torch.device("cuda", ranks.device_index) if torch.cuda.is_available() else torch.device("cpu")
+torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
 for _ in range(2):
     begin_s, values = time.time(), torch.ones(1 << 24, device=device)
     torch.distributed.all_reduce(values)
