@@ -26,7 +26,7 @@ CTXLM_HOME=${CTXLM_HOME:-$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.
 source "$CTXLM_HOME/slurm/common.sh" || exit 2
 [ -n "${SLURM_JOB_ID:-}" ] || { echo "error: no Slurm job; inside salloc: slurm/preflight.sh" >&2; exit 2; }
 ctxlm_container && bad=() nodes=$SLURM_JOB_NUM_NODES
-lines=$(timeout 180 srun --overlap --kill-on-bad-exit=0 --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 "$0" --node 2>&1)
+lines=$(timeout 180 srun --overlap --kill-on-bad-exit=0 --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 bash "$0" --node 2>&1)
 for node in $(scontrol show hostnames "$SLURM_JOB_NODELIST"); do
     grep -q "^preflight: $node: " <<<"$lines" || lines+=$'\n'"preflight: $node: BAD: no answer"
     ! grep -q "^preflight: $node: BAD" <<<"$lines" || bad+=("$node")
