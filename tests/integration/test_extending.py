@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.conftest import Prepared
 from tests.integration.pages import commands, shell, write_files
-from tests.integration.route import metrics
+from tests.integration.route import ROOT, metrics
 
 PAGE = "extending.md"
 
@@ -68,3 +68,14 @@ def test_mistakes_are_refused_by_name(folder: Path, overrides: str, messages: li
     assert done.returncode == 2
     for message in messages:
         assert message in " ".join(done.stderr.split()), done.stderr
+
+
+def test_a_kind_of_tokenizer_is_trained_and_opened(folder: Path) -> None:
+    (folder / "text").mkdir()
+    (folder / "text" / "train.jsonl").write_text('{"text": "a bad cab"}\n' * 3)
+    page = (ROOT / "docs" / PAGE).read_text(encoding="utf-8")
+    shell(next(line.strip() for line in page.splitlines() if "--type letters" in line and "ctxlm" in line), folder)
+    code = "from ctxlm_ds import *; t = open_tokenizer('letters'); print(t.kind, t.decode(t.encode_batch(['cab'])[0]))"
+    assert shell(f'python -c "{code}"', folder).stdout == "letters c a b\n"
+    refused = shell("ctxlm tokenizer --input text/train.jsonl --type x --output-dir x", folder, check=False)
+    assert "letters" in refused.stderr
