@@ -13,8 +13,7 @@ import hashlib
 import io
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -28,113 +27,24 @@ from ctxlm_ds.tokenizers.base import (
     TokenizerKind,
     TokenizerType,
 )
+from ctxlm_ds.tokenizers.kinds.sentencepiece_layouts import (
+    LAYOUTS,
+    NORMALIZATIONS,
+    WHITESPACE,
+    Layout,
+    SentencePieceSettings,
+    appended_tokens,
+)
 from ctxlm_ds.tokenizers.training_words import settings_record
 
 MODEL_FILE = "spiece.model"
-WHITESPACE = "whitespace"
-"""Only replaces every white space of Unicode by a space, as MBartTokenizer of transformers does."""
-NORMALIZATIONS = ("nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity", WHITESPACE)
 _SPACES = (*range(0x9, 0xE), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000)
-MBART_CODES = (
-    "ar_AR", "cs_CZ", "de_DE", "en_XX", "es_XX", "et_EE", "fi_FI", "fr_XX", "gu_IN", "hi_IN", "it_IT", "ja_XX",
-    "kk_KZ", "ko_KR", "lt_LT", "lv_LV", "my_MM", "ne_NP", "nl_XX", "ro_RO", "ru_RU", "si_LK", "tr_TR", "vi_VN",
-    "zh_CN",
-)  # fmt: skip
-"""Codes of mbart-large-cc25, in the order of their ids."""
 _NUM_THREADS = 16
 """Threads of the trainer on any machine: the sums, and so the scores, depend on their number."""
 _LINE_CHARACTERS = 4000
 _LINE_BYTES = 4 * _LINE_CHARACTERS + 16
 _SCORE_STEPS = 256
 SPACE = "▁"
-
-
-@dataclass(frozen=True, slots=True)
-class SentencePieceSettings:
-    """Settings of a sentencepiece vocabulary."""
-
-    vocab_size: int
-    """Every id: pieces, special tokens, sentinels, language codes, mask."""
-    model_type: str = "unigram"
-    """`unigram` or `bpe`."""
-    extra_ids: int = 0
-    """Number of sentinels <extra_id_i>; above 0 the layout is T5's."""
-    language_codes: tuple[str, ...] = ()
-    special_tokens: tuple[str, ...] = ()
-    normalization: str = "nmt_nfkc"
-    character_coverage: float = 0.9995
-    """Share of the text's characters that get a piece; the rest becomes <unk> or bytes."""
-    byte_fallback: bool = False
-    """256 byte pieces spell what is outside the vocabulary."""
-
-
-def _has_nmt_rules(settings: SentencePieceSettings) -> bool:
-    return settings.normalization.startswith("nmt_")
-
-
-def _is_mbart_cc25(settings: SentencePieceSettings) -> bool:
-    """Return whether MBartTokenizer has exactly these codes, and normalizes nothing else."""
-    is_plain = settings.normalization == WHITESPACE and not settings.special_tokens
-    return settings.language_codes == MBART_CODES and is_plain
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """The tokens around the pieces of a vocabulary, and around a text."""
-
-    first_ids: dict[str, Any]
-    """Settings of the sentencepiece trainer for the tokens before the pieces."""
-    roles: dict[str, str]
-    single: str
-    """Template of one text; `{code}` is the first language code."""
-    pair: str
-    last: tuple[str, ...] = ()
-    """Tokens after the pieces, special tokens, language codes and sentinels."""
-    transformers_class: str = GENERIC_CLASS["tokenizer_class"]
-    """Class of transformers 5 that rebuilds a unigram model of this layout with the same ids."""
-    suits_class: Callable[[SentencePieceSettings], bool] = _has_nmt_rules
-    """Whether that class has the settings' normalization and tokens; the generic class suits any."""
-
-
-_XLNET_PIECES = [".", "(", ")", '"', "-", "–", "£", "€"]
-"""Pieces of one character that join no other; the comma of the original's list separates its names."""
-_XLMR_IDS: dict[str, Any] = {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3}
-_XLMR_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
-LAYOUTS = {
-    "albert": Layout(
-        {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "control_symbols": ["[CLS]", "[SEP]", "[MASK]"]},
-        {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
-        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1",
-    ),
-    "xlnet": Layout(
-        {
-            "unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1,
-            "control_symbols": ["<cls>", "<sep>", "<pad>", "<mask>", "<eod>"],
-            "user_defined_symbols": ["<eop>", *_XLNET_PIECES],
-        },
-        {"pad": "<pad>", "unk": "<unk>", "cls": "<cls>", "sep": "<sep>", "mask": "<mask>"},
-        "$A <sep> <cls>:2", "$A <sep> $B:1 <sep>:1 <cls>:2",
-    ),
-    "t5": Layout(
-        {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
-        {"pad": "<pad>", "unk": "<unk>", "cls": "</s>", "sep": "</s>"},
-        "$A </s>", "$A </s> $B </s>", transformers_class="T5Tokenizer",
-    ),
-    "xlmr": Layout(
-        _XLMR_IDS, _XLMR_ROLES, "<s> $A </s>", "<s> $A </s> </s> $B </s>", ("<mask>",), "XLMRobertaTokenizer",
-    ),
-    "mbart": Layout(
-        _XLMR_IDS, _XLMR_ROLES, "$A </s> {code}", "$A $B </s> {code}", ("<mask>",), "MBartTokenizer", _is_mbart_cc25,
-    ),
-    "plain": Layout({}, {"pad": "</s>", "unk": "<unk>", "cls": "<s>", "sep": "</s>"}, "$A", "$A $B"),
-}  # fmt: skip
-"""Ids of each layout: the tokens of `first_ids`, pieces, special tokens, language codes, sentinels, `last`."""
-
-
-def _appended_tokens(settings: SentencePieceSettings, layout: Layout) -> list[str]:
-    """Return the tokens after the pieces, in the order of their ids."""
-    sentinels = (f"<extra_id_{number}>" for number in reversed(range(settings.extra_ids)))
-    return [*settings.special_tokens, *settings.language_codes, *sentinels, *layout.last]
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -184,7 +94,6 @@ class SentencePieceTokenizer(Tokenizer):
     def fingerprint(self) -> str:
         parts = super().fingerprint, hashlib.sha256(self.facts.files[MODEL_FILE]).hexdigest()
         return hashlib.sha256(":".join(parts).encode()).hexdigest()
-
 
     def shown(self, token_id: int) -> tuple[str, str]:
         space, text = super().shown(token_id)
@@ -277,7 +186,7 @@ def _learn(texts: Iterable[str], settings: SentencePieceSettings, layout: Layout
                 sentence_iterator=_lines(texts),
                 model_writer=written,
                 model_type=settings.model_type,
-                vocab_size=settings.vocab_size - len(_appended_tokens(settings, layout)),
+                vocab_size=settings.vocab_size - len(appended_tokens(settings, layout)),
                 character_coverage=settings.character_coverage,
                 byte_fallback=settings.byte_fallback,
                 hard_vocab_limit=False,
@@ -339,7 +248,7 @@ def _build_backend(model: bytes, settings: SentencePieceSettings, layout: Layout
     # As in the released models, the mask includes the space before it.
     tokens = [
         AddedToken(token, lstrip=token in ("<mask>", "[MASK]"), normalized=False, special=True)
-        for token in (*controls, *_appended_tokens(settings, layout))
+        for token in (*controls, *appended_tokens(settings, layout))
     ]
     backend.add_special_tokens(tokens)
     code = next(iter(settings.language_codes), "")

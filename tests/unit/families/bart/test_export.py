@@ -22,7 +22,7 @@ from transformers import (
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.huggingface import from_hf, to_hf
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.tokenizers.kinds.sentencepiece import MBART_CODES
+from ctxlm_ds.tokenizers.kinds.sentencepiece_layouts import MBART_CODES
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.checkpoints import random_weights, write_checkpoint
