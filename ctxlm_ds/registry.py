@@ -139,7 +139,7 @@ FORMATS = Registry(
         "full_sentences": "ctxlm_ds.data.formats.sentences:FullSentences",
         "doc_sentences": "ctxlm_ds.data.formats.sentences:DocSentences",
         "blocks": "ctxlm_ds.data.formats.blocks:Blocks",
-        "chunks": "ctxlm_ds.data.formats.chunks:Chunks",
+        "chunks": "ctxlm_ds.data.formats.blocks:Chunks",
         "lanes": "ctxlm_ds.data.formats.lanes:Lanes",
         "bidirectional_lanes": "ctxlm_ds.data.formats.lanes:BidirectionalLanes",
     },

@@ -1,4 +1,4 @@
-"""Blocks of full rows for causal language models: documents one after another (GPT)."""
+"""Documents one after another, cut into blocks of full rows (GPT) or into chunks without special tokens (T5)."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from ctxlm_ds.data.formats.base import MadeSamples, Making, SampleFormat
+from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.sections import DataSection, SmallInt
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ctxlm_ds.data.dataset.reader import IndexedDataset
-    from ctxlm_ds.data.formats.base import Fill, SequenceTemplate
+    from ctxlm_ds.data.formats.base import Fill, Records, SequenceTemplate
 
 
 class BlocksSection(DataSection):
@@ -64,3 +67,51 @@ class Blocks(SampleFormat):
         from ctxlm_ds.data.formats.loops.framing import copy_blocks
 
         return partial(copy_blocks, np.asarray(dataset.tokens), template)
+
+
+class ChunksSection(DataSection):
+    """Documents one after another, cut into chunks of one size without special tokens (T5)."""
+
+    sample_format: str = "chunks"
+
+
+class Chunks(SampleFormat):
+    """Chunks as T5's `reduce_concat_tokens` and `split_tokens` cut them; only a dataset's last one is shorter."""
+
+    name = "chunks"
+    section = ChunksSection
+
+    def make(self, making: Making) -> MadeSamples:
+        import numpy as np
+
+        dataset = making.dataset
+        bounds = dataset.document_indices[list(making.documents)]
+        first, after = (int(token) for token in dataset.first_tokens(bounds))
+        if first == after:
+            raise DataError(f"{dataset.prefix}: no text; check what was preprocessed")
+        documents = making.documents[1] - making.documents[0]
+        pieces = ((records, None) for records in _chunk_records(first, after, making.settings.seq_length))
+        return MadeSamples(documents, int(np.diff(bounds)[0]), pieces)
+
+    def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
+        import numpy as np
+
+        from ctxlm_ds.data.formats.loops.framing import copy_blocks
+
+        return partial(copy_blocks, np.asarray(dataset.tokens), template)
+
+
+def _chunk_records(first: int, after: int, size: int) -> Iterator[Records]:
+    """Yield the records of the chunks of tokens `first` to `after` - 1."""
+    import numpy as np
+
+    from ctxlm_ds.data.index.record import RECORDS_AT_ONCE, SAMPLE_DTYPE
+    from ctxlm_ds.data.sample import NO_LABEL
+
+    for begin in range(first, after, size * RECORDS_AT_ONCE):
+        starts = np.arange(begin, min(after, begin + size * RECORDS_AT_ONCE), size)
+        records = np.zeros(len(starts), dtype=SAMPLE_DTYPE)
+        records["a_start"], records["a_end"] = starts, np.minimum(starts + size, after)
+        records["num_tokens"] = records["a_end"] - records["a_start"]
+        records["is_random"] = NO_LABEL
+        yield records

@@ -15,8 +15,8 @@ from ctxlm_ds.data.dataset.merge import merge_datasets
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.numba_random import stream_key
+from ctxlm_ds.data.preprocess.encode import continuations
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
-from ctxlm_ds.data.preprocess.spans import continuations
 from ctxlm_ds.data.sources.types import InputShard
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.objectives.build import build_objective
