@@ -99,7 +99,7 @@ def pretrain(
     deepspeed_config = deepspeed_settings(arguments, config, ranks.world_size)
     for line in unused_settings(config):
         logger.info("note: %s", line)
-    for line in schedule_warnings(config) if ranks.rank == 0 else []:
+    for line in schedule_warnings(config.schedule, config.training.max_steps) if ranks.rank == 0 else []:
         logger.warning("%s", line)
     with Watchdog(config.watchdog, make_run_dir(config.directory), ranks) as watchdog:
         topology = join_ranks(config, deepspeed_config, ranks)
@@ -174,7 +174,7 @@ def join_ranks(config: RunConfig, deepspeed_config: dict[str, Any], ranks: RankI
     from ctxlm_ds.parallel.topology import build_topology
     from ctxlm_ds.training.engine.runtime import check_precision, init_process_group
 
-    check_precision(config)
+    check_precision(config.training)
     init_process_group()
     layout = config.parallel
     return build_topology(

@@ -159,7 +159,7 @@ def resolve_on_every_rank(config: RunConfig, topology: Topology) -> tuple[RunCon
     """
     config, tokenizer = topology.run_on_rank_0_first(partial(resolve, config))
     config = agreed_teacher(config, tokenizer, topology)
-    topology.run_on_rank_0(partial(check_hooks, config))
+    topology.run_on_rank_0(partial(check_hooks, config.logging))
     return config, tokenizer
 
 
@@ -191,7 +191,7 @@ def build_hooks(
     if topology.is_main:
         interval_steps, peak = config.logging.interval_steps, peak_row_seconds(config, topology.world_size)
         hooks.append(MetricsWriter(run_dir / METRICS_NAME, interval_steps, peak))
-        hooks += build_trackers(config, run_dir, peak)
+        hooks += build_trackers(config.logging, run_dir, peak)
         hooks += build_user_hooks(config)
         hooks.append(StatusHook(run_dir, interval_steps, stop_signal))
     if config.profiler.num_steps > 0:
@@ -249,7 +249,7 @@ def build_engine(
     build = ModelBuild(
         (*objective.outputs, *objective.taps),
         kernels,
-        parallel_context(config, topology),
+        parallel_context(config.parallel, config.training.seed, config.model.drops, topology),
         recompute=config.training.activation_checkpointing,
         compile=compiled,
         shares_rows=config.data.shares_rows,
@@ -268,7 +268,7 @@ def build_engine(
 def frozen_values(config: RunConfig, engine: Engine) -> Callable[[str], torch.Tensor]:
     """Return a function from the name of a frozen parameter, of the teacher or of the model, to its complete value."""
     if engine.objective.teacher_outputs:
-        return teacher_values(config)
+        return teacher_values(str(config.teacher.path))
     family = FAMILIES.get(config.model.family)
     if family.frozen:
         values: Callable[[str], torch.Tensor] = load_object(family.frozen)(config.model)

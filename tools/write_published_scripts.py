@@ -58,7 +58,7 @@ class ReadyLayout:
     @property
     def line(self) -> str:
         """A line of layouts.txt: recipe, GPU, nodes, DeepSpeed JSON, settings that differ from shipped recipes."""
-        settings = self.plan.layout.settings(_config(self.recipe, self.gpu))
+        settings = self.plan.layout.settings(_config(self.recipe, self.gpu).parallel.pipeline_layers)
         changed = [
             setting for setting in settings
             if setting.startswith("training.micro_batch_size") or not setting.endswith(("=1", "=false"))

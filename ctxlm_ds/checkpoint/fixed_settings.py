@@ -12,6 +12,7 @@ from ctxlm_ds.console import counted
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.recipe.load import load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import TrainSource
 
 
 def refuse_changed_settings(folder: Path, config: RunConfig) -> None:
@@ -27,8 +28,12 @@ def refuse_changed_settings(folder: Path, config: RunConfig) -> None:
     ]
     if before.get("model.vocab_size") != now.get("model.vocab_size"):
         # The cause of the other size.
-        changed = [*_changed_paths(saved_config, config), *changed]
-    _refuse(folder, changed + _changed_mix(saved_config, config))
+        paths = {
+            "tokenizer.path": (saved_config.tokenizer.path, config.tokenizer.path),
+            "data.train": [", ".join(source.path for source in one.data.train) for one in (saved_config, config)],
+        }
+        changed = [*(f"  {key}: {old} -> {new}" for key, (old, new) in paths.items() if old != new), *changed]
+    _refuse(folder, changed + _changed_mix(saved_config.data.train, config.data.train))
 
 
 def refuse_changed_data(folder: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -47,24 +52,15 @@ def refuse_changed_data(folder: Path, saved: Mapping[str, Any], now: Mapping[str
     _refuse(folder, changed)
 
 
-def _changed_paths(saved: RunConfig, current: RunConfig) -> list[str]:
-    """Return a line for another tokenizer and for other training data."""
-    pairs = {
-        "tokenizer.path": (saved.tokenizer.path, current.tokenizer.path),
-        "data.train": [", ".join(source.path for source in config.data.train) for config in (saved, current)],
-    }
-    return [f"  {key}: {old} -> {new}" for key, (old, new) in pairs.items() if old != new]
-
-
-def _changed_mix(saved: RunConfig, current: RunConfig) -> list[str]:
+def _changed_mix(saved: Sequence[TrainSource], current: Sequence[TrainSource]) -> list[str]:
     """Return a line for each change of weights, epochs or languages; paths may change: indexes say what is in them."""
     before, now = (
         [
             f"weight {source.weight}, epochs {source.epochs or 1.0:g}"
             + ("" if source.language is None else f", language {source.language}")
-            for source in config.data.train
+            for source in sources
         ]
-        for config in (saved, current)
+        for sources in (saved, current)
     )
     if len(before) != len(now):
         return [f"  data.train: {counted(len(before), 'source')} -> {counted(len(now), 'source')}"]

@@ -34,7 +34,7 @@ def with_teacher(config: RunConfig) -> RunConfig:
     """
     if not needs_teacher(config.objective):
         return config
-    folder = _folder(config)
+    folder = _folder(config.teacher.path, config.objective.name)
     try:
         found = read_section(folder)
         model_files(folder)
@@ -47,7 +47,7 @@ def with_teacher(config: RunConfig) -> RunConfig:
             raise ConfigError(
                 f"teacher.model.{name} is {ours!r}, but {folder}/config.json says {theirs!r}; set teacher.model to null"
             )
-    config = _replaced(config, model=found)
+    config = config.model_copy(update={"teacher": config.teacher.model_copy(update={"model": found})})
     problems = teacher_problems(config.teacher, config.model, config.data, config.objective, config.parallel)
     raise_problems(f"teacher {folder}", list(problems))
     return config
@@ -62,7 +62,7 @@ def with_checked_teacher(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
     config = with_teacher(config)
     if not needs_teacher(config.objective):
         return config
-    folder = _folder(config)
+    folder = _folder(config.teacher.path, config.objective.name)
     _check_tokenizer(folder, tokenizer)
     with_weights = _open(folder)
     if with_weights.model != config.teacher.model:
@@ -76,25 +76,25 @@ def with_checked_teacher(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
             f"teacher.fingerprint is {wanted}, but {folder} has {found}: it is another teacher; restore its files, or "
             "leave the setting out"
         )
-    return _replaced(config, fingerprint=found)
+    return config.model_copy(update={"teacher": config.teacher.model_copy(update={"fingerprint": found})})
 
 
-def teacher_values(config: RunConfig) -> Callable[[str], Tensor]:
+def teacher_values(folder: str) -> Callable[[str], Tensor]:
     """Return a function from the name of a teacher's parameter to its complete fp32 value.
 
     The function raises CheckpointError if a value is NaN or infinite.
     """
-    weights = _open(_folder(config))
+    weights = _open(Path(folder))
     return lambda name: weights.read_finite(name.removeprefix(PREFIX))
 
 
-def _folder(config: RunConfig) -> Path:
-    if config.teacher.path is None:
+def _folder(path: str | None, objective: str) -> Path:
+    if path is None:
         raise ConfigError(
-            f"teacher.path is not set: objective {config.objective.name} learns from a teacher; name its Hugging Face "
+            f"teacher.path is not set: objective {objective} learns from a teacher; name its Hugging Face "
             "folder, e.g. --set teacher.path=teacher (ctxlm convert to-hf writes one)"
         )
-    folder = Path(config.teacher.path)
+    folder = Path(path)
     if not folder.is_dir():
         raise ConfigError(
             f"teacher.path: {folder} is not a folder; give a local Hugging Face model folder (download a model of the "
@@ -129,7 +129,3 @@ def _check_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
             f"teacher.path: the tokenizer in {folder} is not that of the run: {different!r} is token "
             f"{theirs.get(different)} there, {ours.get(different)} in tokenizer.path; use the teacher's"
         )
-
-
-def _replaced(config: RunConfig, **values: Any) -> RunConfig:
-    return config.model_copy(update={"teacher": config.teacher.model_copy(update=values)})

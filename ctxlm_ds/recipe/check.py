@@ -13,8 +13,8 @@ from ctxlm_ds.recipe.choices import CHOICES, DATA, MODEL, OBJECTIVE, listed
 from ctxlm_ds.recipe.evaluation import EvaluationConfig
 from ctxlm_ds.recipe.layout import layout_problems
 from ctxlm_ds.recipe.problems import MAX_NAME_CHARACTERS, Problem, raise_problems
-from ctxlm_ds.recipe.schema import CheckpointConfig, RunConfig, TrainingConfig
-from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection
+from ctxlm_ds.recipe.schema import CheckpointConfig, ProfilerConfig, RunConfig, TrainingConfig
+from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection, OptimizerSection, ScheduleSection
 from ctxlm_ds.recipe.source_rules import source_problems
 from ctxlm_ds.recipe.teacher_rules import teacher_problems
 
@@ -38,8 +38,9 @@ def find_problems(config: RunConfig, world_size: int | None = None) -> list[Prob
         *teacher_problems(config.teacher, model, data, objective, config.parallel),
         *_check_name(config.name),
         *_check_initial_layers(config.initialize_layers, config.initialize_moments),
-        *_check_optimizer(config),
-        *_check_schedule(config),
+        *_check_optimizer(config.optimizer, config.kernels.optimizer, config.initialize_moments),
+        *_check_schedule(config.schedule, training.max_steps, config.optimizer.learning_rate),
+        *_check_profiler(config.profiler, training.max_steps),
         *_check_lanes(data, training, config.evaluation),
         *_check_evaluation(config.evaluation, objective),
         *_check_downstream(config.evaluation, config.checkpoint, model.family),
@@ -48,14 +49,15 @@ def find_problems(config: RunConfig, world_size: int | None = None) -> list[Prob
     ]
 
 
-def total_schedule_steps(config: RunConfig) -> int:
+def total_schedule_steps(schedule: ScheduleSection, max_steps: int) -> int:
     """Return the schedule step at which the decay ends."""
-    return config.schedule.total_steps or config.schedule.start_step + config.training.max_steps
+    return schedule.total_steps or schedule.start_step + max_steps
 
 
-def warmup_schedule_steps(config: RunConfig) -> int:
+def warmup_schedule_steps(schedule: ScheduleSection, max_steps: int) -> int:
     """Return the steps of warmup; a fraction is rounded down (2,000 for 28.43 % of 7,038, as published)."""
-    return resolve_warmup(config.schedule.warmup_steps, config.schedule.warmup_fraction, total_schedule_steps(config))
+    total = total_schedule_steps(schedule, max_steps)
+    return resolve_warmup(schedule.warmup_steps, schedule.warmup_fraction, total)
 
 
 def resolve_warmup(steps: int | None, fraction: float | None, total_steps: int) -> int:
@@ -65,14 +67,14 @@ def resolve_warmup(steps: int | None, fraction: float | None, total_steps: int) 
     return int(round((fraction or 0.0) * total_steps, 6))
 
 
-def schedule_warnings(config: RunConfig) -> list[str]:
+def schedule_warnings(schedule: ScheduleSection, max_steps: int) -> list[str]:
     """Return a sentence if the run ends before its warmup does."""
-    warmup, last = warmup_schedule_steps(config), config.schedule.start_step + config.training.max_steps
+    warmup, last = warmup_schedule_steps(schedule, max_steps), schedule.start_step + max_steps
     if not 0 < last <= warmup:
         return []
     return [
         f"the warmup of {warmup:,} steps is not over when the run ends (training.max_steps "
-        f"{config.training.max_steps:,}): the learning rate never reaches its peak; set schedule.warmup_fraction, "
+        f"{max_steps:,}): the learning rate never reaches its peak; set schedule.warmup_fraction, "
         "with schedule.warmup_steps: null"
     ]
 
@@ -140,17 +142,14 @@ def _check_initial_layers(layers: list[int] | str | None, moments: bool) -> Iter
         yield Problem("initialize_moments", text, ("initialize_layers",))
 
 
-def _check_optimizer(config: RunConfig) -> Iterator[Problem]:
-    optimizer, kernel = config.optimizer, config.kernels.optimizer
-    yield from optimizer.problems(kernel)
-    if optimizer.handed_over and config.initialize_moments:
+def _check_optimizer(optimizer: OptimizerSection, kernel: str, initialize_moments: bool) -> Iterator[Problem]:
+    if optimizer.handed_over and initialize_moments:
         text = "true, but moments of an optimizer of the DeepSpeed JSON are unknown before its first update; set false"
         yield Problem("initialize_moments", text, ("optimizer.name",))
 
 
-def _check_schedule(config: RunConfig) -> Iterator[Problem]:
-    schedule = config.schedule
-    total, warmup = total_schedule_steps(config), warmup_schedule_steps(config)
+def _check_schedule(schedule: ScheduleSection, max_steps: int, peak: float) -> Iterator[Problem]:
+    total, warmup = total_schedule_steps(schedule, max_steps), warmup_schedule_steps(schedule, max_steps)
     steps = ("schedule.total_steps", "schedule.start_step", "training.max_steps")
     if schedule.warmup_steps is not None and schedule.warmup_fraction is not None:
         text = (
@@ -166,28 +165,23 @@ def _check_schedule(config: RunConfig) -> Iterator[Problem]:
         yield Problem("schedule.warmup_steps", text, ("schedule.warmup_fraction", *steps))
     else:
         yield from schedule.problems(total, warmup)
-    if schedule.final_learning_rate > config.optimizer.learning_rate:
-        text = (
-            f"{schedule.final_learning_rate:g} is above the peak, optimizer.learning_rate "
-            f"{config.optimizer.learning_rate:g}"
-        )
+    if schedule.final_learning_rate > peak:
+        text = f"{schedule.final_learning_rate:g} is above the peak, optimizer.learning_rate {peak:g}"
         yield Problem("schedule.final_learning_rate", text, ("optimizer.learning_rate",))
-    yield from _check_steps(config, total)
-
-
-def _check_steps(config: RunConfig, total: int) -> Iterator[Problem]:
-    schedule, last = config.schedule, config.schedule.start_step + config.training.max_steps - 1
+    last = schedule.start_step + max_steps - 1
     dead = schedule.decays_to_the_end and schedule.final_learning_rate == 0.0
     if dead and last > total:
         text = (
             f"{total} is before the run's last schedule step {last} (start_step {schedule.start_step} + "
-            f"training.max_steps {config.training.max_steps} - 1): the steps after it would run at learning rate 0; "
+            f"training.max_steps {max_steps} - 1): the steps after it would run at learning rate 0; "
             "raise it, lower training.max_steps, or set schedule.final_learning_rate"
         )
         yield Problem("schedule.total_steps", text, ("schedule.start_step", "training.max_steps", "schedule.name"))
-    profiler = config.profiler
-    if profiler.num_steps and profiler.start_step >= config.training.max_steps:
-        text = f"{profiler.start_step} is never reached: training.max_steps is {config.training.max_steps}"
+
+
+def _check_profiler(profiler: ProfilerConfig, max_steps: int) -> Iterator[Problem]:
+    if profiler.num_steps and profiler.start_step >= max_steps:
+        text = f"{profiler.start_step} is never reached: training.max_steps is {max_steps}"
         yield Problem("profiler.start_step", text, ("training.max_steps", "profiler.num_steps"))
 
 

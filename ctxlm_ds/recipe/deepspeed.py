@@ -59,7 +59,7 @@ def build_deepspeed_config(
     raise_problems(f"{source} with recipe {config.name}", problems)
     for name in IGNORED:
         result.pop(name, None)
-    _separate_runs(result, config)
+    _separate_runs(result, config.name, os.path.abspath(config.directory))
     # DeepSpeed's throughput timer synchronises the device twice per micro-batch; the run has its own metrics.
     defaults = {
         "steps_per_print": NEVER_PRINT_STEPS, "wall_clock_breakdown": False,
@@ -144,10 +144,9 @@ def _settle_autos(section: dict[str, Any], path: tuple[str, ...]) -> Iterator[Pr
                 yield Problem(".".join(here), 'the recipe has no value for "auto"; write one here')
 
 
-def _separate_runs(result: dict[str, Any], config: RunConfig) -> None:
+def _separate_runs(result: dict[str, Any], name: str, run_dir: str) -> None:
     """Give each run directory a separate folder on the NVMe disk, because DeepSpeed names its files by rank only."""
-    run_dir = os.path.abspath(config.run_dir or os.path.join("runs", config.name))
-    name = f"{config.name}-{hashlib.sha256(run_dir.encode()).hexdigest()[:8]}"
+    name = f"{name}-{hashlib.sha256(run_dir.encode()).hexdigest()[:8]}"
     for part in OFFLOADS:
         section = result.get("zero_optimization", {}).get(part)
         if isinstance(section, dict) and section.get("device") == "nvme":

@@ -19,7 +19,10 @@ def layout_problems(
 ) -> Iterator[Problem]:
     """Yield every problem of a layout; the number of ranks and the ZeRO stage are None if not known yet."""
     parallel, training = config.parallel, config.training
-    yield from _tensor_problems(config)
+    size = parallel.tensor_parallel_size
+    if size > 1:
+        yield from config.model.tensor_parallel_problems(size)
+        yield from config.optimizer.tensor_parallel_problems(size, config.kernels.optimizer)
     if parallel.sequence_parallel:
         yield from _sequence_problems(parallel, training, config.data, config.objective)
     yield from _pipeline_problems(parallel, config.model.num_blocks)
@@ -27,14 +30,6 @@ def layout_problems(
     if zero_stage is not None:
         yield from config.optimizer.stage_problems(zero_stage)
         yield from stage_problems(parallel, training, config.teacher, zero_stage)
-
-
-def _tensor_problems(config: RunConfig) -> Iterator[Problem]:
-    size = config.parallel.tensor_parallel_size
-    if size == 1:
-        return
-    yield from config.model.tensor_parallel_problems(size)
-    yield from config.optimizer.tensor_parallel_problems(size, config.kernels.optimizer)
 
 
 def _sequence_problems(

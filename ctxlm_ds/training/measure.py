@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctxlm_ds.data.fields import Field
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.layers import Flow, LayerDescription, carried_states, dropout_numbers, run_layer
@@ -25,7 +26,7 @@ from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.registry import FAMILIES, load_object
 
@@ -153,7 +154,11 @@ def measure(
                 vocab_multiple=config.parallel.vocab_multiple,
                 dropout=DropoutStreams(enabled=True),
             )
-            _measured[key] = _measure(config, parallel, platform)
+            program, fields = (
+                _program(config, parallel, platform),
+                build_objective(config.objective).fields(config.data),
+            )
+            _measured[key] = _measure(program, fields, DTYPES[config.training.precision], platform)
     return _measured[key]
 
 
@@ -180,9 +185,8 @@ def _ranks(size: int) -> Iterator[Any]:
         dist.destroy_process_group()
 
 
-def _kernels(config: RunConfig, platform: Platform, precision: str) -> KernelSet:
+def _kernels(asked: KernelsConfig, platform: Platform, precision: str) -> KernelSet:
     """Choose kernels that run on `meta` and keep the same tensors as those of the run."""
-    asked = config.kernels
     attention = asked.attention if asked.attention in ("reference", "bmm") else "sdpa"
     plain = {
         "attention": "auto" if platform.device == "cpu" and asked.attention == "auto" else attention,
@@ -202,18 +206,17 @@ def _program(config: RunConfig, parallel: ParallelContext, platform: Platform) -
         teacher = teacher.model_copy(update={"model": theirs})
     build = ModelBuild(
         outputs=(*objective.outputs, *objective.taps),
-        kernels=_kernels(config, platform, config.training.precision),
+        kernels=_kernels(config.kernels, platform, config.training.precision),
         parallel=parallel,
         recompute=True,
         shares_rows=config.data.shares_rows,
     )
-    return build_program(model, build, objective, teacher, lambda name: _kernels(config, platform, name))
+    return build_program(model, build, objective, teacher, lambda name: _kernels(config.kernels, platform, name))
 
 
-def _measure(config: RunConfig, parallel: ParallelContext, platform: Platform) -> MeasuredModel:
-    program = _program(config, parallel, platform)
-    rows = MEASURED_ROWS * parallel.size
-    fewer, more = (_Run(config, program, platform, count).measure() for count in (rows, 2 * rows))
+def _measure(program: Program, fields: Sequence[Field], dtype: torch.dtype, platform: Platform) -> MeasuredModel:
+    rows = MEASURED_ROWS * program.parallel.size
+    fewer, more = (_Run(program, fields, dtype, platform, count).measure() for count in (rows, 2 * rows))
 
     def combine(first: Sequence[Trace], second: Sequence[Trace]) -> list[LayerWork]:
         made: dict[int, LayerWork] = {}
@@ -235,15 +238,16 @@ def _measure(config: RunConfig, parallel: ParallelContext, platform: Platform) -
 class _Run:
     """A run of all layers with one number of rows; a layer that computes like an earlier one is not run again."""
 
-    def __init__(self, config: RunConfig, program: Program, platform: Platform, rows: int) -> None:
+    def __init__(
+        self, program: Program, fields: Sequence[Field], dtype: torch.dtype, platform: Platform, rows: int
+    ) -> None:
         self._descriptions = program.layers
         self._parallel = program.parallel
-        self._dtype = DTYPES[config.training.precision]
-        objective = build_objective(config.objective)
+        self._dtype = dtype
         self._terms = program.terms
         self.fields = {
             field.name: torch.empty(rows, field.columns, dtype=getattr(torch, field.dtype), device="meta")
-            for field in objective.fields(config.data)
+            for field in fields
         }
         self._meter = Meter(platform, program.parallel.traffic, self.fields)
         self._tensors = dict(self.fields)

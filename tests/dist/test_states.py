@@ -83,7 +83,7 @@ def planned(config: RunConfig, user_json: dict[str, Any], world_size: int) -> li
     )  # fmt: skip
     planner = Planner(config, Cluster(find_gpu("A100-80"), 1, world_size), {stage: user_json})
     stages = [
-        state_elements(config, cut.parameters, planner.zero[stage], layout.data) for cut in planner.stages(layout)
+        state_elements(config.training, config.optimizer, cut.parameters, planner.zero[stage], layout.data) for cut in planner.stages(layout)
     ]
     names = ("parameters", "gradients", "master", "moments")
     per_stage = layout.tensor * layout.data

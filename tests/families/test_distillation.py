@@ -48,7 +48,10 @@ def ours_with_teacher(config: RunConfig, noise: float) -> LayerSequence:
     objective = build_objective(config.objective)
     kernels = KernelSet(dict(config.kernels), "cpu", torch.float32)
     build = ModelBuild((*objective.outputs, *objective.taps), kernels, shares_rows=config.data.shares_rows)
-    model, given = build_program(config.model, build, objective, config.teacher).module(), teacher_values(config)
+    model, given = (
+        build_program(config.model, build, objective, config.teacher).module(),
+        teacher_values(str(config.teacher.path)),
+    )
     initialize_parameters(model, 1)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -153,7 +153,7 @@ def _preparation(answers: Answers, base: str) -> list[str]:
         lines.append(f"ctxlm tokenizer --input {text} --type {kind}{option} --output-dir {tokenizer}")
     if answers.data is None:
         options = "".join(f" {option}" for option in preprocess_options(config.data))
-        prefix = dataset_prefix(config)
+        prefix = dataset_prefix(config.data)
         lines.append(
             f"ctxlm preprocess --input {text} --tokenizer {shlex.quote(tokenizer)}{options} "
             f"--output-prefix {prefix.rpartition('_text_')[0]}"

@@ -46,7 +46,7 @@ def main() -> None:
         comment = head(named if named.is_file() else RECIPE_DIR / f"{named.name.removesuffix('.yaml')}.yaml")
         print("\n".join(["".join(f"# {line}".rstrip() + "\n" for line in comment), settings.rstrip()]))
     else:
-        one, other = (flat_settings(load_config(recipe)) for recipe in args.recipes)
+        one, other = (flat_settings(load_config(recipe).model_dump(mode="json")) for recipe in args.recipes)
         rows = differences(one, other)
         print("\n".join(aligned([("", *args.recipes), *rows], (0, 1, 2), "")) if rows else "the same settings")
 

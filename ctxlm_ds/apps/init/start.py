@@ -145,7 +145,7 @@ def new_settings(answers: Answers, machine: Machine, name: str) -> dict[str, Set
     shipped = load_config(base)
     settings = {"extends": Setting(base, "all other settings, with their sources"), "name": Setting(name, "")}
     settings["tokenizer.path"] = Setting(answers.tokenizer or "tokenizer", "" if answers.tokenizer else "made below")
-    prefix = answers.data or dataset_prefix(shipped)
+    prefix = answers.data or dataset_prefix(shipped.data)
     settings["data.train"] = Setting([prefix], "" if answers.data else "made below")
     settings["data.split"] = Setting(_SPLIT, "3 % of the documents are held out for evaluation")
     settings["training.precision"] = Setting(machine.precision, f"of {machine}")
@@ -174,9 +174,9 @@ def num_rows(prefix: str, seq_length: int) -> int:
     return max(1, int(read_index(Path(f"{prefix}.idx")).lengths.sum(dtype="int64")) // seq_length)
 
 
-def dataset_prefix(config: RunConfig) -> str:
+def dataset_prefix(data: DataSection) -> str:
     """Return the prefix that preprocess writes for a recipe's sample format."""
-    return f"data/corpus_text_{'sentence' if config.data.by_sentence else 'document'}"
+    return f"data/corpus_text_{'sentence' if data.by_sentence else 'document'}"
 
 
 def fitting_vocab_size(kind: str, text: str | None) -> int | None:
@@ -254,7 +254,7 @@ def plan(config: RunConfig, machine: Machine) -> tuple[float, dict[str, Setting]
 
 def _settings_of(layout: Any, config: RunConfig) -> dict[str, Any]:
     changes: dict[str, Any] = {"deepspeed": f"zero{layout.zero_stage}"}
-    for text in layout.settings(config):
+    for text in layout.settings(config.parallel.pipeline_layers):
         key, _, value = text.partition("=")
         if key in ("training.micro_batch_size", "training.activation_checkpointing") or value not in ("1", "false"):
             changes[key] = read_yaml(value, key).data

@@ -21,7 +21,7 @@ from ctxlm_ds.console import counted, run_command
 from ctxlm_ds.process.cgroups import available_cores, available_memory
 from ctxlm_ds.recipe.hardware import GIB, GPUS, Cluster
 from ctxlm_ds.recipe.json_source import ZeroSettings
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import KernelsConfig, ParallelConfig, RunConfig, TrainingConfig
 
 MODEL_LIMIT_S = 120.0
 PROGRAM_BYTES = 0.7 * GIB
@@ -30,11 +30,10 @@ ACCELERATOR_VARIABLE = "DS_ACCELERATOR"
 """Set by a user: the kind of device that DeepSpeed takes."""
 
 
-def layout_of(config: RunConfig, zero_stage: int, world_size: int) -> Layout:
+def layout_of(parallel: ParallelConfig, training: TrainingConfig, zero_stage: int, world_size: int) -> Layout:
     """Return the layout that a recipe has on a number of ranks."""
-    parallel, training = config.parallel, config.training
     return Layout(
-        data=config.parallel.data_parallel_size(world_size),
+        data=parallel.data_parallel_size(world_size),
         tensor=parallel.tensor_parallel_size,
         pipeline=parallel.pipeline_parallel_size,
         zero_stage=zero_stage,
@@ -47,7 +46,7 @@ def layout_of(config: RunConfig, zero_stage: int, world_size: int) -> Layout:
 def run_lines(config: RunConfig, zero_stage: int, world_size: int, run_dir: Path) -> list[str]:
     """Return batch, layout, steps and run directory of a checked recipe; tokens are positions, padding included."""
     training, length = config.training, config.data.seq_length
-    layout = layout_of(config, zero_stage, world_size)
+    layout = layout_of(config.parallel, config.training, zero_stage, world_size)
     rows, micro_batches = training.global_batch_size, layout.num_micro_batches(training.global_batch_size)
     ramp = f", from {training.batch_size_at(0):,} rows (batch_ramp)" if training.batch_ramp else ""
     split = f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline}"
@@ -128,12 +127,12 @@ def planned_model(
     from ctxlm_ds.models.meter import CPU, CUDA
 
     gpu = for_gpus or has_gpu()
-    why_not = None if gpu else why_not_on_cpu(config, world_size)
+    why_not = None if gpu else why_not_on_cpu(config.training, config.kernels, world_size)
     on_cpu = not gpu and why_not is None
     settings = _in_memory(deepspeed) if on_cpu else dict(deepspeed)
     stage = ZeroSettings.of_json(settings).stage
     planner = Planner(config, Cluster(GPUS[0], 1, 1), {stage: settings}, CPU if on_cpu else CUDA)
-    memory = planner.memory(layout_of(config, stage, world_size))
+    memory = planner.memory(layout_of(config.parallel, config.training, stage, world_size))
     known = config.model.vocab_size is not None
     assumed = "" if known else " (with the published vocabulary; the run takes the tokenizer's)"
     parts = ", ".join(f"{name} {part / GIB:.2f}" for name, part in asdict(memory).items())
@@ -154,13 +153,13 @@ def has_gpu() -> bool:
     return os.environ.get(ACCELERATOR_VARIABLE, "cuda") != "cpu" and torch.cuda.is_available()
 
 
-def why_not_on_cpu(config: RunConfig, world_size: int) -> str | None:
+def why_not_on_cpu(training: TrainingConfig, kernels: KernelsConfig, world_size: int) -> str | None:
     """Return why a recipe is not for the CPU cores of this machine, or None. Imports torch."""
     from ctxlm_ds.kernels.attention_spec import AttentionSpec
     from ctxlm_ds.kernels.dispatch import DTYPES, OPERATIONS, table_of
     from ctxlm_ds.kernels.implementation import Need
 
-    cores, training = available_cores(), config.training
+    cores = available_cores()
     if world_size > cores:
         return f"{world_size:,} ranks are more than its {counted(cores, 'core')}"
     if training.precision == "fp16":
@@ -169,7 +168,7 @@ def why_not_on_cpu(config: RunConfig, world_size: int) -> str | None:
         return f"training.compile_mode is {training.compile_mode}"
     need = Need(AttentionSpec(head_size=64), "cpu", DTYPES[training.precision])
     for operation in OPERATIONS:
-        asked = getattr(config.kernels, operation)
+        asked = getattr(kernels, operation)
         if any(row.name == asked and row.why_not(need) is not None for row in table_of(operation, asked)):
             return f"kernels.{operation} is {asked}"
     return None

@@ -54,13 +54,13 @@ def check_only(arguments: argparse.Namespace) -> None:
     deepspeed = load_deepspeed_json(str(arguments.deepspeed_config or config.deepspeed or DEFAULT_CONFIG))
     zero = deepspeed_settings(arguments, config, world_size).get("zero_optimization") or {}
     deepspeed["zero_optimization"] = zero
-    check_hooks(config)
+    check_hooks(config.logging)
     if arguments.print:
         sys.stdout.write(dump_config(config))
         return
     config, run_dir = _with_vocabulary(config), config.directory
     progress = read_progress(run_dir, config)
-    for line in schedule_warnings(config):
+    for line in schedule_warnings(config.schedule, config.training.max_steps):
         logger.warning("%s", line)
     lines = run_lines(config, ZeroSettings.of_json(deepspeed).stage, world_size, run_dir) + missing_lines(config)
     lines += [] if progress is None else [f"  {progress.describe()}"]

@@ -40,30 +40,29 @@ class Layout:
         """Return the micro-batches of a rank in a step."""
         return global_batch_size // (self.data * self.micro_batch_size)
 
-    def _changes(self, config: RunConfig) -> dict[str, dict[str, Any]]:
+    def _changes(self, pipeline_layers: list[int] | None) -> dict[str, dict[str, Any]]:
         parallel: dict[str, Any] = {
             "tensor_parallel_size": self.tensor,
             "pipeline_parallel_size": self.pipeline,
             "sequence_parallel": self.sequence_parallel,
         }
-        by_hand = config.parallel.pipeline_layers
-        if by_hand is not None and len(by_hand) != self.pipeline:
+        if pipeline_layers is not None and len(pipeline_layers) != self.pipeline:
             parallel["pipeline_layers"] = None
         training = {"micro_batch_size": self.micro_batch_size, "activation_checkpointing": self.recompute}
         return {"training": training, "parallel": parallel}
 
     def apply(self, config: RunConfig) -> RunConfig:
         """Return the recipe with this layout's settings."""
-        changes = self._changes(config)
+        changes = self._changes(config.parallel.pipeline_layers)
         return config.model_copy(
             update={section: getattr(config, section).model_copy(update=new) for section, new in changes.items()}
         )
 
-    def settings(self, config: RunConfig) -> list[str]:
-        """Return this layout's settings as `a.b=c` for --set."""
+    def settings(self, pipeline_layers: list[int] | None) -> list[str]:
+        """Return this layout's settings as `a.b=c` for --set; `pipeline_layers` is the setting of the recipe."""
         return [
             f"{section}.{name}={json.dumps(value)}"
-            for section, new in self._changes(config).items()
+            for section, new in self._changes(pipeline_layers).items()
             for name, value in new.items()
         ]
 

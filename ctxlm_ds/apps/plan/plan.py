@@ -208,7 +208,7 @@ class Planner:
         sent = {name: times * sum(n * getattr(work, name) for work, n in works) for name in TENSOR_OPERATIONS}
         here, everywhere = self._tied(stage.start, stage.stop), self._tied(0, len(self.layers))
         used_twice = [size for key, count in here.items() if count > 1 for size in self._elements(layout, key)]
-        messages = data_messages(config, layout, stage.parameters, zero, used_twice)
+        messages = data_messages(config.training, layout, stage.parameters, zero, used_twice)
         messages += [Message("tensor", name, size, layout.tensor) for name, size in sent.items() if size]
         if moved := sent_bytes(stage.parameters.matrices, zero.stage, layout.data, layout.tensor):
             messages.append(Message("data", "send", moved, layout.data * layout.tensor, "matrices"))
@@ -241,16 +241,16 @@ class Planner:
     def _stage_memory(self, layout: Layout, index: int) -> Memory:
         config, stage = layout.apply(self.config), self.stages(layout)[index]
         zero, parameters = self.zero[layout.zero_stage], stage.parameters
-        elements = count_states(config, parameters, zero, layout.data)
-        backward, update = buffer_bytes(config, parameters, zero, layout.data)
-        if self.platform.device == "cpu" and uses_bf16_optimizer(config, zero):
+        elements = count_states(config.training, config.optimizer, parameters, zero, layout.data)
+        backward, update = buffer_bytes(config.training, parameters, zero, layout.data)
+        if self.platform.device == "cpu" and uses_bf16_optimizer(config.training, zero):
             # Bf16Optimizer.waits_for_second
             several = layout.num_micro_batches(config.training.global_batch_size) > 1
             backward += BYTES["bf16"] * parameters.num_elements * several
-        update += workspace_bytes(config, parameters, zero, layout.data)
+        update += workspace_bytes(config.optimizer, parameters, zero, layout.data)
         copies = config.optimizer.matrix_copies
         update += update_bytes(parameters.matrices, copies, zero.stage, layout.data, layout.tensor)
-        activations, workspace = self._activations(config, layout, stage)
+        activations, workspace = self._activations(layout, stage)
         precision = config.training.precision
         frozen = BYTES[precision if config.teacher.precision == "run" else config.teacher.precision]
         return Memory(
@@ -261,7 +261,7 @@ class Planner:
             buffers=max(workspace + backward, update - activations),
         )
 
-    def _activations(self, config: RunConfig, layout: Layout, stage: Stage) -> tuple[int, int]:
+    def _activations(self, layout: Layout, stage: Stage) -> tuple[int, int]:
         """Return the bytes that a stage keeps at the fullest moment, and the temporary workspace.
 
         1F1B holds one micro-batch for each stage from here on. A stage keeps the activations of its layers, the fields
@@ -274,6 +274,6 @@ class Planner:
         each += rows * sum(measured.field_bytes[name] for name in fields)
         if not stage.is_last:
             each += int(self._crossing(layout, measured, stage)[0])
-        held = min(layout.num_micro_batches(config.training.global_batch_size), layout.pipeline - stage.index)
+        held = min(layout.num_micro_batches(self.config.training.global_batch_size), layout.pipeline - stage.index)
         again = max((layer.plain.at(rows).kept for layer in layers if layer.again), default=0)
         return held * each + again, max(layer.plain.at(rows).workspace for layer in layers)

@@ -88,7 +88,9 @@ def main() -> None:
         offloaded = search_layouts(Planner(config, cluster, load_jsons("zero3-offload")))
     best = require_plan(found, cluster, offloaded).layout
     deepspeed = args.deepspeed_config or f"zero{best.zero_stage}"
-    command = launch_command(args.config, deepspeed, [*args.set, *best.settings(config)], cluster)
+    command = launch_command(
+        args.config, deepspeed, [*args.set, *best.settings(config.parallel.pipeline_layers)], cluster
+    )
     if args.json:
         print(json.dumps(search_as_dict(found, cluster, command, args.all), indent=1))
         return

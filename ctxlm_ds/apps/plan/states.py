@@ -17,7 +17,7 @@ from ctxlm_ds.apps.plan.layouts import BYTES
 from ctxlm_ds.models.program import Program
 from ctxlm_ds.parallel.placement import Split, shard_of, vocabulary_rows_per_rank
 from ctxlm_ds.recipe.json_source import DEEPSPEED_BUCKET, ZeroSettings
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import TrainingConfig
 from ctxlm_ds.recipe.sections import OptimizerSection, UpdateSizes
 from ctxlm_ds.training.optimizers.base import FLOAT
 from ctxlm_ds.training.optimizers.matrix_work import Matrices, blocks_of
@@ -122,21 +122,24 @@ class StateElements(NamedTuple):
     moments: int
 
 
-def uses_bf16_optimizer(config: RunConfig, zero: ZeroSettings) -> bool:
+def uses_bf16_optimizer(training: TrainingConfig, zero: ZeroSettings) -> bool:
     """Return True if DeepSpeed takes BF16_Optimizer, not ZeRO's (runtime/engine.py _do_optimizer_sanity_check)."""
-    training = config.training
     in_bf16 = (training.precision, training.grad_accum_dtype) == ("bf16", "fp32")
     return in_bf16 and zero.stage == 1 and not zero.offload_optimizer
 
 
 def state_elements(
-    config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int
+    training: TrainingConfig,
+    optimizer: OptimizerSection,
+    parameters: StageParameters,
+    zero: ZeroSettings,
+    data_ranks: int,
 ) -> StateElements:
     """Count the elements on the GPU; offloaded ones are not there."""
     whole, padded = parameters.num_elements, parameters.padded(data_ranks)
-    share, moments = padded // data_ranks, len(config.optimizer.moments)
+    share, moments = padded // data_ranks, len(optimizer.moments)
     # Moments of other parameters that the group of matrices lacks.
-    fewer = moments - len(config.optimizer.moments_of(matrix=True))
+    fewer = moments - len(optimizer.moments_of(matrix=True))
     if zero.stage == 0:
         return StateElements(whole, whole, 0, moments * whole - fewer * total_elements(parameters.matrix_group))
     if zero.stage == 3:
@@ -147,13 +150,13 @@ def state_elements(
         return StateElements(0 if zero.offload_parameters else share, states, states, kept)
     if zero.offload_optimizer:
         return StateElements(padded, 0, 0, 0)
-    gradients = share if zero.stage == 2 else (padded if uses_bf16_optimizer(config, zero) else whole)
+    gradients = share if zero.stage == 2 else (padded if uses_bf16_optimizer(training, zero) else whole)
     saved = fewer * round_up(total_elements(parameters.matrix_group), ALIGNMENT * data_ranks) // data_ranks
     return StateElements(padded, gradients, share, moments * share - saved)
 
 
 def buffer_bytes(
-    config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int
+    training: TrainingConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int
 ) -> tuple[int, int]:
     """Return the bytes of buckets and copies during the backward pass, and during the update.
 
@@ -161,11 +164,11 @@ def buffer_bytes(
     Bf16Optimizer adds each gradient to its fp32 sum; otherwise stages 1 to 3 fill buckets during the pass, two with
     overlap_comm.
     """
-    weight = BYTES[config.training.precision]
+    weight = BYTES[training.precision]
     whole = parameters.num_elements
     if zero.stage == 0:
         return 0, FLOAT * min(whole, DEEPSPEED_BUCKET)
-    if uses_bf16_optimizer(config, zero):
+    if uses_bf16_optimizer(training, zero):
         return weight * parameters.largest, 0
     buckets = (2 if zero.overlap_comm else 1) * max(min(zero.reduce_bucket, whole), parameters.largest)
     if zero.stage == 3:
@@ -175,7 +178,9 @@ def buffer_bytes(
     return weight * buckets, FLOAT * parameters.padded(data_ranks) // data_ranks
 
 
-def workspace_bytes(config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int) -> int:
+def workspace_bytes(
+    optimizer: OptimizerSection, parameters: StageParameters, zero: ZeroSettings, data_ranks: int
+) -> int:
     """Return the bytes that an update holds in addition to its states, without complete matrices."""
     if zero.offload_optimizer:
         return 0
@@ -185,7 +190,7 @@ def workspace_bytes(config: RunConfig, parameters: StageParameters, zero: ZeroSe
     else:
         share, unit = parameters.padded(data_ranks) // data_ranks, ALIGNMENT * data_ranks
         sizes = UpdateSizes(True, share, round_up(group, unit) // data_ranks, parameters.largest)
-    return config.optimizer.workspace(sizes)
+    return optimizer.workspace(sizes)
 
 
 def _live_elements(parameters: StageParameters, zero: ZeroSettings) -> int:

@@ -167,7 +167,7 @@ class StepTimer:
         if zero.stage == 3:
             hidden = self.micro_batches * micro_batch_s if zero.overlap_comm else 0.0
             return max(0.0, gradients + weights - hidden) + COLLECTIVE_LATENCY_S
-        reduces_late = zero.stage == 0 or uses_bf16_optimizer(self.config, zero) or layout.pipeline > 1
+        reduces_late = zero.stage == 0 or uses_bf16_optimizer(self.config.training, zero) or layout.pipeline > 1
         backward = micro_batch_s * BACKWARD_FACTOR / (1 + BACKWARD_FACTOR + layout.recompute)
         hidden = 0.0 if reduces_late or not zero.overlap_comm else backward
         hidden *= self.micro_batches if zero.stage == 2 else 1
@@ -179,13 +179,13 @@ class StepTimer:
         An offloaded optimizer takes the seconds of PCIe and of the update in CPU memory.
         """
         parameters, zero, ranks = stage.parameters, self.zero, self.layout.data
-        summed = gradient_bytes(self.config, parameters, zero, ranks, self.micro_batches)
+        summed = gradient_bytes(self.config.training, parameters, zero, ranks, self.micro_batches)
         summed_s = summed / self.cluster.memory_bytes_per_s
         if zero.offload_optimizer:
             share = parameters.padded(ranks) // ranks
-            updated_s = optimizer_bytes(self.config, parameters, zero, ranks) / CPU_UPDATE_BYTES_PER_S
+            updated_s = optimizer_bytes(self.config.optimizer, parameters, zero, ranks) / CPU_UPDATE_BYTES_PER_S
             return summed_s + share * 2 * FLOAT / PCIE_BYTES_PER_S + updated_s
-        updated = update_bytes(self.config, parameters, zero, ranks)
+        updated = update_bytes(self.config.training, self.config.optimizer, parameters, zero, ranks)
         return summed_s + updated / self.cluster.memory_bytes_per_s + self._orthogonalize(stage)
 
     def _orthogonalize(self, stage: StageLoad) -> float:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ctxlm_ds.apps.plan.layouts import BYTES, Layout
 from ctxlm_ds.apps.plan.states import FLOAT, StageParameters, total_elements, uses_bf16_optimizer
 from ctxlm_ds.recipe.json_source import ZeroSettings
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import TrainingConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,11 @@ class Message:
 
 
 def data_messages(
-    config: RunConfig, layout: Layout, parameters: StageParameters, zero: ZeroSettings, tied: Sequence[int] = ()
+    training: TrainingConfig,
+    layout: Layout,
+    parameters: StageParameters,
+    zero: ZeroSettings,
+    tied: Sequence[int] = (),
 ) -> list[Message]:
     """List gradients and weights over the data-parallel ranks of one stage.
 
@@ -54,36 +58,36 @@ def data_messages(
     """
     if layout.data == 1:
         return []
-    weight, ranks = BYTES[config.training.precision], layout.data
-    micro_batches = layout.num_micro_batches(config.training.global_batch_size)
+    weight, ranks = BYTES[training.precision], layout.data
+    micro_batches = layout.num_micro_batches(training.global_batch_size)
     if zero.stage == 0:
         return [Message("data", "all_reduce", FLOAT * parameters.num_elements, ranks, "gradients")]
-    agreed = Message("data", "all_reduce", _scalars(config, layout, parameters, zero), ranks, "gradient norm")
+    agreed = Message("data", "all_reduce", _scalars(training, layout, parameters, zero), ranks, "gradient norm")
     if zero.stage == 3:
         return [*_stage3_messages(parameters, zero, ranks, weight, micro_batches, tied), agreed]
     gathered = Message("data", "all_gather", weight * parameters.padded(ranks) // ranks, ranks, "weights")
-    if uses_bf16_optimizer(config, zero):
+    if uses_bf16_optimizer(training, zero):
         reduced = FLOAT * parameters.padded(ranks)
         return [Message("data", "reduce_scatter", reduced, ranks, "gradients"), agreed, gathered]
     sums_in_fp32 = (
-        zero.stage == 1 and config.training.grad_accum_dtype == "fp32" and config.training.precision == "bf16"
+        zero.stage == 1 and training.grad_accum_dtype == "fp32" and training.precision == "bf16"
     )
     sent = (FLOAT if sums_in_fp32 else weight) * parameters.num_elements
     reduced = sent * (micro_batches if zero.stage == 2 else 1)
     return [Message("data", "all_reduce", reduced, ranks, "gradients"), agreed, gathered]
 
 
-def _scalars(config: RunConfig, layout: Layout, parameters: StageParameters, zero: ZeroSettings) -> int:
+def _scalars(training: TrainingConfig, layout: Layout, parameters: StageParameters, zero: ZeroSettings) -> int:
     """Return the bytes of the gradient norm and the overflow flag.
 
     Ranks reduce them over the copies of a model, and once more over its parts if it has several.
     """
     split = layout.tensor * layout.pipeline > 1
-    if uses_bf16_optimizer(config, zero):
+    if uses_bf16_optimizer(training, zero):
         return FLOAT * (2 if split else 1)
     norm = FLOAT * len(parameters.groups) * (2 if zero.stage == 3 else 1)
     # Otherwise the norm shows an overflow (training/engine/update.py).
-    overflow = 1 if config.training.precision != "fp32" and zero.stage != 3 and zero.offload_optimizer else 0
+    overflow = 1 if training.precision != "fp32" and zero.stage != 3 and zero.offload_optimizer else 0
     return (norm + overflow) * (2 if split else 1)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from ctxlm_ds.apps.plan.layouts import BYTES
 from ctxlm_ds.apps.plan.states import FLOAT, StageParameters, total_elements, uses_bf16_optimizer
 from ctxlm_ds.recipe.json_source import ZeroSettings
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import TrainingConfig
+from ctxlm_ds.recipe.sections import OptimizerSection
 
 NORM_BYTES, CLIP_BYTES = 4, 8
 ZERO_BYTES = 30
@@ -24,12 +25,12 @@ STAGE_2_MOVES, STAGE_2_SHARE_BYTES = 6, 22
 
 
 def gradient_bytes(
-    config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int, micro_batches: int
+    training: TrainingConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int, micro_batches: int
 ) -> int:
     """Return the bytes that summing and reducing the gradients of a step's micro-batches moves."""
     elements, later = parameters.num_elements, micro_batches - 1
-    weight, each_sum = BYTES[config.training.precision], BYTES[config.training.grad_accum_dtype]
-    if uses_bf16_optimizer(config, zero):
+    weight, each_sum = BYTES[training.precision], BYTES[training.grad_accum_dtype]
+    if uses_bf16_optimizer(training, zero):
         return elements * (FIRST_SUM_BYTES + NEXT_SUM_BYTES * later)
     # autograd reads both and writes their sum.
     summed = 3 * each_sum * later * elements
@@ -40,22 +41,30 @@ def gradient_bytes(
     return micro_batches * (STAGE_2_MOVES * weight + STAGE_2_SHARE_BYTES // data_ranks) * elements
 
 
-def optimizer_bytes(config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int) -> int:
+def optimizer_bytes(
+    optimizer: OptimizerSection, parameters: StageParameters, zero: ZeroSettings, data_ranks: int
+) -> int:
     """Return the bytes that the optimizer moves in its share of the parameters."""
     ranks = data_ranks if zero.stage else 1
-    matrices, optimizer = total_elements(parameters.matrix_group) // ranks, config.optimizer
+    matrices = total_elements(parameters.matrix_group) // ranks
     others = parameters.padded(ranks) // ranks - matrices
     return optimizer.bytes_per_element * others + optimizer.bytes_per_matrix_element * matrices
 
 
-def update_bytes(config: RunConfig, parameters: StageParameters, zero: ZeroSettings, data_ranks: int) -> int:
+def update_bytes(
+    training: TrainingConfig,
+    optimizer: OptimizerSection,
+    parameters: StageParameters,
+    zero: ZeroSettings,
+    data_ranks: int,
+) -> int:
     """Return the bytes that norm, clipping, the optimizer and the copy of its weights move."""
     ranks = data_ranks if zero.stage else 1
-    each = CLIP_BYTES if config.optimizer.gradient_clipping else 0
+    each = CLIP_BYTES if optimizer.gradient_clipping else 0
     if zero.stage == 0:
         each += NORM_BYTES
-    elif uses_bf16_optimizer(config, zero):
-        each += NORM_BYTES + FLOAT + BYTES[config.training.precision]
+    elif uses_bf16_optimizer(training, zero):
+        each += NORM_BYTES + FLOAT + BYTES[training.precision]
     else:
         each += ZERO_BYTES
-    return each * (parameters.padded(ranks) // ranks) + optimizer_bytes(config, parameters, zero, data_ranks)
+    return each * (parameters.padded(ranks) // ranks) + optimizer_bytes(optimizer, parameters, zero, data_ranks)

@@ -97,7 +97,7 @@ def run_page(runs: Mapping[str, RunRecord], charts: Sequence[Chart]) -> str:
 
 def comparison(runs: Mapping[str, RunRecord]) -> list[list[str]]:
     """Return a table with its head: the last step and loss of each run, and the settings in which they differ."""
-    settings = [flat_settings(run.config) for run in runs.values()]
+    settings = [flat_settings(run.config.model_dump(mode="json")) for run in runs.values()]
     names = [name for name in dict.fromkeys(chain(*settings)) if name not in ("name", "run_dir")]
     different = [name for name in names if len({str(each.get(name, "-")) for each in settings}) > 1]
     rows = [["run", "step", "loss", "different settings"]]

@@ -84,7 +84,7 @@ class Engine:
         """
         zero = ZeroSettings.of_json(deepspeed_config)
         self.zero_stage = zero.stage
-        check_precision(config, self.zero_stage)
+        check_precision(config.training, self.zero_stage)
         self.config = config
         self.before_update: Callable[[], None] = lambda: None
         """Called in every step before weights and moments change."""
@@ -122,7 +122,7 @@ class Engine:
 
     def _build_model(self, deepspeed_config: dict[str, Any]) -> Any:
         descriptions = self.program.layers
-        check_batch_ramp(self.config, descriptions)
+        check_batch_ramp(self.config.training, self.config.model.family, descriptions)
         outputs, streams = self.passes.losses.outputs, self.parallel.dropout
         if not self._is_pipeline:
             return build_whole_model(descriptions, outputs, streams, deepspeed_config, self.zero_stage, self._mpu)

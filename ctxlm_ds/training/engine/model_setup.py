@@ -17,15 +17,14 @@ from ctxlm_ds.parallel.placement import shard_of
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.recipe.json_source import NEVER_PRINT_STEPS
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import ParallelConfig, TrainingConfig
 from ctxlm_ds.training.engine.fragments import Holding
 
 
-def parallel_context(config: RunConfig, topology: Topology) -> ParallelContext:
+def parallel_context(layout: ParallelConfig, seed: int, drops: bool, topology: Topology) -> ParallelContext:
     """Return this rank's share of every layer."""
-    layout = config.parallel
     streams = DropoutStreams(
-        config.training.seed, topology.tensor_parallel_rank, topology.tensor_parallel_size, enabled=config.model.drops
+        seed, topology.tensor_parallel_rank, topology.tensor_parallel_size, enabled=drops
     )
     return ParallelContext(
         size=topology.tensor_parallel_size,
@@ -56,11 +55,11 @@ def build_whole_model(
         return LayerSequence(descriptions, outputs, streams)
 
 
-def check_batch_ramp(config: RunConfig, layers: Sequence[LayerDescription]) -> None:
+def check_batch_ramp(training: TrainingConfig, family: str, layers: Sequence[LayerDescription]) -> None:
     """Raise ConfigError if the batch is to grow and a layer carries a state for each of its rows."""
-    if config.training.batch_ramp is not None and any(layer.carries for layer in layers):
+    if training.batch_ramp is not None and any(layer.carries for layer in layers):
         raise ConfigError(
-            f"training.batch_ramp is set, but model.family {config.model.family} carries a state from step to "
+            f"training.batch_ramp is set, but model.family {family} carries a state from step to "
             "step for each row of the batch, so the batch cannot grow; set it to null"
         )
 

@@ -146,24 +146,24 @@ def device_type() -> str:
     return get_accelerator().device_name().split(":")[0]
 
 
-def check_precision(config: RunConfig, zero_stage: int | None = None) -> None:
+def check_precision(training: TrainingConfig, zero_stage: int | None = None) -> None:
     """Check that the device has the precision, before anything is built.
 
     Raises:
         ConfigError: DeepSpeed does not support the data type on this device, or under this ZeRO stage.
     """
-    if zero_stage == 0 and config.training.precision != "fp32":
+    if zero_stage == 0 and training.precision != "fp32":
         raise ConfigError(
-            f"training.precision is {config.training.precision} with ZeRO stage 0, where DeepSpeed cannot "
+            f"training.precision is {training.precision} with ZeRO stage 0, where DeepSpeed cannot "
             "accumulate gradients in fp32; use stage 1 (the same numbers, less memory) or precision fp32"
         )
     from deepspeed.accelerator import get_accelerator
 
     accelerator = get_accelerator()
     supported = {"fp32": True, "bf16": accelerator.is_bf16_supported(), "fp16": accelerator.is_fp16_supported()}
-    if not supported[config.training.precision]:
+    if not supported[training.precision]:
         raise ConfigError(
-            f"training.precision is {config.training.precision}, which DeepSpeed does not support on this device "
+            f"training.precision is {training.precision}, which DeepSpeed does not support on this device "
             f"({accelerator.device_name()}); use bf16 or fp32"
         )
 

@@ -11,30 +11,32 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ctxlm_ds.recipe.problems import Problem, did_you_mean, raise_problems, show_value
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import LoggingConfig, RunConfig
 from ctxlm_ds.registry import TRACKERS
 from ctxlm_ds.training.hooks.hooks import Hook
 
 logger = logging.getLogger("ctxlm_ds")
 
-def check_hooks(config: RunConfig) -> None:
+def check_hooks(logging_section: LoggingConfig) -> None:
     """Check that the trackers are installed and that the hooks are classes that can be built.
 
     Raises:
         ConfigError: lists every tracker without its package and every hook that cannot be imported or built.
     """
-    problems = [problem for tracker in trackers_of(config) if (problem := _tracker_problem(tracker)) is not None]
-    for number, target in enumerate(config.logging.hooks):
+    problems = [
+        problem for tracker in trackers_of(logging_section) if (problem := _tracker_problem(tracker)) is not None
+    ]
+    for number, target in enumerate(logging_section.hooks):
         found = find_hook(target)
         if isinstance(found, str):
             problems.append(Problem(f"logging.hooks[{number}]", f"{show_value(target)}: {found}"))
-    raise_problems(f"recipe {config.name}", problems)
+    raise_problems("the recipe", problems)
 
 
-def trackers_of(config: RunConfig) -> list[str]:
+def trackers_of(logging_section: LoggingConfig) -> list[str]:
     """Return the trackers of a recipe, each once."""
-    switches = {name: TRACKERS.get(name).switch for name in config.logging.trackers}
-    return [name for name, switch in switches.items() if switch is None or getattr(config.logging, switch)]
+    switches = {name: TRACKERS.get(name).switch for name in logging_section.trackers}
+    return [name for name, switch in switches.items() if switch is None or getattr(logging_section, switch)]
 
 
 def _tracker_problem(tracker: str) -> Problem | None:
@@ -85,18 +87,18 @@ def takes_config(hook: type[Hook]) -> bool | None:
 
 def build_user_hooks(config: RunConfig) -> list[Hook]:
     """Build the hooks of logging.hooks, with the recipe if they take it."""
-    check_hooks(config)
+    check_hooks(config.logging)
     classes = [found for target in config.logging.hooks if not isinstance(found := find_hook(target), str)]
     return [found(config) if takes_config(found) else found() for found in classes]  # type: ignore[call-arg]
 
 
-def build_trackers(config: RunConfig, run_dir: Path, peak_row_seconds: float | None) -> list[Hook]:
+def build_trackers(logging_section: LoggingConfig, run_dir: Path, peak_row_seconds: float | None) -> list[Hook]:
     """Build the trackers of a recipe; `peak_row_seconds` is the time of a row at the devices' peak, if known."""
     hooks: list[Hook] = []
-    for name in trackers_of(config):
+    for name in trackers_of(logging_section):
         tracker = TRACKERS.get(name)
         if tracker.package is None or find_spec(tracker.package) is not None:
-            hooks.append(tracker(run_dir, config.logging.interval_steps, peak_row_seconds))
+            hooks.append(tracker(run_dir, logging_section.interval_steps, peak_row_seconds))
         else:
             remedy = f"pip install {tracker.package}"
             logger.warning("logging.trackers: %s is not installed and is skipped (%s)", name, remedy)

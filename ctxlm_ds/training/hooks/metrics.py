@@ -18,7 +18,6 @@ from typing import Any
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.process.line_file import HELD_OUT, TEXTS, LineFile, parse_line
 from ctxlm_ds.recipe.load import dump_config
-from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.hooks.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, StepSpeed, memory_bytes
 
 logger = logging.getLogger("ctxlm_ds")
@@ -131,8 +130,8 @@ def rewind(path: Path, step: int) -> set[str]:
     return evaluated
 
 
-def flat_settings(config: RunConfig) -> dict[str, Any]:
-    """Return every setting of a recipe by its dotted name, for trackers that take flat parameters."""
+def flat_settings(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Return every setting of a recipe (its model_dump) by its dotted name, for trackers with flat parameters."""
     flat: dict[str, Any] = {}
 
     def add(name: str, value: Any) -> None:
@@ -142,7 +141,7 @@ def flat_settings(config: RunConfig) -> dict[str, Any]:
         else:
             flat[name] = value
 
-    add("", config.model_dump(mode="json"))
+    add("", dict(recipe))
     return flat
 
 
@@ -171,7 +170,7 @@ class TensorBoardWriter(IntervalHook):
         self._written = [self._now]
         self._open(start.step, start.tokens)
         self._writer.add_text("recipe", indent(dump_config(start.config), "    "), start.step)
-        self._add_hyperparameters(start.config)
+        self._add_hyperparameters(flat_settings(start.config.model_dump(mode="json")))
 
     def on_rollback(self, step: int) -> None:
         super().on_rollback(step)
@@ -218,12 +217,13 @@ class TensorBoardWriter(IntervalHook):
         self._writer = SummaryWriter(str(self.directory), purge_step=purged, flush_secs=30)
         self._by_token = SummaryWriter(str(self.directory / BY_TOKEN), purge_step=purged_tokens, flush_secs=30)
 
-    def _add_hyperparameters(self, config: RunConfig) -> None:
+    def _add_hyperparameters(self, flat: Mapping[str, Any]) -> None:
         """Add the recipe for TensorBoard's HParams, in the same run as the curves."""
         from torch.utils.tensorboard.summary import hparams
 
-        flat = flat_settings(config).items()
-        settings = {name: value if isinstance(value, bool | int | float) else str(value) for name, value in flat}
+        settings = {
+            name: value if isinstance(value, bool | int | float) else str(value) for name, value in flat.items()
+        }
         for summary in hparams(settings, {"train/loss": 0.0}):
             self._writer.file_writer.add_summary(summary)
 

@@ -16,7 +16,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ctxlm_ds.atomic import write_text
-from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.hooks.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, StepSpeed
 from ctxlm_ds.training.hooks.metrics import flat_settings, step_figures
 
@@ -79,26 +78,26 @@ class WandbTracker(Tracker):
         kept = self._kept_id(WANDB_ID_NAME)
         mode = os.environ.get("WANDB_MODE") or ("online" if is_logged_in() else "offline")
         try:
-            self._run = self._init(start.config, kept, mode)
+            self._run = self._init(start, kept, mode)
         except wandb.errors.CommError as error:
             logger.warning("wandb: no connection, this start is kept in %s/wandb: %s", self.run_dir, error)
-            self._run = self._init(start.config, kept, "offline")
+            self._run = self._init(start, kept, "offline")
         # Steps are logged as a figure: wandb's counter refuses those that a resume repeats.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
         if kept is None:
             write_text(self.run_dir / WANDB_ID_NAME, f"{self._run.id}\n")
 
-    def _init(self, config: RunConfig, identity: str | None, mode: str) -> Any:
+    def _init(self, start: RunStart, identity: str | None, mode: str) -> Any:
         import wandb
 
         return wandb.init(
             project=os.environ.get("WANDB_PROJECT") or PROJECT,
-            name=config.name,
+            name=start.config.name,
             id=identity,
             resume="allow",
             dir=str(self.run_dir),
-            config=config.model_dump(mode="json"),
+            config=start.config.model_dump(mode="json"),
             mode=mode,
             settings=wandb.Settings(init_timeout=ONLINE_WAIT_S, console="off", silent=True),
         )
@@ -134,18 +133,19 @@ class MlflowTracker(Tracker):
             # mlflow 3 refuses it otherwise: new features of mlflow need a database.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._client = MlflowClient(tracking_uri=own or (self.run_dir / MLFLOW_DIR).absolute().as_uri())
-        self._run_id = self._kept_id(MLFLOW_ID_NAME) or self._create(start.config)
+        self._run_id = self._kept_id(MLFLOW_ID_NAME) or self._create(start)
         self._client.update_run(self._run_id, status="RUNNING")
 
-    def _create(self, config: RunConfig) -> str:
+    def _create(self, start: RunStart) -> str:
         """Create the run with the recipe as its parameters, and keep its id in the run directory."""
         from mlflow.entities import Param
 
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
         experiment = self._client.get_experiment_by_name(name)
         number = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
-        identity = str(self._client.create_run(number, run_name=config.name).info.run_id)
-        settings = ((key, str(value)[:MOST_PARAMETER_CHARACTERS]) for key, value in flat_settings(config).items())
+        identity = str(self._client.create_run(number, run_name=start.config.name).info.run_id)
+        flat = flat_settings(start.config.model_dump(mode="json"))
+        settings = ((key, str(value)[:MOST_PARAMETER_CHARACTERS]) for key, value in flat.items())
         for batch in _batches([Param(key, value) for key, value in settings], PARAMETERS_A_BATCH):
             self._client.log_batch(identity, params=batch)
         write_text(self.run_dir / MLFLOW_ID_NAME, f"{identity}\n")

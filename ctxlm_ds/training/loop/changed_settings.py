@@ -38,7 +38,7 @@ def report_resume(
     Returns:
         Every changed setting as `name old -> new`.
     """
-    before, now = dict(_settings(saved)), dict(_settings(config))
+    before, now = dict(_settings(saved.model_dump(mode="json"))), dict(_settings(config.model_dump(mode="json")))
     changes = {
         name: f"{name} {before.get(name)} -> {now.get(name)}"
         for name in dict.fromkeys((*before, *now))
@@ -46,7 +46,11 @@ def report_resume(
     }
     if not log:
         return list(changes.values())
-    rates = list(_changed_rates(saved, config, step))
+    old, new = (
+        LearningRateSchedule(each.schedule, each.optimizer.learning_rate, each.training.max_steps)
+        for each in (saved, config)
+    )
+    rates = list(_changed_rates(old, new, step, min(saved.training.max_steps, config.training.max_steps)))
     curve = [name for name in changes if (rates if name.startswith(LEARNING_RATE) else name.startswith(CURVE))]
     rounding = [*environment, *(line for name, line in changes.items() if name.startswith(ROUNDING))]
     other = [line for name, line in changes.items() if name not in curve and not name.startswith(ROUNDING + LAYOUT)]
@@ -68,21 +72,18 @@ def report_resume(
     return list(changes.values())
 
 
-def _changed_rates(saved: RunConfig, config: RunConfig, step: int) -> Iterator[tuple[int, float, float]]:
+def _changed_rates(
+    old: LearningRateSchedule, new: LearningRateSchedule, step: int, last: int
+) -> Iterator[tuple[int, float, float]]:
     """Yield step, old rate and new rate for steps still to come (a sample of them) whose rate has changed."""
-    old, new = (
-        LearningRateSchedule(each.schedule, each.optimizer.learning_rate, each.training.max_steps)
-        for each in (saved, config)
-    )
-    last = min(saved.training.max_steps, config.training.max_steps)
     for index in range(step, last, max(1, (last - step) // COMPARED_RATES)):
         if old.at(index) != new.at(index):
             yield index, old.at(index), new.at(index)
 
 
-def _settings(config: RunConfig) -> Iterator[tuple[str, Any]]:
+def _settings(recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield every setting by its full name."""
-    for section, value in config.model_dump(mode="json").items():
+    for section, value in recipe.items():
         if isinstance(value, Mapping):
             yield from ((f"{section}.{name}", setting) for name, setting in value.items())
         elif section not in NOT_COMPARED:

@@ -70,7 +70,7 @@ def test_the_recipe_gets_the_teachers_model_and_fingerprint(teacher: Path, wordp
     assert len(config.teacher.fingerprint) == 64 and len(list(teacher.glob("*.safetensors"))) > 1
     assert RunConfig.model_validate(config.model_dump(mode="json")) == config
     theirs = transformers.BertForMaskedLM.from_pretrained(teacher).state_dict()
-    value = teacher_values(config)("teacher.encoder.2.mlp.up.weight")
+    value = teacher_values(str(config.teacher.path))("teacher.encoder.2.mlp.up.weight")
     assert value.equal(theirs["bert.encoder.layer.2.intermediate.dense.weight"])
 
 
@@ -115,7 +115,7 @@ def test_a_teacher_of_any_family_gives_the_tensors_of_transformers(
     objective, kernels = build_objective(config.objective), KernelSet(dict(config.kernels), "cpu", torch.float32)
     build = ModelBuild((*objective.outputs, *objective.taps), kernels)
     program = build_program(config.model, build, objective, config.teacher)
-    model, given = program.module().train(), teacher_values(config)
+    model, given = program.module().train(), teacher_values(str(config.teacher.path))
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             parameter.copy_(given(key) if key.startswith("teacher.") else torch.zeros_like(parameter))
@@ -161,7 +161,7 @@ def test_weights_that_are_not_finite_are_refused(teacher: Path, wordpiece_folder
     model = transformers.BertForMaskedLM.from_pretrained(teacher)
     model.bert.encoder.layer[1].output.dense.bias.data[3] = float("nan")
     model.save_pretrained(teacher / "broken")
-    values = teacher_values(recipe(teacher / "broken", wordpiece_folder, size))
+    values = teacher_values(str(teacher / "broken"))
     with pytest.raises(CheckpointError, match=r"encoder\.1\.mlp\.down\.bias has NaN"):
         values("teacher.encoder.1.mlp.down.bias")
 

@@ -224,11 +224,17 @@ def test_special_tokens_leave_room_for_text() -> None:
 
 def test_length_of_schedule_and_warmup() -> None:
     config = config_of(schedule={"warmup_fraction": 0.2843}, training={"max_steps": 7038})
-    assert (total_schedule_steps(config), warmup_schedule_steps(config)) == (7038, 2000)
+    assert (
+        total_schedule_steps(config.schedule, config.training.max_steps),
+        warmup_schedule_steps(config.schedule, config.training.max_steps),
+    ) == (7038, 2000)
     config = config_of(schedule={"warmup_fraction": 0.29}, training={"max_steps": 100})
-    assert warmup_schedule_steps(config) == 29
+    assert warmup_schedule_steps(config.schedule, config.training.max_steps) == 29
     config = config_of(schedule={"start_step": 900}, training={"max_steps": 100})
-    assert (total_schedule_steps(config), warmup_schedule_steps(config)) == (1000, 0)
+    assert (
+        total_schedule_steps(config.schedule, config.training.max_steps),
+        warmup_schedule_steps(config.schedule, config.training.max_steps),
+    ) == (1000, 0)
 
 
 def test_settings_without_effect_are_named() -> None:
@@ -255,8 +261,13 @@ def test_settings_without_effect_are_named() -> None:
 def test_a_warmup_that_ends_after_the_run_is_told() -> None:
     def warnings(start_step: int, max_steps: int) -> list[str]:
         schedule = {"warmup_steps": 100, "total_steps": 1000, "start_step": start_step}
-        return schedule_warnings(config_of(schedule=schedule, training={"max_steps": max_steps}))
+        return schedule_warnings(config_of(schedule=schedule).schedule, max_steps)
 
     (told,) = warnings(0, 100)
     assert told.startswith("the warmup of 100 steps is not over when the run ends (training.max_steps 100)")
-    assert warnings(0, 101) == warnings(90, 20) == schedule_warnings(RunConfig()) == []
+    assert (
+        warnings(0, 101)
+        == warnings(90, 20)
+        == schedule_warnings(RunConfig().schedule, RunConfig().training.max_steps)
+        == []
+    )

@@ -52,9 +52,9 @@ def test_adafactors_update_holds_the_largest_matrix_twice(stage: int, offload: s
     zero = {"stage": stage, "offload_optimizer": {"device": offload}}
     settings = ZeroSettings.of_json({"zero_optimization": zero}, 8)
     parameters = StageParameters((Counter({1000: 3}), Counter({8: 2})))
-    assert workspace_bytes(config, parameters, settings, 1) == (8 * 1000 if elements else 0)
-    assert workspace_bytes(config, parameters, settings, 16) == 8 * elements
-    assert workspace_bytes(load_config("bert-base"), parameters, settings, 1) == 0
+    assert workspace_bytes(config.optimizer, parameters, settings, 1) == (8 * 1000 if elements else 0)
+    assert workspace_bytes(config.optimizer, parameters, settings, 16) == 8 * elements
+    assert workspace_bytes(load_config("bert-base").optimizer, parameters, settings, 1) == 0
 
 
 def test_days_and_utilisation_follow_from_the_step() -> None:

@@ -66,7 +66,7 @@ def test_every_plan_is_possible_and_fits(roberta_on_two_nodes: tuple[Planner, Se
 def test_the_recommended_layout_is_what_its_settings_load(roberta_on_two_nodes: tuple[Planner, Search]) -> None:
     planner, found = roberta_on_two_nodes
     plan = require_plan(found, planner.cluster)
-    settings = plan.layout.settings(planner.config)
+    settings = plan.layout.settings(planner.config.parallel.pipeline_layers)
     command = launch_command("roberta-large", f"zero{plan.layout.zero_stage}", settings, planner.cluster)
     words = shlex.split(command)
     config = load_config(words[words.index("--config") + 1], words[words.index("--set") + 1 :])

@@ -66,7 +66,7 @@ def test_an_update_holds_what_is_counted(name: str, stage: int) -> None:
     if stage:  # one partition of each group
         groups = [[sum(group) // ranks] for group in groups]
     settings = ZeroSettings.of_json({"zero_optimization": {"stage": stage}}, 8)
-    counted = workspace_bytes(config, parameters, settings, ranks)
+    counted = workspace_bytes(config.optimizer, parameters, settings, ranks)
     assert counted <= held_by_an_update(name, groups) <= counted + 500
 
 
@@ -75,4 +75,6 @@ def test_other_updates_hold_nothing_more() -> None:
     for name, device in (("adamw", "none"), ("lamb", "cpu")):
         config = load_config("bert-base", [f"optimizer.name={name}"])
         zero = {"stage": 1, "offload_optimizer": {"device": device}}
-        assert workspace_bytes(config, parameters, ZeroSettings.of_json({"zero_optimization": zero}, 8), 4) == 0
+        assert (
+            workspace_bytes(config.optimizer, parameters, ZeroSettings.of_json({"zero_optimization": zero}, 8), 4) == 0
+        )

@@ -55,7 +55,12 @@ def test_a_rank_s_share_follows_the_layout(dropout: float) -> None:
         training=TrainingConfig(seed=5),
         parallel=ParallelConfig(tensor_parallel_size=2, sequence_parallel=True, vocab_multiple=8),
     )
-    found = parallel_context(config, Topology(tensor_parallel_rank=1, tensor_parallel_size=2))
+    found = parallel_context(
+        config.parallel,
+        config.training.seed,
+        config.model.drops,
+        Topology(tensor_parallel_rank=1, tensor_parallel_size=2),
+    )
     assert (found.size, found.rank, found.vocab_multiple, found.splits_tokens) == (2, 1, 8, True)
     assert (found.dropout.seed, found.dropout.enabled) == (5, dropout > 0)
 

@@ -81,7 +81,7 @@ def test_hooks_are_built_with_the_recipe_or_without(module: str, tmp_path: Path)
 )
 def test_a_hook_that_cannot_be_built_is_refused(module: str, target: str, reason: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        check_hooks(logging_of(hooks=[target]))
+        check_hooks(logging_of(hooks=[target]).logging)
     assert f'logging.hooks[0]: "{target}": ' in str(refused.value) and reason in str(refused.value)
 
 
@@ -95,7 +95,7 @@ def test_a_missing_tracker_names_its_extra(monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_trackers_keep_the_meaning_of_the_older_setting() -> None:
-    assert trackers_of(RunConfig()) == ["tensorboard"]
-    assert trackers_of(logging_of(tensorboard=False)) == []
-    assert trackers_of(logging_of(trackers=["mlflow", "tensorboard", "mlflow"])) == ["mlflow", "tensorboard"]
-    assert trackers_of(logging_of(trackers=[])) == []
+    assert trackers_of(RunConfig().logging) == ["tensorboard"]
+    assert trackers_of(logging_of(tensorboard=False).logging) == []
+    assert trackers_of(logging_of(trackers=["mlflow", "tensorboard", "mlflow"]).logging) == ["mlflow", "tensorboard"]
+    assert trackers_of(logging_of(trackers=[]).logging) == []
