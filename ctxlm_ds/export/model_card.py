@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from ctxlm_ds.export.weights import CheckpointSource
 from ctxlm_ds.process.line_file import HELD_OUT, METRICS_NAME, read_lines
 from ctxlm_ds.process.run_history import START, read_history
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.recipe.sections import DataSection
+from ctxlm_ds.recipe.sections import DataSection, TrainSource
 
 MAX_CHANGE_CHARACTERS = 300
 CARD_MARK = "\n- ctxlm_ds\n"
@@ -45,12 +45,6 @@ def write_model_card(
     start = f" Training started from the weights of `{config.initialize_from}`." if config.initialize_from else ""
     if config.teacher.path:
         start += f" It learned from the outputs of the teacher `{config.teacher.path}`."
-    limit = ""
-    if source.trained_length != source.model.longest_sequence:
-        learned = source.model.learned_positions
-        effect = "later positions have random weights" if learned else "it never saw longer ones"
-        limit = f"It was trained on sequences of {source.trained_length} tokens; {effect}. "
-    imported = ", pipeline" if text.task else ""
     figures = _figures(source)
     return f"""---
 {_header(config.name, text, figures)}
@@ -62,19 +56,10 @@ A {text.kind} with {num_layers or source.model.num_blocks} layers ({num_paramete
 {origin} with ctxlm_ds and exported as the plain `{hf_class}` of transformers. {text.heads} Its logits were \
 compared with those of the trained model on random ids and on real text when it was exported.{start}
 
-## How to load it
-
-```python
-from transformers import AutoTokenizer, {hf_class}{imported}
-
-folder = "."  # this folder
-model = {hf_class}.from_pretrained(folder)
-tokenizer = AutoTokenizer.from_pretrained(folder)
-{text.usage}```
-
+{_usage(text, hf_class)}
 ## Training data
 
-{_training_data(config) if train_state else "Not recorded."}
+{_training_data(config.data.train) if train_state else "Not recorded."}
 
 ## Held-out figures
 
@@ -88,11 +73,7 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 
 {_table(_training_rows(config, train_state) if train_state else {"source": "imported weights"})}{_resumes(source)}
 
-## Limits
-
-{limit}A {text.language_model} language model completes text as its training data would; it repeats that data's \
-errors and biases and states no facts. Check it on your own task before you rely on it.
-
+{_limits(source, text)}
 ## Citation
 
 ```bibtex
@@ -101,6 +82,33 @@ errors and biases and states no facts. Check it on your own task before you rely
   version = {{{version("ctxlm_ds")}}}
 }}
 ```
+"""
+
+
+def _usage(text: CardText, hf_class: str) -> str:
+    imported = ", pipeline" if text.task else ""
+    return f"""## How to load it
+
+```python
+from transformers import AutoTokenizer, {hf_class}{imported}
+
+folder = "."  # this folder
+model = {hf_class}.from_pretrained(folder)
+tokenizer = AutoTokenizer.from_pretrained(folder)
+{text.usage}```
+"""
+
+
+def _limits(source: CheckpointSource, text: CardText) -> str:
+    limit = ""
+    if source.trained_length != source.model.longest_sequence:
+        learned = source.model.learned_positions
+        effect = "later positions have random weights" if learned else "it never saw longer ones"
+        limit = f"It was trained on sequences of {source.trained_length} tokens; {effect}. "
+    return f"""## Limits
+
+{limit}A {text.language_model} language model completes text as its training data would; it repeats that data's \
+errors and biases and states no facts. Check it on your own task before you rely on it.
 """
 
 
@@ -130,15 +138,15 @@ def _header(name: str, text: CardText, figures: Mapping[str, float]) -> str:
     return str(data.to_yaml())
 
 
-def _training_data(config: RunConfig) -> str:
+def _training_data(sources: Sequence[TrainSource]) -> str:
     lines = ["| dataset | documents | sequences | tokens | sentences split |", "|---|---|---|---|---|"]
-    for prefix in dict.fromkeys(source.path for source in config.data.train):
+    for prefix in dict.fromkeys(source.path for source in sources):
         metadata: dict[str, Any] = read_object(Path(f"{prefix}.json")) or {}
         counts = [metadata.get(key) for key in ("documents", "sequences", "tokens")]
         cells = [f"{count:,}" if isinstance(count, int) else UNKNOWN for count in counts]
         split = {True: "yes", False: "no"}.get(metadata.get("split_sentences", UNKNOWN), UNKNOWN)
         lines.append(f"| {Path(prefix).name} | {' | '.join(cells)} | {split} |")
-    return "\n".join(lines) if config.data.train else "Not recorded."
+    return "\n".join(lines) if sources else "Not recorded."
 
 
 def _figures(source: CheckpointSource) -> dict[str, float]:

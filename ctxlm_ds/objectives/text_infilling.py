@@ -10,7 +10,14 @@ from pydantic import Field as Setting
 from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.base import LossTerm
-from ctxlm_ds.objectives.encoder_decoder import LABELS, EncoderDecoder, EncoderDecoderSection, target_term
+from ctxlm_ds.objectives.encoder_decoder import (
+    FRAME,
+    LABELS,
+    EncoderDecoder,
+    EncoderDecoderSection,
+    longest_target,
+    target_term,
+)
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import DataSection, Probability
 
@@ -23,8 +30,6 @@ if TYPE_CHECKING:
     from ctxlm_ds.objectives.corruption.infilling import InfillingRules
     from ctxlm_ds.tokenizers.base import Tokenizer
 
-FRAME = 2
-"""Tokens around a text: <s> and </s>, or </s> and a language."""
 REPLACED = LossTerm("replaced", ("decoder_logits",), ("replaced_labels",), weight=0.0)
 SHORTEST_MEAN, LONGEST_MEAN = 0.1, 16.0
 """Of span_lambda. Lengths are drawn until one is above 0, about 10 times at the shortest mean."""
@@ -102,11 +107,6 @@ class TextInfillingSection(EncoderDecoderSection):
                 "text, so texts cannot share rows; set it to false"
             )
             yield Problem("data.packing", text, ("objective.name", "data.sample_format"))
-
-
-def longest_target(length: int, insert_ratio: float) -> int:
-    """Return the most tokens of a target, so that an input with its inserted tokens has at most `length`."""
-    return int(length / (1.0 + insert_ratio) + 1e-9)
 
 
 class TextInfilling(EncoderDecoder):

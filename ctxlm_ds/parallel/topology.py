@@ -254,9 +254,7 @@ def build_topology(
     if tensor_parallel_size > 1:
         tensor_group, replica_group = _megatron_groups(tensor_parallel_size, pipeline_parallel_size)
     elif pipeline_parallel_size > 1:
-        firsts = range(0, world_size, data_parallel_size)  # the ranks of a stage are consecutive
-        groups = [dist.new_group(range(first, first + data_parallel_size)) for first in firsts]
-        replica_group = groups[rank // data_parallel_size]
+        replica_group = _stage_group(data_parallel_size)
     return Topology(
         rank=rank,
         world_size=world_size,
@@ -272,6 +270,14 @@ def build_topology(
         tensor_group=tensor_group,
         replica_group=replica_group,
     )
+
+
+def _stage_group(size: int) -> Any:
+    """Make the groups of the ranks of each pipeline stage, which are consecutive, and return this rank's."""
+    import torch.distributed as dist
+
+    groups = [dist.new_group(range(first, first + size)) for first in range(0, dist.get_world_size(), size)]
+    return groups[dist.get_rank() // size]
 
 
 def _gloo_group(timeout: timedelta) -> Any:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +20,10 @@ from numpy.typing import NDArray
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.objectives.base import LossTerm
 from ctxlm_ds.tokenizers.base import Tokenizer
+
+if TYPE_CHECKING:
+    from ctxlm_ds.objectives.base import LossTerm
 
 SPACES = (*range(0x9, 0xE), 0x20)
 """ASCII white space."""

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.data.numba_random import below, compiled, inlined, stream, uniform, word_at
 from ctxlm_ds.data.sample import NO_LANGUAGE, Samples, TargetExamples, starts_of
-from ctxlm_ds.objectives.text_infilling import FRAME, longest_target
+from ctxlm_ds.objectives.encoder_decoder import FRAME, longest_target
 
 PURPOSES = 16
 (

@@ -168,32 +168,57 @@ def mask_samples(
             candidates = find_units(original, special, continues, rules, scratch)
         else:
             candidates = find_tokens(special, rules, scratch)
-        if rules.runs == SPANS:
-            choose_spans(candidates, wanted, state, rules.length_shares, scratch)
-        elif rules.runs == NGRAMS:
-            choose_ngrams(candidates, wanted, state, rules.length_shares, scratch)
-        elif rules.runs == SKIPGRAMS:
-            choose_skipgrams(candidates, wanted, state, rules.length_shares, scratch)
-        elif len(rules.weights):
-            choose_weighted(original, candidates, wanted, state, rules.weights, scratch)
-        else:
-            choose(candidates, wanted, state, scratch)
-        place, in_run, action = starts[number], False, np.uint64(0)
-        for position in range(len(original)):
-            replaced[position] = original[position]
-            if scratch.chosen[position]:
-                scratch.chosen[position] = False
-                word = word_at(state, 2 + 2 * position)
-                if not (rules.replaces_runs and in_run):
-                    action = word
-                replaced[position] = replacement(original[position], action, word, rules)
-                positions[place], labels[place] = position, original[position]
-                place += 1
-                in_run = True
-            else:
-                in_run = False
-        starts[number + 1] = place
+        choose_by_rules(original, candidates, wanted, state, rules, scratch)
+        place = starts[number]
+        starts[number + 1] = place + replace_chosen(
+            original, replaced, state, rules, scratch, positions[place:], labels[place:]
+        )
     return positions[: starts[count]], labels[: starts[count]], starts
+
+
+@compiled
+def choose_by_rules(
+    original: NDArray[np.int32], candidates: int, wanted: int, state: np.uint64, rules: MaskingRules, scratch: Scratch
+) -> None:
+    """Mark the predictions of a sample in scratch.chosen."""
+    if rules.runs == SPANS:
+        choose_spans(candidates, wanted, state, rules.length_shares, scratch)
+    elif rules.runs == NGRAMS:
+        choose_ngrams(candidates, wanted, state, rules.length_shares, scratch)
+    elif rules.runs == SKIPGRAMS:
+        choose_skipgrams(candidates, wanted, state, rules.length_shares, scratch)
+    elif len(rules.weights):
+        choose_weighted(original, candidates, wanted, state, rules.weights, scratch)
+    else:
+        choose(candidates, wanted, state, scratch)
+
+
+@compiled
+def replace_chosen(
+    original: NDArray[np.int32],
+    replaced: NDArray[np.int32],
+    state: np.uint64,
+    rules: MaskingRules,
+    scratch: Scratch,
+    positions: NDArray[np.int32],
+    labels: NDArray[np.int32],
+) -> int:
+    """Write the corrupted tokens of a sample, and positions and labels of its predictions; return their number."""
+    count, in_run, action = 0, False, np.uint64(0)
+    for position in range(len(original)):
+        replaced[position] = original[position]
+        if scratch.chosen[position]:
+            scratch.chosen[position] = False
+            word = word_at(state, 2 + 2 * position)
+            if not (rules.replaces_runs and in_run):
+                action = word
+            replaced[position] = replacement(original[position], action, word, rules)
+            positions[count], labels[count] = position, original[position]
+            count += 1
+            in_run = True
+        else:
+            in_run = False
+    return count
 
 
 @compiled

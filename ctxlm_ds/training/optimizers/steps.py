@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -15,7 +15,9 @@ from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.recipe.sections import MOMENTS
 from ctxlm_ds.training.engine.fragments import Fragment
 from ctxlm_ds.training.engine.sharers import Sharers
-from ctxlm_ds.training.optimizers.base import Optimizer
+
+if TYPE_CHECKING:
+    from ctxlm_ds.training.optimizers.base import Optimizer
 
 CHUNK_ELEMENTS = 2**18
 """On a CPU, all operations of an update run on a range of this size before the next; 20 % faster than on a tensor."""
