@@ -113,9 +113,8 @@ def build_trainer(
     """Build loaders, saves and recovery around an engine that has the weights of `state`."""
     engine, rows = states.checkpoints.engine, data.rows
     topology, training = engine.topology, config.training
-    for line in plan_lines(
-        config.data, training, config.evaluation, rows.train, rows.validation, state.step, state.rows_consumed
-    ):
+    sections = config.data, training, config.evaluation
+    for line in plan_lines(*sections, rows.train, rows.validation, state.step, state.rows_consumed):
         logger.info("%s", line)
     steps, validation = build_loaders(config, rows, data.objective, topology, state.rows_consumed, engine.device)
     named_rows = BatchRows(rows.train, config.data, training) if topology.is_main else None
@@ -134,14 +133,7 @@ def build_trainer(
         state=state,
         tokens_per_word=topology.compute_on_rank_0(lambda: held_out_words(config, data)),
         continuations=build_continuations(
-            config.data,
-            config.training,
-            config.evaluation,
-            data.prompts,
-            rows,
-            data.objective,
-            data.tokenizer,
-            topology,
+            *sections, data.prompts, rows, data.objective, data.tokenizer, topology
         ),
     )
 

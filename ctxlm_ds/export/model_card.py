@@ -43,8 +43,7 @@ def write_model_card(
     config, train_state = source.config, source.train_state
     origin = "pretrained" if train_state else "imported"
     start = f" Training started from the weights of `{config.initialize_from}`." if config.initialize_from else ""
-    if config.teacher.path:
-        start += f" It learned from the outputs of the teacher `{config.teacher.path}`."
+    start += f" It learned from the outputs of the teacher `{config.teacher.path}`." if config.teacher.path else ""
     figures = _figures(source)
     return f"""---
 {_header(config.name, text, figures)}
