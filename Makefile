@@ -64,6 +64,7 @@ check: install ## lint, types, the order of imports, docs/config.md, names of fa
 	@$(BIN)/python tools/write_config_docs.py --check
 	@$(BIN)/python tools/check_names.py
 	@$(BIN)/python tools/check_words.py
+	@$(BIN)/python tools/check_structure.py
 
 soak: operators ## the long tests
 	@$(BIN)/python -m pytest -m soak $(ARGS)

@@ -113,7 +113,7 @@ class Run:
         from ctxlm_ds.process.signals import StopSignal
 
         self.run_dir = make_run_dir(self.config.directory)
-        topology = join_ranks(self.config, self._deepspeed, self._ranks)
+        topology = join_ranks(self.config.parallel, self.config.training, self._deepspeed, self._ranks)
         # Keep the process group for the next run: DeepSpeed keeps groups derived from it.
         atexit.register(_leave_ranks)
         from ctxlm_ds.run import build_run
@@ -121,7 +121,7 @@ class Run:
         self._lock = RunLock(self.run_dir, on_loss=lambda: os._exit(EXIT_UNEXPECTED))
         try:
             topology.run_on_rank_0(self._lock.acquire)
-            check_judged_tasks(self.config, topology)
+            check_judged_tasks(self.config.evaluation.downstream, self.config.model.family, topology)
             self._trainer = build_run(self.config, self._deepspeed, self._lock, topology, StopSignal())
             judge_checkpoints(self._trainer, self.run_dir)
             self._trainer.begin()

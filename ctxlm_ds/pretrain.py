@@ -25,9 +25,10 @@ from ctxlm_ds.process.run_lock import RunLock, make_run_dir
 from ctxlm_ds.process.signals import StopSignal
 from ctxlm_ds.process.watchdog import Watchdog
 from ctxlm_ds.recipe.check import schedule_warnings, unused_settings
+from ctxlm_ds.recipe.evaluation import DownstreamTask
 from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.load import load_config
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import ParallelConfig, TrainingConfig
 from ctxlm_ds.registry import LAUNCHERS
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def pretrain(
     for line in schedule_warnings(config.schedule, config.training.max_steps) if ranks.rank == 0 else []:
         logger.warning("%s", line)
     with Watchdog(config.watchdog, make_run_dir(config.directory), ranks) as watchdog:
-        topology = join_ranks(config, deepspeed_config, ranks)
+        topology = join_ranks(config.parallel, config.training, deepspeed_config, ranks)
 
         from torch import distributed
 
@@ -124,7 +125,7 @@ def pretrain(
                     output_log.open(lock.run_dir)
                 update_status(lock.run_dir, state="starting", why=None, job_id=os.environ.get("SLURM_JOB_ID"))
             with explain_out_of_memory(config):
-                check_judged_tasks(config, topology)
+                check_judged_tasks(config.evaluation.downstream, config.model.family, topology)
                 trainer = build_run(config, deepspeed_config, lock, topology, stop_signal)
                 judge_checkpoints(trainer, lock.run_dir)
                 leave_waiting_to_watchdog()
@@ -136,16 +137,16 @@ def pretrain(
     return end.signal_number
 
 
-def check_judged_tasks(config: RunConfig, topology: Topology) -> None:
+def check_judged_tasks(tasks: Sequence[DownstreamTask], family: str, topology: Topology) -> None:
     """Check the tasks of evaluation.downstream before anything is built.
 
     Raises:
         ConfigError, DataError: a task lacks something, or the family cannot do it; raised on every rank.
     """
-    if config.evaluation.downstream:
+    if tasks:
         from ctxlm_ds.apps.downstream.during_run import check_tasks
 
-        topology.run_on_rank_0_first(lambda: check_tasks(config.evaluation.downstream, config.model.family))
+        topology.run_on_rank_0_first(lambda: check_tasks(tasks, family))
 
 
 def judge_checkpoints(trainer: Trainer, run_dir: Path) -> None:
@@ -160,23 +161,24 @@ def judge_checkpoints(trainer: Trainer, run_dir: Path) -> None:
         trainer.hooks.prepend(judge)
 
 
-def join_ranks(config: RunConfig, deepspeed_config: dict[str, Any], ranks: RankInfo) -> Topology:
+def join_ranks(
+    layout: ParallelConfig, training: TrainingConfig, deepspeed_config: dict[str, Any], ranks: RankInfo
+) -> Topology:
     """Prepare the process and join the other ranks' process group.
 
     Raises:
         ConfigError: the device lacks the precision, or the ranks do not fill the layout.
     """
     # ZeRO 3 gathers weights during the computation and needs more than one queue.
-    one_queue = config.parallel.tensor_parallel_size > 1 and ZeroSettings.of_json(deepspeed_config).stage < 3
+    one_queue = layout.tensor_parallel_size > 1 and ZeroSettings.of_json(deepspeed_config).stage < 3
     logger.info("importing torch")
-    prepare_process(ranks, config.training.deterministic, one_queue)
+    prepare_process(ranks, training.deterministic, one_queue)
 
     from ctxlm_ds.parallel.topology import build_topology
     from ctxlm_ds.training.engine.runtime import check_precision, init_process_group
 
-    check_precision(config.training)
+    check_precision(training)
     init_process_group()
-    layout = config.parallel
     return build_topology(
         ranks.local_rank, ranks.local_world_size, layout.tensor_parallel_size, layout.pipeline_parallel_size
     )

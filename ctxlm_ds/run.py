@@ -30,7 +30,8 @@ from ctxlm_ds.process.run_lock import RunLock
 from ctxlm_ds.process.signals import StopSignal
 from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.load import dump_config
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import RunConfig, TeacherConfig
+from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.registry import FAMILIES, load_object
 from ctxlm_ds.run_data import RunData, build_data, build_loaders, held_out_words
 from ctxlm_ds.tokenizers.base import Tokenizer
@@ -50,6 +51,7 @@ from ctxlm_ds.training.loop.recovery import Recovery
 from ctxlm_ds.training.loop.saves import Saves
 from ctxlm_ds.training.loop.state import TrainState
 from ctxlm_ds.training.loop.trainer import Trainer
+from ctxlm_ds.training.measure import useful_flops_per_row
 from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
 
 logger = logging.getLogger("ctxlm_ds")
@@ -58,16 +60,19 @@ logger = logging.getLogger("ctxlm_ds")
 class RunStates:
     """States of a run: the state of a checkpoint, or the state that the run begins with."""
 
-    def __init__(self, config: RunConfig, manager: CheckpointManager, checkpoints: TrainingCheckpoints) -> None:
+    def __init__(
+        self, manager: CheckpointManager, checkpoints: TrainingCheckpoints, initialize: Callable[[], None]
+    ) -> None:
+        """Take the checkpoints, and what sets the initial weights."""
         self.checkpoints = checkpoints
-        self._config, self._manager = config, manager
+        self._manager, self._initialize = manager, initialize
 
     def load(self, folder: Path | None) -> TrainState:
         """Load a checkpoint, or the initial weights if there is none."""
         state = self.checkpoints.resume(folder)
         if state is None:
             self.checkpoints.engine.forget_updates()
-            initialize_weights(self._config, self.checkpoints.engine)
+            self._initialize()
         return state or TrainState()
 
     def load_last_good(self) -> TrainState:
@@ -94,9 +99,9 @@ def build_run(
     data = build_data(config, tokenizer, topology)
     engine = build_engine(config, deepspeed_config, data.objective, topology)
     checkpoints = TrainingCheckpoints(manager, engine, config, lock.run_dir / "tokenizer", data.description)
-    states = RunStates(config, manager, checkpoints)
+    states = RunStates(manager, checkpoints, partial(initialize_weights, config, engine))
     state = states.load(newest)
-    topology.run_on_rank_0(lambda: write_run_folder(config, tokenizer, lock.run_dir, state.step))
+    topology.run_on_rank_0(lambda: write_run_folder(dump_config(config), tokenizer, lock.run_dir, state.step))
     hooks = Hooks(build_hooks(config, lock.run_dir, topology, stop_signal))
     return build_trainer(config, lock.run_dir, data, states, state, hooks, stop_signal)
 
@@ -116,7 +121,7 @@ def build_trainer(
     sections = config.data, training, config.evaluation
     for line in plan_lines(*sections, rows.train, rows.validation, state.step, state.rows_consumed):
         logger.info("%s", line)
-    steps, validation = build_loaders(config, rows, data.objective, topology, state.rows_consumed, engine.device)
+    steps, validation = build_loaders(*sections, rows, data.objective, topology, state.rows_consumed, engine.device)
     named_rows = BatchRows(rows.train, config.data, training) if topology.is_main else None
     return Trainer(
         start=RunStart(state.step, training.max_steps, config, states.checkpoints.changed_settings, state.tokens),
@@ -131,7 +136,7 @@ def build_trainer(
         hooks=hooks,
         stop_signal=stop_signal,
         state=state,
-        tokens_per_word=topology.compute_on_rank_0(lambda: held_out_words(config, data)),
+        tokens_per_word=topology.compute_on_rank_0(lambda: held_out_words(*sections, data)),
         continuations=build_continuations(
             *sections, data.prompts, rows, data.objective, data.tokenizer, topology
         ),
@@ -150,7 +155,8 @@ def resolve_on_every_rank(config: RunConfig, topology: Topology) -> tuple[RunCon
         ConfigError, DataError, TokenizerError: a mistake of the user, on every rank.
     """
     config, tokenizer = topology.run_on_rank_0_first(partial(resolve, config))
-    config = agreed_teacher(config, tokenizer, topology)
+    config = topology.run_on_rank_0_first(lambda: with_checked_teacher(config, tokenizer))
+    refuse_other_teacher(config.teacher, topology)
     topology.run_on_rank_0(partial(check_hooks, config.logging))
     return config, tokenizer
 
@@ -181,7 +187,8 @@ def build_hooks(
     """Build metrics, trackers, the user's hooks and status on rank 0, and the profiler on every rank if enabled."""
     hooks: list[Hook] = []
     if topology.is_main:
-        interval_steps, peak = config.logging.interval_steps, peak_row_seconds(config, topology.world_size)
+        interval_steps, flops = config.logging.interval_steps, partial(useful_flops_per_row, config)
+        peak = peak_row_seconds(config.logging.peak_tflops, config.training.precision, topology.world_size, flops)
         hooks.append(MetricsWriter(run_dir / METRICS_NAME, interval_steps, peak))
         hooks += build_trackers(config.logging, run_dir, peak)
         hooks += build_user_hooks(config)
@@ -205,20 +212,14 @@ def refuse_missing_source(moments: bool, layers: Sequence[int] | str | None) -> 
         )
 
 
-def agreed_teacher(config: RunConfig, tokenizer: Tokenizer, topology: Topology) -> RunConfig:
-    """Return the recipe with the teacher's settings and fingerprint, which are the same on every rank.
-
-    Raises:
-        ConfigError: the teacher does not fit, or a rank has another one; raised on every rank.
-    """
-    config = topology.run_on_rank_0_first(lambda: with_checked_teacher(config, tokenizer))
-    own, first = config.teacher.fingerprint, topology.broadcast_object(config.teacher.fingerprint)
+def refuse_other_teacher(teacher: TeacherConfig, topology: Topology) -> None:
+    """Raise ConfigError on every rank if a rank has another teacher than rank 0."""
+    own, first = teacher.fingerprint, topology.broadcast_object(teacher.fingerprint)
     for rank in topology.gather_some(None if own == first else str(own)):
         raise ConfigError(
-            f"teacher.path: {config.teacher.path} holds other files on rank {rank} than on rank 0; copy the same "
-            "folder to every node"
+            f"teacher.path: {teacher.path} holds other files on rank {rank} than on rank 0; copy the same folder to "
+            "every node"
         )
-    return config
 
 
 def build_engine(
@@ -253,19 +254,21 @@ def build_engine(
         engine = Engine(config, deepspeed_config, program, objective, topology)
     layers = f", layers compiled ({config.training.compile_mode})" if compiled else ""
     logger.info("kernels: %s, %s%s", kernels.describe(), engine.optimizer_choice, layers)
-    engine.load_frozen(frozen_values(config, engine))
+    engine.load_frozen(frozen_values(engine, config.model, config.teacher.path, config.training.seed))
     return engine
 
 
-def frozen_values(config: RunConfig, engine: Engine) -> Callable[[str], torch.Tensor]:
+def frozen_values(
+    engine: Engine, model: ModelSection, teacher: str | None, seed: int
+) -> Callable[[str], torch.Tensor]:
     """Return a function from the name of a frozen parameter, of the teacher or of the model, to its complete value."""
     if engine.objective.teacher_outputs:
-        return teacher_values(str(config.teacher.path))
-    family = FAMILIES.get(config.model.family)
+        return teacher_values(str(teacher))
+    family = FAMILIES.get(model.family)
     if family.frozen:
-        values: Callable[[str], torch.Tensor] = load_object(family.frozen)(config.model)
+        values: Callable[[str], torch.Tensor] = load_object(family.frozen)(model)
         return values
-    return partial(engine.program.initial_value, seed=config.training.seed)
+    return partial(engine.program.initial_value, seed=seed)
 
 
 def initialize_weights(config: RunConfig, engine: Engine) -> None:
@@ -291,9 +294,9 @@ def initialize_weights(config: RunConfig, engine: Engine) -> None:
     logger.info("%s taken from %s", " and ".join(("weights", *moments)), source)
 
 
-def write_run_folder(config: RunConfig, tokenizer: Tokenizer, run_dir: Path, step: int) -> None:
-    """Write config.yaml (resolved) and tokenizer/; keep a config.yaml that differs as config-until-step-STEP.yaml."""
-    path, kept, text = run_dir / "config.yaml", run_dir / f"config-until-step-{step:08d}.yaml", dump_config(config)
+def write_run_folder(text: str, tokenizer: Tokenizer, run_dir: Path, step: int) -> None:
+    """Write config.yaml (`text`) and tokenizer/; keep a config.yaml that differs as config-until-step-STEP.yaml."""
+    path, kept = run_dir / "config.yaml", run_dir / f"config-until-step-{step:08d}.yaml"
     if step and path.is_file() and path.read_text(encoding="utf-8") != text and not kept.exists():
         path.rename(kept)
     atomic.write_text(path, text)

@@ -17,8 +17,9 @@ from ctxlm_ds.errors import DataError
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.recipe.sections import RowSettings
+from ctxlm_ds.recipe.evaluation import EvaluationConfig
+from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
+from ctxlm_ds.recipe.sections import DataSection, RowSettings
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.training.continuations import encode_prompts
 
@@ -88,7 +89,9 @@ def agreed_data(own: dict[str, Any], topology: Topology) -> dict[str, Any]:
 
 
 def build_loaders(
-    config: RunConfig,
+    data: DataSection,
+    training: TrainingConfig,
+    evaluation: EvaluationConfig,
     rows: RunRows,
     objective: Objective,
     topology: Topology,
@@ -98,8 +101,10 @@ def build_loaders(
     """Return the training steps and the held-out batches; inner pipeline stages get no data.
 
     Args:
-        config: the recipe.
-        rows: of the run.
+        data: the section of the rows.
+        training: batch sizes and seed.
+        evaluation: number of held-out rows.
+        rows: sample indexes of the run.
         objective: makes the batches.
         topology: the ranks.
         start_row: first row of the training steps.
@@ -107,22 +112,23 @@ def build_loaders(
     """
     idle = 0 < topology.pipeline_parallel_rank < topology.pipeline_parallel_size - 1
     ranks = topology.data_parallel_rank, topology.data_parallel_size
-    sections = config.data, config.training
     loaders = {
-        name: EvalLoader(source, objective, *sections, config.evaluation, ranks, device)
+        name: EvalLoader(source, objective, data, training, evaluation, ranks, device)
         for name, source in rows.validation.items()
     }
     validation = {name: [None] * len(loader) if idle else loader for name, loader in loaders.items()}
-    return TrainLoader(rows.train, objective, *sections, ranks, start_row, idle, device), validation
+    return TrainLoader(rows.train, objective, data, training, ranks, start_row, idle, device), validation
 
 
-def held_out_words(config: RunConfig, data: RunData) -> dict[str, float]:
+def held_out_words(
+    section: DataSection, training: TrainingConfig, evaluation: EvaluationConfig, data: RunData
+) -> dict[str, float]:
     """Return the tokens per word of the held-out sources of a causal model, if its tokens keep the text's spaces."""
     term = next((term for term in data.objective.terms if term.has_perplexity), None)
     counts = None if term is None or data.objective.next_tokens is None else word_counts(data.tokenizer)
     if term is None or counts is None:
         return {}
-    sections = config.data, config.training, config.evaluation
+    sections = section, training, evaluation
     loaders = {name: EvalLoader(rows, data.objective, *sections) for name, rows in data.rows.validation.items()}
     found = {name: tokens_per_word(loader, term, counts) for name, loader in loaders.items()}
     return {name: number for name, number in found.items() if number is not None}

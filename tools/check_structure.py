@@ -30,7 +30,7 @@ def modules_of(root: Path) -> dict[str, Path]:
 
 
 def imports_of(tree: ast.AST, module: str, modules: Mapping[str, Path]) -> Iterator[str]:
-    """Yield the modules of the package that a file imports, anywhere but for annotations alone."""
+    """Yield the modules of the package that a file imports, except imports for annotations alone."""
     for node in _executed(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)

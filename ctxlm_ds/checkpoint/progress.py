@@ -38,20 +38,16 @@ def read_progress(run_dir: Path, config: RunConfig) -> Progress | None:
     newest = find_newest_intact(run_dir / CHECKPOINTS_DIR, partial(verify, quick=True), speaks=False).newest
     if newest is None:
         return None
-    refuse_changed_settings(newest, _with_saved_facts(newest, config))
-    limits, step = config.training, step_of(newest)
-    tokens = read_saved_state(newest).get("train_state", {}).get("tokens", 0)
-    enough = limits.max_tokens is not None and tokens >= limits.max_tokens
-    return Progress(step, limits.max_steps, step >= limits.max_steps or enough)
-
-
-def _with_saved_facts(folder: Path, config: RunConfig) -> RunConfig:
-    """Return the recipe with what only a start finds out as the checkpoint has it: sizes and digests of its inputs."""
-    saved = load_saved_config(folder / "config.yaml")
+    # Only a start finds out the sizes and digests of its inputs.
+    saved = load_saved_config(newest / "config.yaml")
     if config.model.vocab_size is None:
         vocabulary = {"vocab_size": saved.model.vocab_size}
         config = config.model_copy(update={"model": config.model.model_copy(update=vocabulary)})
     if config.teacher.fingerprint is None:
         teacher = {"fingerprint": saved.teacher.fingerprint}
         config = config.model_copy(update={"teacher": config.teacher.model_copy(update=teacher)})
-    return config
+    refuse_changed_settings(newest, config)
+    limits, step = config.training, step_of(newest)
+    tokens = read_saved_state(newest).get("train_state", {}).get("tokens", 0)
+    enough = limits.max_tokens is not None and tokens >= limits.max_tokens
+    return Progress(step, limits.max_steps, step >= limits.max_steps or enough)

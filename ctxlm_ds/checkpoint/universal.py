@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -37,7 +37,7 @@ from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.models.program import plain_program
 from ctxlm_ds.parallel.placement import Split
 from ctxlm_ds.recipe.load import dump_config, load_config, load_saved_config
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.registry import OBJECTIVES
 from ctxlm_ds.tokenizers.load import load_tokenizer
 
@@ -166,7 +166,7 @@ def from_universal(checkpoint: Path, output: Path, recipe: str | Path) -> bool:
     if config.tokenizer.path is None:
         raise ConfigError("tokenizer.path is not set; a checkpoint holds its tokenizer, so name its folder")
     tokenizer = load_tokenizer(config.tokenizer.path)
-    shapes = _shapes(config, source / "zero")
+    shapes = _shapes(config.model, OBJECTIVES.get(config.objective.name).outputs, source / "zero")
     step, updates, saved = _read_state(source)
     state = {key: saved.get(key, {}) for key in ("train_state", "data", "environment")}
     logger.info("importing %s at step %d", source, step)
@@ -199,20 +199,19 @@ def _find_step(checkpoint: Path) -> Path:
     return checkpoint
 
 
-def _shapes(config: RunConfig, zero: Path) -> Shapes:
+def _shapes(model: ModelSection, outputs: Sequence[str], zero: Path) -> Shapes:
     """Return the shape of every parameter of the recipe's model, which must be those of the folder."""
-    outputs = OBJECTIVES.get(config.objective.name).outputs
-    described = plain_program(config.model.model_copy(update={"vocab_size": config.model.vocab_size or 1}), outputs)
+    described = plain_program(model.model_copy(update={"vocab_size": model.vocab_size or 1}), outputs)
     table = described.vocabulary_table
     width = described.shapes[table][1]
     rows = _load_tensor(_file_of(zero, table, WEIGHT_KIND)).numel() // width
-    if config.model.vocab_size not in (None, rows):
+    if model.vocab_size not in (None, rows):
         raise CheckpointError(
-            f"{zero}: {rows} rows of {table}, the recipe's model has {config.model.vocab_size}; give the recipe of "
+            f"{zero}: {rows} rows of {table}, the recipe's model has {model.vocab_size}; give the recipe of "
             "this checkpoint"
         )
-    if config.model.vocab_size is None:
-        described = plain_program(config.model.model_copy(update={"vocab_size": rows}), outputs)
+    if model.vocab_size is None:
+        described = plain_program(model.model_copy(update={"vocab_size": rows}), outputs)
     shapes = described.shapes
     found = {path.name for path in zero.iterdir() if path.is_dir()}
     problems = [f"{name} is missing" for name in shapes if name not in found]

@@ -17,7 +17,7 @@ from ctxlm_ds.recipe.deepspeed_rules import AUTO, IGNORED, REFUSED, find_conflic
 from ctxlm_ds.recipe.json_source import NEVER_PRINT_STEPS, OFFLOADS, bucket_hints
 from ctxlm_ds.recipe.layout import batch_problems
 from ctxlm_ds.recipe.problems import Problem, raise_problems, show_value
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
 from ctxlm_ds.recipe.sections import OptimizerSection
 
 KEPT_AUTO = (("pipeline", "stages"), ("data_types", "keep_in_fp32_modules"), ("expert_parallel",))
@@ -42,7 +42,8 @@ def build_deepspeed_config(
     result = copy.deepcopy(user_json)
     if "bfloat16" in result:
         result.setdefault("bf16", result.pop("bfloat16"))
-    owned = _owned_values(config, world_size)
+    ranks = config.parallel.data_parallel_size(world_size)
+    owned = _owned_values(config.training, config.optimizer.gradient_clipping, ranks)
     problems = list(setting_problems(result, {*REFUSED, *owned, "scheduler"}))
     for path, (setting, value) in owned.items():
         problems += _settle(result, path, setting, value)
@@ -50,7 +51,8 @@ def build_deepspeed_config(
     if result.pop("scheduler", AUTO) != AUTO:
         problems.append(Problem("scheduler", "the recipe's schedule section sets the learning rate; remove it here"))
     known = {problem.path for problem in problems}
-    problems += [one for one in find_conflicts(config, result, world_size) if one.path not in known]
+    sections = config.training, config.parallel, config.optimizer, config.teacher
+    problems += [one for one in find_conflicts(*sections, result, world_size) if one.path not in known]
     problems += batch_problems(config.training, config.parallel, world_size)
     zero = result.get("zero_optimization")
     if isinstance(zero, dict):
@@ -69,16 +71,15 @@ def build_deepspeed_config(
     return result | {name: value for name, value in defaults.items() if name not in result}
 
 
-def _owned_values(config: RunConfig, world_size: int) -> dict[str, tuple[str, Any]]:
+def _owned_values(training: TrainingConfig, clipping: float, ranks: int) -> dict[str, tuple[str, Any]]:
     """Return the settings that the recipe decides, by their dotted path in the JSON: setting of the recipe, value."""
-    training, ranks = config.training, config.parallel.data_parallel_size(world_size)
     accumulation = training.global_batch_size // (training.micro_batch_size * ranks)
     of_accumulation = "training.global_batch_size / (training.micro_batch_size x data-parallel ranks)"
     return {
         "train_batch_size": ("training.global_batch_size", training.global_batch_size),
         "train_micro_batch_size_per_gpu": ("training.micro_batch_size", training.micro_batch_size),
         "gradient_accumulation_steps": (of_accumulation, accumulation),
-        "gradient_clipping": ("optimizer.gradient_clipping", config.optimizer.gradient_clipping),
+        "gradient_clipping": ("optimizer.gradient_clipping", clipping),
         "bf16.enabled": ("training.precision", training.precision == "bf16"),
         "fp16.enabled": ("training.precision", training.precision == "fp16"),
         "fp16.initial_scale_power": ("training.initial_loss_scale_power", training.initial_loss_scale_power),

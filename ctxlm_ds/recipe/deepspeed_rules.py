@@ -20,7 +20,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 from ctxlm_ds.recipe.describe import describe_type
 from ctxlm_ds.recipe.layout import stage_problems
 from ctxlm_ds.recipe.problems import Problem, nearest_name, show_value
-from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
+from ctxlm_ds.recipe.schema import ParallelConfig, TeacherConfig, TrainingConfig
+from ctxlm_ds.recipe.sections import OptimizerSection
 from ctxlm_ds.recipe.yaml_source import integral_floats_as_ints
 
 KeyPath = tuple[str, ...]
@@ -137,7 +138,14 @@ def type_problem(value: Any, annotation: Any) -> str | None:
     return None
 
 
-def find_conflicts(config: RunConfig, settings: dict[str, Any], world_size: int) -> Iterator[Problem]:
+def find_conflicts(
+    training: TrainingConfig,
+    parallel: ParallelConfig,
+    optimizer: OptimizerSection,
+    teacher: TeacherConfig,
+    settings: dict[str, Any],
+    world_size: int,
+) -> Iterator[Problem]:
     """Yield every setting that is refused and every combination that cannot work, each with the reason.
 
     The types in `settings`, the JSON with the values of the recipe, have been checked.
@@ -149,12 +157,12 @@ def find_conflicts(config: RunConfig, settings: dict[str, Any], world_size: int)
         value = reduce(_section, above, settings).get(name)
         if value not in DISABLED and value not in accepted:
             yield Problem(path, f"{show_value(value)}: {reason}; remove it")
-    yield from _precision_rules(config.training, stage)
-    yield from config.optimizer.stage_problems(stage)
-    yield from stage_problems(config.parallel, config.training, config.teacher, stage)
+    yield from _precision_rules(training, stage)
+    yield from optimizer.stage_problems(stage)
+    yield from stage_problems(parallel, training, teacher, stage)
     yield from _offload_rules(zero, stage)
     yield from _communication_rules(settings, zero, stage)
-    yield from _partition_rules(zero, stage, config.parallel.data_parallel_size(world_size))
+    yield from _partition_rules(zero, stage, parallel.data_parallel_size(world_size))
     for section, remedy in OWN_RULES["monitors"].items():
         if _section(settings, section).get("enabled") is True:
             text = f"true, but DeepSpeed's monitors know neither evaluations nor a resume; {remedy}, and remove it here"

@@ -7,7 +7,7 @@ entry. Imports no torch.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SerializeAsAny, WrapValidator
 
@@ -289,6 +289,10 @@ class RunConfig(Section):
     def directory(self) -> Path:
         """The run directory."""
         return Path(self.run_dir or Path("runs") / self.name)
+
+    def with_values(self, section: str, **values: Any) -> RunConfig:
+        """Return the recipe with other values in a section."""
+        return self.model_copy(update={section: getattr(self, section).model_copy(update=values)})
 
     @property
     def row_settings(self) -> RowSettings:

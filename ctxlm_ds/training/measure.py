@@ -108,11 +108,6 @@ class MeasuredModel:
         return sum(layer.at(1).constant_flops for layer, frozen in layers if not frozen)
 
 
-def describe(config: RunConfig) -> Program:
-    """Return the program of the complete model."""
-    return _program(config, ParallelContext(), CUDA)
-
-
 def training_flops_per_row(config: RunConfig) -> int:
     """Return the operations of one row, forward and backward (a teacher's forward), without recomputation."""
     measured = measure(config)
@@ -155,7 +150,7 @@ def measure(
                 dropout=DropoutStreams(enabled=True),
             )
             program, fields = (
-                _program(config, parallel, platform),
+                describe(config, parallel, platform),
                 build_objective(config.objective).fields(config.data),
             )
             _measured[key] = _measure(program, fields, DTYPES[config.training.precision], platform)
@@ -198,8 +193,10 @@ def _kernels(asked: KernelsConfig, platform: Platform, precision: str) -> Kernel
     return KernelSet(dict(asked) | plain, platform.device, DTYPES[precision])
 
 
-def _program(config: RunConfig, parallel: ParallelContext, platform: Platform) -> Program:
-    """Return the program of a run, with the teacher that the recipe describes."""
+def describe(
+    config: RunConfig, parallel: ParallelContext | None = None, platform: Platform = CUDA
+) -> Program:
+    """Return the program of a run, of the complete model by default, with the teacher that the recipe describes."""
     objective, model, teacher = build_objective(config.objective), with_vocabulary(config.model), config.teacher
     if teacher.model is not None and not teacher.model.vocab_size:
         theirs = teacher.model.model_copy(update={"vocab_size": model.vocab_size})
@@ -207,7 +204,7 @@ def _program(config: RunConfig, parallel: ParallelContext, platform: Platform) -
     build = ModelBuild(
         outputs=(*objective.outputs, *objective.taps),
         kernels=_kernels(config.kernels, platform, config.training.precision),
-        parallel=parallel,
+        parallel=parallel or ParallelContext(),
         recompute=True,
         shares_rows=config.data.shares_rows,
     )

@@ -213,10 +213,10 @@ def _targets(args: argparse.Namespace) -> Iterable[str]:
     from ctxlm_ds.recipe.load import load_config
 
     config = load_config(args.config, args.set)
-    from ctxlm_ds.apps.evaluate.targets import compare_targets
+    from ctxlm_ds.apps.evaluate.targets import Targets, compare_targets
 
     _set_threads(args.threads)
-    return compare_targets(config, args.model)
+    return compare_targets(Targets.of(config), args.model)
 
 
 def _save(args: argparse.Namespace) -> Iterable[str]:

@@ -30,7 +30,7 @@ class EngineSteps:
 
         config = self.config
         settings = build_deepspeed_config(config, load_deepspeed_json(self.deepspeed), 1)
-        topology = join_ranks(config, settings, discover_ranks())
+        topology = join_ranks(config.parallel, config.training, settings, discover_ranks())
         from ctxlm_ds.objectives.build import build_objective
         from ctxlm_ds.run import build_engine, initialize_weights
         from ctxlm_ds.training.engine.runtime import explain_out_of_memory

@@ -17,6 +17,7 @@ from typing import Any
 
 from ctxlm_ds.errors import CtxlmError
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import RowSettings
 
 ROOT_NAME = "ctxlm-staged"
 DATA_ENDS = ("bin", "idx", "spans")
@@ -28,31 +29,31 @@ def input_problems(config: RunConfig) -> list[str]:
     Raises:
         ImportError: numpy or tokenizers is not installed here.
     """
-    problems = list(_data_problems(config))
+    problems = list(_data_problems(config.tokenizer.path, config.row_settings))
     start = config.initialize_from
     if start is not None and not Path(start).is_dir():
         problems.append(f"initialize_from: {start} is not a folder")
     return problems
 
 
-def _data_problems(config: RunConfig) -> Iterator[str]:
+def _data_problems(tokenizer_path: str | None, settings: RowSettings) -> Iterator[str]:
     from ctxlm_ds.data.index.build import IndexPlace
     from ctxlm_ds.data.stream.run_datasets import held_out_parts, train_parts
     from ctxlm_ds.tokenizers.load import load_tokenizer
 
-    if config.tokenizer.path is None or not config.data.train:
+    if tokenizer_path is None or not settings.data.train:
         yield "tokenizer.path and data.train are needed; name them in the recipe or with --set"
         return
     try:
-        tokenizer = load_tokenizer(config.tokenizer.path)
-        parts = [(part, False) for part in train_parts(config.data)]
-        parts += [(part, True) for part in held_out_parts(config.data).values()]
+        tokenizer = load_tokenizer(tokenizer_path)
+        parts = [(part, False) for part in train_parts(settings.data)]
+        parts += [(part, True) for part in held_out_parts(settings.data).values()]
     except CtxlmError as error:
         yield str(error)
         return
     for part, held_out in parts:
         try:
-            IndexPlace.of(part, tokenizer, config.row_settings, held_out)
+            IndexPlace.of(part, tokenizer, settings, held_out)
         except CtxlmError as error:
             yield str(error)
 

@@ -29,6 +29,7 @@ from ctxlm_ds.process.launch import free_port
 from ctxlm_ds.process.line_file import METRICS_NAME, read_lines
 from ctxlm_ds.recipe.load import load_config, shipped_recipes
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import ObjectiveSection
 from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, load_object
 
 if TYPE_CHECKING:
@@ -228,24 +229,24 @@ def demonstrate(job: Job) -> tuple[str, Rows]:
     """Show what the exported model does with held-out sentences: a title, and what DEMONSTRATIONS say."""
     from ctxlm_ds.tokenizers.load import load_tokenizer
 
-    folder, task = demonstrated_model(job.config)
+    folder, task = demonstrated_model(job.config.model.family, job.config.objective)
     return DEMONSTRATIONS[task](job, job.model / folder, load_tokenizer(job.tokenizer))
 
 
-def demonstrated_model(config: RunConfig) -> tuple[str, str]:
+def demonstrated_model(family: str, objective: ObjectiveSection) -> tuple[str, str]:
     """Return the folder of an export that holds a language model, and its task in transformers.
 
     Raises:
         CtxlmError: the family has none.
     """
-    export = load_object(FAMILIES.get(config.model.family).export)
-    outputs = OBJECTIVES.get(config.objective.name)(config.objective).outputs
+    export = load_object(FAMILIES.get(family).export)
+    outputs = OBJECTIVES.get(objective.name)(objective).outputs
     for part in export.models():
         card = part.card(part.shared_outputs(outputs), "")
         task = card.task or card.tag
         if task in DEMONSTRATIONS:
             return part.folder, task
-    raise CtxlmError(f"model.family {config.model.family}: no task of transformers shows what it predicts")
+    raise CtxlmError(f"model.family {family}: no task of transformers shows what it predicts")
 
 
 def fill_masks(job: Job, model: Path, tokenizer: Tokenizer) -> tuple[str, Rows]:

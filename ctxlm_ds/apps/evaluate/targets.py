@@ -149,12 +149,11 @@ def _logits(model: Any, batch: Batch, shift: int = 0) -> torch.Tensor:
     return logits.float()
 
 
-def compare_targets(config: RunConfig, folder: Path) -> list[str]:
+def compare_targets(targets: Targets, folder: Path) -> list[str]:
     """Return lines with loss, perplexity and accuracy of unigrams and of an exported model on a run's held-out rows.
 
     What the model gains by its inputs is the difference from its figures on rows with those of others.
     """
-    targets = Targets.of(config)
     sides = {
         "unigram (add one)": targets.unigram_figures(), "model": targets.model_figures(folder),
         "model with another row's input": targets.model_figures(folder, shift=1),

@@ -149,12 +149,12 @@ def new_settings(answers: Answers, machine: Machine, name: str) -> dict[str, Set
     settings["data.train"] = Setting([prefix], "" if answers.data else "made below")
     settings["data.split"] = Setting(_SPLIT, "3 % of the documents are held out for evaluation")
     settings["training.precision"] = Setting(machine.precision, f"of {machine}")
-    changed = _changed(shipped, "training", precision=machine.precision)
+    changed = shipped.with_values("training", precision=machine.precision)
     shipped_rows = shipped.training.global_batch_size
     batch = math.ceil(shipped_rows / machine.ranks) * machine.ranks
     why = "" if batch == shipped_rows else f", {shipped_rows}, for {machine.ranks} ranks"
     settings["training.global_batch_size"] = Setting(batch, f"of the shipped recipe{why}")
-    changed = _with_vocabulary(_changed(changed, "training", global_batch_size=batch), answers)
+    changed = _with_vocabulary(changed.with_values("training", global_batch_size=batch), answers)
     step_seconds, layout = plan(changed, machine)
     settings |= layout
     rows = num_rows(answers.data, shipped.data.seq_length) if answers.data else None
@@ -216,12 +216,7 @@ def _with_vocabulary(config: RunConfig, answers: Answers) -> RunConfig:
     size = fitting_vocab_size(FAMILIES.get(config.model.family).tokenizer, answers.text)
     if size is None or config.model.vocab_size is not None:
         return config
-    return _changed(config, "model", vocab_size=size)
-
-
-def _changed(config: RunConfig, section: str, **values: Any) -> RunConfig:
-    """Return the recipe with other values in a section."""
-    return config.model_copy(update={section: getattr(config, section).model_copy(update=values)})
+    return config.with_values("model", vocab_size=size)
 
 
 def plan(config: RunConfig, machine: Machine) -> tuple[float, dict[str, Setting]]:
@@ -238,7 +233,8 @@ def plan(config: RunConfig, machine: Machine) -> tuple[float, dict[str, Setting]
         cluster = Cluster(machine.gpu, 1, machine.ranks)
         best = require_plan(search_layouts(Planner(config, cluster)), cluster)
         source = f"planned for {machine}"
-        layout = {key: Setting(value, source) for key, value in _settings_of(best.layout, config).items()}
+        settings = _settings_of(best.layout, config.parallel.pipeline_layers)
+        layout = {key: Setting(value, source) for key, value in settings.items()}
         return best.time.total, layout
     from ctxlm_ds.apps.plan.layouts import Layout
 
@@ -252,9 +248,9 @@ def plan(config: RunConfig, machine: Machine) -> tuple[float, dict[str, Setting]
     return planner.flops / machine.cpu_flops_per_s, settings | {"deepspeed": Setting("zero1", "")}
 
 
-def _settings_of(layout: Any, config: RunConfig) -> dict[str, Any]:
+def _settings_of(layout: Any, pipeline_layers: list[int] | None) -> dict[str, Any]:
     changes: dict[str, Any] = {"deepspeed": f"zero{layout.zero_stage}"}
-    for text in layout.settings(config.parallel.pipeline_layers):
+    for text in layout.settings(pipeline_layers):
         key, _, value = text.partition("=")
         if key in ("training.micro_batch_size", "training.activation_checkpointing") or value not in ("1", "false"):
             changes[key] = read_yaml(value, key).data

@@ -90,10 +90,12 @@ def describe_search(
             lines.append(f"{refused.count} layouts refused ({refused.example}): {path}: {refused.text}")
     elif found.too_large or impossible:
         lines.append(f"{len(found.too_large) + impossible} layouts do not fit or are not possible (--all shows why)")
-    return lines + (describe_recommendation(found.recommended, command, config) if found.recommended else [])
+    if found.recommended:
+        lines += describe_recommendation(found.recommended, command, config.training.max_steps)
+    return lines
 
 
-def describe_recommendation(plan: Plan, command: str, config: RunConfig) -> list[str]:
+def describe_recommendation(plan: Plan, command: str, max_steps: int) -> list[str]:
     """Return the recommended layout, its time and memory by part, and the command that starts it."""
     time = plan.time
     parts = {
@@ -109,7 +111,7 @@ def describe_recommendation(plan: Plan, command: str, config: RunConfig) -> list
     return [
         f"recommended: {plan.layout}",
         f"  {plan.memory.total / GIB:.1f} GiB per GPU, {time.total:.3g} s per step ({shares}), "
-        f"{plan.days:.3g} days for {config.training.max_steps:,} steps",
+        f"{plan.days:.3g} days for {max_steps:,} steps",
         f"  memory: {memory}",
         *([f"  sent by a rank per step: {traffic}"] if traffic else []),
         f"  {command}",

@@ -6,8 +6,9 @@ without positions that a causal model does not see (PaLM, Appendix B, which coun
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ctxlm_ds.recipe.hardware import GPUS, TERA
-from ctxlm_ds.recipe.schema import RunConfig
 
 NAMES = {
     "H200": ("NVIDIA H200",),
@@ -19,17 +20,17 @@ NAMES = {
 """GPUs of recipe/hardware.py by the names that CUDA gives them; PCIe models are listed if they have the same peak."""
 
 
-def peak_row_seconds(config: RunConfig, world_size: int) -> float | None:
+def peak_row_seconds(
+    peak_tflops: float | None, precision: str, world_size: int, row_flops: Callable[[], float]
+) -> float | None:
     """Return the seconds of a row if all devices computed at their peak; None if the peak is unknown.
 
-    The run's rows per second times this is the MFU. Nothing is measured without a peak.
+    The run's rows per second times this is the MFU. `row_flops` counts a row; it is not called without a peak.
     """
-    tflops = config.logging.peak_tflops or device_peak_tflops(config.training.precision)
+    tflops = peak_tflops or device_peak_tflops(precision)
     if tflops is None:
         return None
-    from ctxlm_ds.training.measure import useful_flops_per_row
-
-    return useful_flops_per_row(config) / (TERA * tflops * world_size)
+    return row_flops() / (TERA * tflops * world_size)
 
 
 def device_peak_tflops(precision: str) -> float | None:

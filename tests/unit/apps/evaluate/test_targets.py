@@ -97,7 +97,7 @@ def test_a_model_has_the_loss_that_transformers_computes(config: RunConfig, tmp_
     every, inside = targets.model_figures(tmp_path)
     assert every.loss == pytest.approx(losses / count, rel=1e-5)
     assert every.loss != inside.loss and 0.0 <= inside.accuracy <= 1.0
-    lines = compare_targets(config, tmp_path)
+    lines = compare_targets(Targets.of(config), tmp_path)
     assert len(lines) == 6 and f"{every.loss:.4f} nats" in lines[1] and lines[4].startswith("restored tokens, model: ")
     shifted, _ = targets.model_figures(tmp_path, shift=1)
     assert shifted.loss != every.loss and f"{shifted.loss:.4f} nats" in lines[2]

@@ -41,6 +41,6 @@ def test_columns_of_a_file_are_aligned(found: Search) -> None:
 def test_the_recommendation_names_what_moves_and_what_fills(found: Search) -> None:
     plan = found.recommended
     assert plan is not None
-    text = "\n".join(describe_recommendation(plan, "the command", load_config("roberta-large")))
+    text = "\n".join(describe_recommendation(plan, "the command", load_config("roberta-large").training.max_steps))
     for words in ("the command", "optimizer", "activations", "data all-reduce", "MB", "days for 500,000 steps"):
         assert words in text

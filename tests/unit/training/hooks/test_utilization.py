@@ -8,12 +8,15 @@ from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.training.hooks.hooks import StepSpeed
 from ctxlm_ds.training.hooks.metrics import step_figures
 from ctxlm_ds.training.hooks.utilization import peak_row_seconds, published_peak_tflops
+from ctxlm_ds.training.measure import useful_flops_per_row
 from tests.unit.training.hooks.test_metrics import metrics_of
 
 
 def test_mfu_is_six_operations_a_weight_and_token() -> None:
     config = load_config("gpt2-laptop", ["logging.peak_tflops=2.0", "model.vocab_size=8192"])
-    seconds = peak_row_seconds(config, 4)
+    seconds = peak_row_seconds(
+        config.logging.peak_tflops, config.training.precision, 4, lambda: useful_flops_per_row(config)
+    )
     model, tokens = config.model, config.data.seq_length
     width, layers = model.width, model.num_blocks
     assert seconds is not None and width is not None
