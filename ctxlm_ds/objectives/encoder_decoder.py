@@ -22,11 +22,18 @@ DECODER_FIELDS = ("decoder_input_ids", "decoder_position_ids", "decoder_sequence
 FRAME = 2
 """Tokens around a text: <s> and </s>, or </s> and a language."""
 LABELS = "decoder_labels"
+FRAME = 2
+"""Tokens around a text: <s> and </s>, or </s> and a language."""
 
 
 def target_term(name: str) -> LossTerm:
     """Return the term of the decoder's next tokens."""
     return LossTerm(name, ("decoder_logits",), (LABELS,))
+
+
+def longest_target(length: int, insert_ratio: float) -> int:
+    """Return the most tokens of a target, so that an input with its inserted tokens has at most `length`."""
+    return int(length / (1.0 + insert_ratio) + 1e-9)
 
 
 class EncoderDecoderSection(ObjectiveSection):
