@@ -32,7 +32,7 @@ def iterate_batches(config: RunConfig, start_row: int = 0) -> Iterator[Batch]:
     """
     from ctxlm_ds.data.stream.loader import TrainLoader
     from ctxlm_ds.data.stream.run_datasets import build_run_rows
-    from ctxlm_ds.objectives.build import build_objective
+    from ctxlm_ds.objectives.base import build_objective
     from ctxlm_ds.run import resolve
 
     config, tokenizer = resolve(config)

@@ -14,8 +14,7 @@ from ctxlm_ds.data.stream.held_out import tokens_per_word, word_counts
 from ctxlm_ds.data.stream.loader import EvalLoader, TrainLoader
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.objectives.base import Objective
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import Objective, build_objective
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.recipe.evaluation import EvaluationConfig
 from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig

@@ -13,7 +13,7 @@ from ctxlm_ds.checkpoint.chunk_index import merge_index
 from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
 from ctxlm_ds.models.program import plain_program
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig, TokenizerConfig
 from ctxlm_ds.tokenizers.train import train_tokenizer

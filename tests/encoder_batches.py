@@ -8,7 +8,7 @@ import numpy as np
 
 from ctxlm_ds.data.sample import Batch, Example
 from ctxlm_ds.families.base import TransformerSection
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from tests.ragged import Rows, collate
 from tests.sections import model_section, objective_section
 

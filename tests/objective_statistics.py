@@ -26,7 +26,7 @@ from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.numba_random import stream, stream_key, word_at
 from ctxlm_ds.data.sample import Examples, Samples
 from ctxlm_ds.data.stream.loader import TRAIN_MASKS
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.objectives.corruption.spans import draw_length
 from ctxlm_ds.objectives.corruption.tokens import MaskingRules, length_shares
 from ctxlm_ds.objectives.span_corruption import Denoising

@@ -36,7 +36,7 @@ from ctxlm_ds.export.weights import (
     check_source,
     open_checkpoint,
 )
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.check import find_problems
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig

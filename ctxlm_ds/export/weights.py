@@ -28,7 +28,7 @@ from ctxlm_ds.export.key_maps import Shape, WeightSource, assign
 from ctxlm_ds.export.model_files import model_files
 from ctxlm_ds.export.safetensors_files import HEADS_FILE, SafetensorsFiles
 from ctxlm_ds.models.program import Program, plain_program
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.load import load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import ModelSection

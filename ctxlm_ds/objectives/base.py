@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ctxlm_ds.data.fields import FITS, Field
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection
+from ctxlm_ds.registry import OBJECTIVES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -242,3 +243,13 @@ def share_problems(keep_prob: float, random_prob: float) -> Iterator[Problem]:
             "token (0.1 and 0.1 as published)"
         )
         yield Problem("objective.random_prob", text, ("objective.keep_prob",))
+
+
+def build_objective(section: ObjectiveSection, tokenizer: Tokenizer | None = None) -> Objective:
+    """Build the objective that a section names; without a tokenizer it has terms and fields, but cannot corrupt.
+
+    Raises:
+        ConfigError, TokenizerError: the section does not go with the tokenizer.
+    """
+    built: Objective = OBJECTIVES.get(section.name)(section, tokenizer)
+    return built

@@ -23,7 +23,7 @@ from ctxlm_ds.models.layers import Flow, LayerDescription, carried_states, dropo
 from ctxlm_ds.models.meter import CUDA, Meter, OnDevice, Platform, Product, Trace, Work
 from ctxlm_ds.models.program import Program, build_program
 from ctxlm_ds.models.spec import ModelBuild
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig

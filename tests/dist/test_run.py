@@ -9,7 +9,7 @@ import pytest
 
 from ctxlm_ds.data.index import build_once
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.topology import build_topology
 from ctxlm_ds.process.run_lock import RunLock
 from ctxlm_ds.run_data import agreed_data, build_rows_by_node

@@ -16,7 +16,7 @@ from ctxlm_ds import run as run_builder
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.topology import build_topology
 from ctxlm_ds.process.build_locks import clear_stale_build_locks
 from ctxlm_ds.process.library_noise import quiet_libraries

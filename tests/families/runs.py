@@ -30,7 +30,7 @@ from ctxlm_ds.families.base import Family
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.program import build_program
 from ctxlm_ds.models.spec import ModelBuild
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.parameters import initialize_parameters
 from ctxlm_ds.parallel.topology import build_topology
 from ctxlm_ds.process.library_noise import quiet_libraries

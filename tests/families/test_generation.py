@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ctxlm_ds.export.base import export_of
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES, OBJECTIVES
 from ctxlm_ds.tokenizers.base import Tokenizer

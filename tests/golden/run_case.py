@@ -30,7 +30,7 @@ import torch
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.data.stream.run_datasets import build_run_rows
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.pretrain import main as pretrain
 from ctxlm_ds.recipe.deepspeed_rules import deepspeed_keys
 from ctxlm_ds.recipe.schema import RunConfig

@@ -22,8 +22,7 @@ from ctxlm_ds.data.index.index import RowSource, SampleReader
 from ctxlm_ds.data.index.record import SAMPLE_DTYPE
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.data.sample import NO_LABEL
-from ctxlm_ds.objectives.base import Objective
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import Objective, build_objective
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer

@@ -11,7 +11,7 @@ from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.sample import Batch, Example
 from ctxlm_ds.export.key_maps import KeyMap
 from ctxlm_ds.models.layers import LayerSequence
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import vocabulary_sums
 from ctxlm_ds.recipe.schema import KernelsConfig

@@ -31,7 +31,7 @@ class EngineSteps:
         config = self.config
         settings = build_deepspeed_config(config, load_deepspeed_json(self.deepspeed), 1)
         topology = join_ranks(config.parallel, config.training, settings, discover_ranks())
-        from ctxlm_ds.objectives.build import build_objective
+        from ctxlm_ds.objectives.base import build_objective
         from ctxlm_ds.run import build_engine, initialize_weights
         from ctxlm_ds.training.engine.runtime import explain_out_of_memory
 
@@ -45,7 +45,7 @@ class EngineSteps:
 
     def steps(self) -> list[Step]:
         """Return the steps to repeat."""
-        from ctxlm_ds.objectives.build import build_objective
+        from ctxlm_ds.objectives.base import build_objective
         from tools.benchmark.batches import full_rows
 
         return full_rows(self.config, build_objective(self.config.objective))
@@ -67,7 +67,7 @@ class BareSteps:
         from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
         from ctxlm_ds.models.program import build_program
         from ctxlm_ds.models.spec import ModelBuild
-        from ctxlm_ds.objectives.build import build_objective
+        from ctxlm_ds.objectives.base import build_objective
         from ctxlm_ds.parallel.context import ParallelContext
         from ctxlm_ds.parallel.random import DropoutStreams
         from ctxlm_ds.training.engine.losses import TermLosses

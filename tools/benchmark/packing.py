@@ -36,7 +36,7 @@ class DocumentSteps(EngineSteps):
     """Prefix of a dataset whose lengths the documents have; None draws them."""
 
     def steps(self) -> list[Step]:
-        from ctxlm_ds.objectives.build import build_objective
+        from ctxlm_ds.objectives.base import build_objective
         from tools.benchmark.documents import document_steps
 
         objective = build_objective(self.config.objective)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ctxlm_ds.console import counted, format_size
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.schema import RunConfig
 from tools.benchmark.ceiling import MatrixProducts, step_flops

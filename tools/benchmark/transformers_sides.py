@@ -127,7 +127,7 @@ def class_name(config: RunConfig) -> str:
         ExportError: transformers has none.
     """
     from ctxlm_ds.export.base import export_of
-    from ctxlm_ds.objectives.build import build_objective
+    from ctxlm_ds.objectives.base import build_objective
 
     outputs = build_objective(config.objective).outputs
     return export_of(config.model.family).key_map(config.model, outputs, TOKEN_IDS.pad_id).hf_class
@@ -149,7 +149,7 @@ def build_class(config: RunConfig) -> nn.Module:
 def their_steps(config: RunConfig) -> list[list[dict[str, Tensor]]]:
     """Return the arguments of their forward for each micro-batch of the steps that our sides repeat."""
     from ctxlm_ds.export.base import export_of
-    from ctxlm_ds.objectives.build import build_objective
+    from ctxlm_ds.objectives.base import build_objective
     from tools.benchmark.batches import full_rows, pinned
 
     export = export_of(config.model.family)

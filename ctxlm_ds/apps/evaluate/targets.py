@@ -22,7 +22,7 @@ from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import EvalLoader, TrainLoader
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.objectives.encoder_decoder import DECODER_FIELDS, LABELS, EncoderDecoder
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import OBJECTIVES

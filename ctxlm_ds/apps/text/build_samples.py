@@ -30,7 +30,7 @@ def main() -> None:
     from ctxlm_ds.data.stream.preview import preview_rows
     from ctxlm_ds.data.stream.run_datasets import build_run_rows
     from ctxlm_ds.errors import ConfigError
-    from ctxlm_ds.objectives.build import build_objective
+    from ctxlm_ds.objectives.base import build_objective
     from ctxlm_ds.recipe.load import load_config
     from ctxlm_ds.recipe.source_rules import source_names
     from ctxlm_ds.tokenizers.load import load_tokenizer

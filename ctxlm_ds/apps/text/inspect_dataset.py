@@ -42,7 +42,7 @@ def show_objective(args: argparse.Namespace) -> None:
     from ctxlm_ds.data.index.build import excerpt
     from ctxlm_ds.data.stream.preview import preview_rows
     from ctxlm_ds.errors import ConfigError
-    from ctxlm_ds.objectives.build import build_objective
+    from ctxlm_ds.objectives.base import build_objective
     from ctxlm_ds.recipe.load import load_config
 
     if args.config is None:

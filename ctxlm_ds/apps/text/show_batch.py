@@ -65,7 +65,7 @@ def show(run_dir: Path, first: int, count: int) -> None:
 
     from ctxlm_ds.data.stream.preview import BatchRows, preview_planned
     from ctxlm_ds.data.stream.run_datasets import build_run_rows
-    from ctxlm_ds.objectives.build import build_objective
+    from ctxlm_ds.objectives.base import build_objective
     from ctxlm_ds.recipe.load import load_saved_config
     from ctxlm_ds.tokenizers.load import load_tokenizer
 

@@ -30,7 +30,7 @@ def card_of(config: RunConfig, run: Path, step: int | None = 1200) -> str:
     (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, metrics)))
     train_state = {} if step is None else {"step": step, "tokens": 34_000_000, "seconds": 3700.0}
     folder = run / "checkpoints" / "step-00001200"
-    source = CheckpointSource(folder, config, config.model, outputs_of(config), train_state, cast("Any", None))
+    source = CheckpointSource(folder, config, config.model, outputs_of(config), train_state, *cast("Any", (None, None)))
     text = EXPORT.card(outputs_of(config), "[MASK]")
     return write_model_card(source, text, "BertForPreTraining", "bf16", 12_345_678)
 
@@ -113,7 +113,7 @@ def family_card(family: str, objective: str, **data: Any) -> str:
     config = run_config(**sections)
     outputs, export = outputs_of(config), export_of(family)
     state = {"step": 1, "tokens": 1, "seconds": 1.0}
-    source = CheckpointSource(Path("run/checkpoints/step"), config, config.model, outputs, state, cast("Any", None))
+    source = CheckpointSource(Path("run/checkpoints/step"), config, config.model, outputs, state, *cast("Any", (None, None)))
     return write_model_card(source, export.card(outputs, ""), "TheirClass", "bf16", 1)
 
 

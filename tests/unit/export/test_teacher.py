@@ -22,7 +22,7 @@ from ctxlm_ds.export.teacher import teacher_values, with_checked_teacher, with_t
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.program import build_program
 from ctxlm_ds.models.spec import ModelBuild
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.layout import layout_problems
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig

@@ -22,8 +22,7 @@ from ctxlm_ds.data.stream.collate import collate_arrays, count_labels, split_fie
 from ctxlm_ds.data.stream.loader import EvalLoader
 from ctxlm_ds.data.stream.preview import preview_rows
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.objectives.base import LossTerm, Objective, fill_token_fields, token_fields
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import LossTerm, Objective, build_objective, fill_token_fields, token_fields
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection
 from ctxlm_ds.registry import OBJECTIVES

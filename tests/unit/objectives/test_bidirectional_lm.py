@@ -20,8 +20,8 @@ from ctxlm_ds.data.stream.collate import split_fields
 from ctxlm_ds.data.stream.loader import BatchBuilder, EvalLoader, TrainLoader
 from ctxlm_ds.data.stream.preview import preview_rows
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.objectives.bidirectional_lm import BidirectionalLM, BidirectionalLMSection
-from ctxlm_ds.objectives.build import build_objective
 from ctxlm_ds.recipe.check import find_problems
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.base import Tokenizer

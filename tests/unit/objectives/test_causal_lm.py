@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.sample import NO_LABEL
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.objectives.causal_lm import CausalLMSection
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.training.engine.losses import TermLosses

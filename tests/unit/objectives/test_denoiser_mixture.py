@@ -10,7 +10,7 @@ import pytest
 
 from ctxlm_ds.data.numba_random import stream_key
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from tests.ragged import samples_from, single_sample
 from tests.sample_data import FakeTokenizer
 from tests.unit.objectives.test_span_corruption import check_figures, config_of

@@ -9,7 +9,7 @@ import pytest
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.sample import empty_examples
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from tests.sections import data_section, objective_section
 
 LENGTH = 6

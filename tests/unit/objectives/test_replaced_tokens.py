@@ -13,7 +13,7 @@ from torch.nn import functional
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.families.electra.layers import Samples
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import binary_sums
 from ctxlm_ds.parallel.random import DropoutStreams

@@ -13,7 +13,7 @@ import pytest
 from ctxlm_ds.apps.text.extract_docstrings import extract_docstrings
 from ctxlm_ds.data.index.build import excerpt
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer

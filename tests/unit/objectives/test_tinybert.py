@@ -19,7 +19,7 @@ from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.models.program import build_program
 from ctxlm_ds.models.spec import ModelBuild
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.objectives.tinybert import count_pairs, count_positions
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.recipe.check import check_config

@@ -9,7 +9,7 @@ from ctxlm_ds.data.fields import FITS, IGNORE_LABEL
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.sample import NO_LABEL
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.check import check_config
 from tests.ragged import KEY
 from tests.sample_data import FakeTokenizer, build_sample_index, random_documents, write_dataset

@@ -10,7 +10,7 @@ import torch
 
 from ctxlm_ds.data.sample import Samples, empty_samples
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.recipe.check import find_problems
 from ctxlm_ds.recipe.schema import RunConfig

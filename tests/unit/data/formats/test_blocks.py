@@ -12,7 +12,7 @@ from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.data.stream.preview import preview_rows
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.sample_data import (
     FakeTokenizer,

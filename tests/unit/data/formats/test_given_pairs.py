@@ -18,7 +18,7 @@ from ctxlm_ds.data.stream.collate import split_fields
 from ctxlm_ds.data.stream.loader import BatchBuilder
 from ctxlm_ds.data.stream.run_datasets import build_run_rows
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import WORDS, make_tokenizer

@@ -15,7 +15,7 @@ from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.index.build import IndexPlace, excerpt
 from ctxlm_ds.data.index.record import SourcePart
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from tests.sample_data import build_sample_index, random_documents, run_config, write_dataset
 from tests.unit.data.index.test_index import BERT, config_of, ids_of
 

@@ -9,7 +9,7 @@ import pytest
 
 from ctxlm_ds.data.index.build import IndexPlace, build_rows
 from ctxlm_ds.errors import ConfigError, DataError
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from tests.sample_data import (
     build_sample_index,
     example_of,

@@ -12,8 +12,7 @@ import pytest
 from ctxlm_ds.data.stream.blend import train_stream
 from ctxlm_ds.data.stream.loader import Step, TrainLoader
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
-from ctxlm_ds.objectives.base import Objective
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import Objective, build_objective
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.sample_data import FakeTokenizer, random_documents, run_config, train_loader, write_dataset
 

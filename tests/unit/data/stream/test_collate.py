@@ -8,7 +8,7 @@ import pytest
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.sample import NO_LABEL, Example
 from ctxlm_ds.errors import ConfigError, DataError
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.objectives.masked_lm import MaskedLM
 from tests.ragged import Rows, collate
 from tests.sample_data import FakeTokenizer

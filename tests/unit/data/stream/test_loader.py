@@ -26,8 +26,7 @@ from ctxlm_ds.data.stream import loader as loader_module
 from ctxlm_ds.data.stream.blend import RowOrder
 from ctxlm_ds.data.stream.loader import BatchPlan, EvalLoader, Step, TrainLoader, step_rows
 from ctxlm_ds.errors import ConfigError, DataError
-from ctxlm_ds.objectives.base import Objective
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import Objective, build_objective
 from ctxlm_ds.objectives.masked_lm import MaskedLM
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.sample_data import FakeTokenizer, eval_loader, random_documents, run_config, train_loader, write_dataset

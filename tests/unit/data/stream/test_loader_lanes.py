@@ -11,8 +11,7 @@ import torch
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.preview import preview_rows
-from ctxlm_ds.objectives.base import Objective
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import Objective, build_objective
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.sample_data import eval_loader, numbered_documents, train_loader
 from tests.unit.data.formats.test_lanes import SHAPE, TOKENIZER, config_of, rows_of

@@ -17,7 +17,7 @@ from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.sample import NO_LABEL, Example
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.data.stream.preview import BatchRows, SourceRows, preview_planned, preview_rows, render_row, summary
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from tests.sample_data import FakeTokenizer, locate, random_documents, run_config, write_dataset
 from tests.sections import objective_section
 

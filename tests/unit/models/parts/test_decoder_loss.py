@@ -14,8 +14,7 @@ from ctxlm_ds.models.layers import Flow, LayerDescription, LayerSequence
 from ctxlm_ds.models.parts.decoder_loss import loss_of
 from ctxlm_ds.models.program import Program, build_program
 from ctxlm_ds.models.spec import ModelBuild
-from ctxlm_ds.objectives.base import GIVEN_SUMS
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import GIVEN_SUMS, build_objective
 from ctxlm_ds.parallel import linear_cross_entropy
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.training.engine.losses import TermLosses

@@ -13,7 +13,7 @@ from ctxlm_ds.data.numba_random import stream_key
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.data.stream.run_datasets import build_run_rows
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.objectives.corruption import corpus_tokens
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.schema import RunConfig

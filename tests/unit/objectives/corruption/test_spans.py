@@ -14,7 +14,7 @@ from ctxlm_ds.data.fields import IGNORE_LABEL, MOST_BOUNDARY_TARGETS
 from ctxlm_ds.data.numba_random import below, stream, stream_key, word_at
 from ctxlm_ds.data.sample import Example, Sample
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.check import check_config
 from tests.ragged import Rows, collate, each, pair_sample, samples_from, single_sample
 from tests.sample_data import FIRST_WORD_ID, FakeTokenizer

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ctxlm_ds.data.numba_random import stream_key
 from ctxlm_ds.data.sample import Example, Sample
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.objectives.corruption.tokens import text_ids
 from ctxlm_ds.recipe.sections import ObjectiveSection
 from tests.ragged import each, pair_sample, samples_from, single_sample

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.load import load_config
 from tools.benchmark.batches import NUM_STEPS, full_rows
 

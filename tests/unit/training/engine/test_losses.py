@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.objectives.base import LossTerm
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import LossTerm, build_objective
 from ctxlm_ds.training.engine.losses import means, perplexity, weighted_total, word_perplexity
 from tests.sections import objective_section
 

@@ -13,7 +13,7 @@ from ctxlm_ds.data.index.build import IndexPlace, build_rows
 from ctxlm_ds.data.sample import NO_LABEL
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from tests.sample_data import (
     FakeTokenizer,
     build_sample_index,

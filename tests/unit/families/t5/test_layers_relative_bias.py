@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from ctxlm_ds.models.parts.relative_bias import RelativeBias, distance_buckets
+from ctxlm_ds.families.t5.layers import RelativeBias, distance_buckets
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.parameters import Normal
 

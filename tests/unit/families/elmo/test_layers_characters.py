@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ctxlm_ds.families.elmo.characters import CharacterEncoder
 from ctxlm_ds.families.elmo.config import CHARACTERS, ELMO, ElmoSection
+from ctxlm_ds.families.elmo.layers import CharacterEncoder
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.spec import ModelBuild
 

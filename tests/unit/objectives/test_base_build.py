@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.registry import OBJECTIVES
 from tests.unit.objectives.test_base import NAME, Spans, SpanSection
 
