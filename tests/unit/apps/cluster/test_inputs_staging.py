@@ -14,7 +14,7 @@ import pytest
 
 from ctxlm_ds.apps.cluster.inputs import ROOT_NAME, staging_lines
 from ctxlm_ds.data.stream.run_datasets import build_run_rows
-from ctxlm_ds.objectives.build import build_objective
+from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.base import Tokenizer
