@@ -113,7 +113,8 @@ def family_card(family: str, objective: str, **data: Any) -> str:
     config = run_config(**sections)
     outputs, export = outputs_of(config), export_of(family)
     state = {"step": 1, "tokens": 1, "seconds": 1.0}
-    source = CheckpointSource(Path("run/checkpoints/step"), config, config.model, outputs, state, *cast("Any", (None, None)))
+    reader, program = cast("Any", (None, None))
+    source = CheckpointSource(Path("run/checkpoints/step"), config, config.model, outputs, state, reader, program)
     return write_model_card(source, export.card(outputs, ""), "TheirClass", "bf16", 1)
 
 
