@@ -16,13 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.apps.downstream.examples import Files, read_files
-from ctxlm_ds.apps.downstream.features.options import (
-    GRID,
-    add_features,
-    check_options,
-    kind_of_features,
-    recorded_options,
-)
+from ctxlm_ds.apps.downstream.features.options import GRID, add_features, check_options, recorded_options
 from ctxlm_ds.apps.downstream.kinds.entries import CRF_FORM, GPT1_FORM, TEXT_FORM
 from ctxlm_ds.apps.downstream.results import (
     PUBLISHED,
@@ -294,6 +288,8 @@ def _run_points(
         return
     parts = make_parts(task, files, arguments.max_train_examples)
     if arguments.features is not None:
+        from ctxlm_ds.apps.downstream.features.kinds import kind_of_features
+
         kind = kind_of_features(arguments, task, parts)
     else:
         kind = make_kind(task, arguments.model, parts, _variant(task, arguments), **_kind_options(task, arguments))

@@ -124,8 +124,3 @@ class EncoderDecoder(Objective):
         """Return the input, and the target behind an arrow."""
         text = render_tokens(example.input_ids, tokenizer)
         return text.append(" → ", style=STYLES["mask"]).append_text(render_tokens(example.target_ids, tokenizer))
-
-
-def longest_target(length: int, insert_ratio: float) -> int:
-    """Return the most tokens of a target, so that an input with its inserted tokens has at most `length`."""
-    return int(length / (1.0 + insert_ratio) + 1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from ctxlm_ds.apps.downstream.features.heads import (
     InputShape,
 )
 from ctxlm_ds.apps.downstream.features.options import LayerChoice
-from ctxlm_ds.apps.downstream.features.sources import FeatureSource, StaticSource
+from ctxlm_ds.apps.downstream.features.sources import FeatureSource, StaticSource, open_source
 from ctxlm_ds.apps.downstream.features.static import split_words
 from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind
 from ctxlm_ds.apps.downstream.kinds.sequence import Classification, Regression
@@ -139,6 +140,31 @@ class FrozenClassification(Frozen, Classification):
 @dataclass
 class FrozenRegression(FrozenClassification, Regression):
     """One number of a text, or of a pair of texts."""
+
+
+def kind_of_features(arguments: argparse.Namespace, task: TaskDescription, parts: Parts) -> Kind:
+    """Return the kind of a task over the vectors that the options name.
+
+    Raises:
+        ConfigError, DataError: a source does not exist, is damaged, has no such layers, or none of the task's words.
+    """
+    head = HeadSettings(arguments.encoder, arguments.hidden_size, arguments.encoder_layers, arguments.dropout,
+                        arguments.mix_at, arguments.mix_l2, arguments.layer_dropout)  # fmt: skip
+    choice = LayerChoice.parse(arguments.layers)
+    if choice.how == "all":
+        raise ConfigError("--layers all: a task's model reads one vector of a word; give mix:all or concat:all")
+    if arguments.static is not None and not arguments.static.is_file():
+        raise ConfigError(f"--static {arguments.static}: no such file; give a file of static vectors")
+    sentences = words_of(task, parts)
+    words = {word for sentence in sentences for word in sentence}
+    words |= {word.lower() for word in words}
+    source = open_source(arguments.features, arguments.pooling, words)
+    static = None if arguments.static is None else open_source(arguments.static, vocabulary=words)
+    for each in (source, static):
+        if each is not None:
+            check_known_words(each, sentences)
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    return make_frozen_kind(task, parts, FrozenInputs(source, choice, static, arguments.output), head)
 
 
 def make_frozen_kind(task: TaskDescription, parts: Parts, inputs: FrozenInputs, head: HeadSettings) -> Kind:

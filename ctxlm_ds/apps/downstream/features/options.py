@@ -5,18 +5,13 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.console import at_least
 from ctxlm_ds.errors import ConfigError
-
-if TYPE_CHECKING:
-    from ctxlm_ds.apps.downstream.kinds.base import Kind
-    from ctxlm_ds.apps.downstream.prepare import Parts
 
 How = Literal["layer", "all", "sum", "mean", "concat", "mix"]
 JOINS: tuple[How, ...] = ("sum", "mean", "concat", "mix")
@@ -135,32 +130,3 @@ def recorded_options(arguments: argparse.Namespace) -> dict[str, Any]:
         return {}
     found = {name: getattr(arguments, name) for name in OF_FEATURES} | {"pooling": arguments.pooling or "first"}
     return {"features": found | {"static": None if arguments.static is None else str(arguments.static.resolve())}}
-
-
-def kind_of_features(arguments: argparse.Namespace, task: TaskDescription, parts: Parts) -> Kind:
-    """Return the kind of a task over the vectors that the options name.
-
-    Raises:
-        ConfigError, DataError: a source does not exist, is damaged, has no such layers, or none of the task's words.
-    """
-    from ctxlm_ds.apps.downstream.features.heads import HeadSettings
-    from ctxlm_ds.apps.downstream.features.kinds import FrozenInputs, check_known_words, make_frozen_kind, words_of
-    from ctxlm_ds.apps.downstream.features.sources import open_source
-
-    head = HeadSettings(arguments.encoder, arguments.hidden_size, arguments.encoder_layers, arguments.dropout,
-                        arguments.mix_at, arguments.mix_l2, arguments.layer_dropout)  # fmt: skip
-    choice = LayerChoice.parse(arguments.layers)
-    if choice.how == "all":
-        raise ConfigError("--layers all: a task's model reads one vector of a word; give mix:all or concat:all")
-    if arguments.static is not None and not arguments.static.is_file():
-        raise ConfigError(f"--static {arguments.static}: no such file; give a file of static vectors")
-    sentences = words_of(task, parts)
-    words = {word for sentence in sentences for word in sentence}
-    words |= {word.lower() for word in words}
-    source = open_source(arguments.features, arguments.pooling, words)
-    static = None if arguments.static is None else open_source(arguments.static, vocabulary=words)
-    for each in (source, static):
-        if each is not None:
-            check_known_words(each, sentences)
-    arguments.output.mkdir(parents=True, exist_ok=True)
-    return make_frozen_kind(task, parts, FrozenInputs(source, choice, static, arguments.output), head)

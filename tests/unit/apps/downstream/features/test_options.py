@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.downstream.features.options import check_options, kind_of_features, recorded_options
+from ctxlm_ds.apps.downstream.features.kinds import kind_of_features
+from ctxlm_ds.apps.downstream.features.options import check_options, recorded_options
 from ctxlm_ds.apps.downstream.prepare import Parts
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.finetune import parse_arguments
