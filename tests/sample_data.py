@@ -58,6 +58,9 @@ class FakeTokenizer:
         names = {0: "[PAD]", 1: "[UNK]", 2: "[CLS]", 3: "[SEP]", 4: "[MASK]"}
         return names.get(token_id, f"{'##' if token_id % 2 else ''}w{token_id}")
 
+    def shown(self, token_id: int) -> tuple[str, str]:
+        return " ", self.id_to_token(token_id)
+
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(self.id_to_token(token_id) for token_id in ids)
 

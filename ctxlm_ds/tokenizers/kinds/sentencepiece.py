@@ -96,7 +96,7 @@ class SentencePieceTokenizer(Tokenizer):
         return hashlib.sha256(":".join(parts).encode()).hexdigest()
 
     def shown(self, token_id: int) -> tuple[str, str]:
-        space, text = super().shown(token_id)
+        space, text = Tokenizer.shown(self, token_id)
         # Decoding one piece drops the space before it.
         return (" ", text.lstrip()) if self.id_to_token(token_id).startswith(SPACE) else (space, text)
 

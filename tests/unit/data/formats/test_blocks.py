@@ -121,7 +121,7 @@ def test_the_two_kinds_of_blocks_have_indexes_of_their_own(tmp_path: Path) -> No
 def test_documents_without_an_end_are_refused_with_the_remedy(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", numbered_documents([[9], [9]]), False)
     with pytest.raises(DataError, match=r"do not end with the end-of-document token 3.* again with --append-eod"):
-        build_sample_index(prefix, TOKENIZER, config_of(4).row_settings)
+        build_sample_index(prefix, TOKENIZER, config_of(4))
 
 
 def test_preview_shows_the_text_and_what_its_end_predicts(tmp_path: Path) -> None:

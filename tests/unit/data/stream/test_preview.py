@@ -18,6 +18,8 @@ from ctxlm_ds.data.sample import NO_LABEL, Example
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.data.stream.preview import BatchRows, SourceRows, preview_planned, preview_rows, render_row, summary
 from ctxlm_ds.objectives.base import build_objective
+from ctxlm_ds.tokenizers.base import Tokenizer
+from ctxlm_ds.tokenizers.kinds.sentencepiece import SentencePieceTokenizer
 from tests.sample_data import FakeTokenizer, locate, random_documents, run_config, write_dataset
 from tests.sections import objective_section
 
@@ -77,25 +79,29 @@ def test_colours_only_on_a_terminal() -> None:
 
 def test_byte_level_tokens_are_read_as_text() -> None:
     class Bytes(FakeTokenizer):
+        shown = Tokenizer.shown
+
         def decode(self, ids: list[int]) -> str:  # type: ignore[override]
             return {10: " the", 11: "re", 12: " cat"}[ids[0]]
 
         def id_to_token(self, token_id: int) -> str:
             return {2: "<s>", 3: "</s>", 4: "<mask>"}[token_id]
 
-    text = render_example(example([2, 10, 11, 4, 3], {3: 12}), Bytes(kind="byte_bpe"))
+    text = render_example(example([2, 10, 11, 4, 3], {3: 12}), Bytes())
     assert text.plain == "<s> there [<mask>→cat] </s>"
 
 
 def test_pieces_of_sentencepiece_are_read_as_text() -> None:
     class Pieces(FakeTokenizer):
+        shown = SentencePieceTokenizer.shown
+
         def decode(self, ids: list[int]) -> str:  # type: ignore[override]
             return self.id_to_token(ids[0]).replace("▁", "")
 
         def id_to_token(self, token_id: int) -> str:
             return {2: "[CLS]", 3: "[SEP]", 4: "[MASK]", 10: "▁the", 11: "re", 12: "▁cat"}[token_id]
 
-    text = render_example(example([2, 10, 11, 4, 3], {3: 12}), Pieces(kind="sentencepiece"))
+    text = render_example(example([2, 10, 11, 4, 3], {3: 12}), Pieces())
     assert text.plain == "[CLS] there [MASK→cat] [SEP]"
 
 

@@ -62,7 +62,7 @@ def test_dense_full_sentences_have_separators_between_documents(tmp_path: Path) 
 def test_a_damaged_index_is_named_and_never_read_beyond_the_dataset(tmp_path: Path, sample_format: str) -> None:
     """Every field of a record overwritten: an error, or a sample that is what the record now says."""
     prefix = write_dataset(tmp_path / "d", random_documents(20), eod_id=TOKENIZER.sep_id)
-    index = build_sample_index(prefix, TOKENIZER, rows_tests.config_of(sample_format).row_settings)
+    index = build_sample_index(prefix, TOKENIZER, rows_tests.config_of(sample_format))
     path = index.directory / "samples.npy"
     whole = path.read_bytes()
     tokens, refused = IndexedDataset(prefix).tokens, 0
