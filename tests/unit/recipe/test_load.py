@@ -229,7 +229,7 @@ def test_what_is_dumped_loads_equal(tmp_path: Path, name: str) -> None:
     assert load_config(write(tmp_path / "config.yaml", text)) == config
     # Any other reader of YAML sees the same texts and numbers.
     assert yaml.safe_load(text)["data"]["train"] == sources
-    assert yaml.safe_load(text)["optimizer"]["eps"] == config.optimizer.eps
+    assert yaml.safe_load(text)["optimizer"]["learning_rate"] == config.optimizer.learning_rate
 
 
 def children_cpu_seconds() -> float:
