@@ -42,12 +42,8 @@ def test_names_are_those_of_entries_and_terms() -> None:
     assert {"bert", "gpt2", "masked_lm_nsp", "next_sentence", "blocks", "segment_pair"} <= registered_names()
 
 
-COMMAND = "ctxlm_ds/apps/text/train_tokenizer.py"
-"""Its --type has names of its own that are those of families too."""
-
-
 def test_files_of_entries_may_spell_names(tmp_path: Path) -> None:
-    for place in ("ctxlm_ds/families/x.py", "ctxlm_ds/data/x.py", COMMAND, "tools/x.py"):
+    for place in ("ctxlm_ds/families/x.py", "ctxlm_ds/data/x.py", "tools/x.py"):
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).write_text('\nif name == "gpt2": pass\n')
     assert find_all(tmp_path) == [f"{place}:2: compares with 'gpt2'" for place in ("ctxlm_ds/data/x.py", "tools/x.py")]

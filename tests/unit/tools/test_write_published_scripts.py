@@ -93,7 +93,7 @@ def test_every_script_has_a_table() -> None:
 def test_scripts_differ_only_in_name_recipes_and_resources(script: str) -> None:
     text, recipes = (FOLDER / f"{script}.sbatch").read_text(), SCRIPTS[script][0]
     kind = {1: "pretrain_one", 2: "pretrain_two"}[len(recipes)]
-    assert text.endswith(f'remember_script {script} "$@"\n{kind} {" ".join(recipes)} "$@"\n')
+    assert text.endswith(f'\n{kind} {" ".join(recipes)} "$@"\n')
     assert f"#SBATCH --job-name={script}\n" in text
     for name in ("signal", "requeue", "open-mode", "output"):
         pattern = re.compile(rf"^#SBATCH --{name}.*$", re.MULTILINE)
