@@ -63,7 +63,7 @@ def staging_lines(config: RunConfig, into: Path) -> Iterator[str]:
     from ctxlm_ds.data.dataset.reader import IndexedDataset
     from ctxlm_ds.recipe.source_rules import source_names
 
-    indexes = _finished_indexes(config)
+    indexes = _finished_indexes(config.tokenizer.path, config.row_settings)
     sources = [one.path for one in config.data.train] + [one.path for one in config.data.validation]
     for source in dict.fromkeys(sources):
         folder = copy_of(source, into).parent
@@ -98,19 +98,19 @@ def copy_of(source: str, into: Path) -> Path:
     return into.resolve() / ROOT_NAME / folder / Path(source).name
 
 
-def _finished_indexes(config: RunConfig) -> dict[Path, str]:
+def _finished_indexes(tokenizer_path: str | None, settings: RowSettings) -> dict[Path, str]:
     """Return the prefix of the dataset of each sample index that is built; every node will build the others."""
     from ctxlm_ds.data.index.build import IndexPlace
     from ctxlm_ds.data.stream.run_datasets import held_out_parts, train_parts
     from ctxlm_ds.tokenizers.load import load_tokenizer
 
-    if config.tokenizer.path is None:
+    if tokenizer_path is None:
         return {}
-    tokenizer = load_tokenizer(config.tokenizer.path)
-    parts = [(part, False) for part in train_parts(config.data)] + [
-        (p, True) for p in held_out_parts(config.data).values()
+    tokenizer = load_tokenizer(tokenizer_path)
+    parts = [(part, False) for part in train_parts(settings.data)] + [
+        (p, True) for p in held_out_parts(settings.data).values()
     ]
-    places = [IndexPlace.of(part, tokenizer, config.row_settings, held_out) for part, held_out in parts]
+    places = [IndexPlace.of(part, tokenizer, settings, held_out) for part, held_out in parts]
     return {place.directory: str(place.dataset.prefix) for place in places if (place.directory / "meta.json").is_file()}
 
 
