@@ -36,7 +36,7 @@ import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
-from tests.dist.forks import RanksFailed, prepare_to_fork
+from tests.dist.forks import RanksFailed, fork_ranks, prepare_to_fork
 
 STATEFUL = (
     "deepspeed.comm.comm",
@@ -159,7 +159,14 @@ _SHARED = Groups()
 
 
 def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 120) -> list[Any]:
-    """Call `fn(rank, world_size, *args)` on the ranks of a group that the tests of a file share (Groups.run)."""
+    """Call `fn(rank, world_size, *args)` on the ranks of a group that the tests of a file share (Groups.run).
+
+    Local functions cannot be sent to ranks that live; they run on new ones.
+    """
+    try:
+        pickle.dumps((fn, args))
+    except (AttributeError, TypeError, pickle.PicklingError):
+        return fork_ranks(fn, world_size, *args, timeout_s=timeout_s)
     return _SHARED.run(fn, world_size, *args, timeout_s=timeout_s)
 
 
