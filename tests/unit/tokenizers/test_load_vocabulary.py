@@ -146,6 +146,7 @@ def test_what_does_not_decide_the_ids_is_refused(tmp_path: Path) -> None:
             load_tokenizer(path)
     with pytest.raises(TokenizerError, match="holds several vocabularies"):
         load_tokenizer(tmp_path)
+    (tmp_path / "x.bin").touch()
     with pytest.raises(TokenizerError, match="no tokenizer; give"):
         load_tokenizer(tmp_path / "x.bin")
     assert find_vocabulary(tmp_path / "wordpiece") is None
