@@ -143,6 +143,7 @@ def _check_initial_layers(layers: list[int] | str | None, moments: bool) -> Iter
 
 
 def _check_optimizer(optimizer: OptimizerSection, kernel: str, initialize_moments: bool) -> Iterator[Problem]:
+    yield from optimizer.problems(kernel)
     if optimizer.handed_over and initialize_moments:
         text = "true, but moments of an optimizer of the DeepSpeed JSON are unknown before its first update; set false"
         yield Problem("initialize_moments", text, ("optimizer.name",))
