@@ -92,7 +92,7 @@ class PolynomialSection(LinearSection):
 
     name: str = "polynomial"
     power: PositiveFloat = 1.0
-    """Exponent."""
+    """Exponent of the polynomial decay; 1 is linear."""
 
 
 class Polynomial(Linear):
