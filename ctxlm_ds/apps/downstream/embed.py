@@ -12,19 +12,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ctxlm_ds.apps.downstream.features.options import LayerChoice
-from ctxlm_ds.apps.downstream.features.static import split_words
 from ctxlm_ds.atomic import partial_path, publish
 from ctxlm_ds.console import at_least, counted, setup_logging
 from ctxlm_ds.errors import ConfigError
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Vectors = NDArray[np.float32]
+
 logger = logging.getLogger("ctxlm_ds")
-Vectors = NDArray[np.float32]
 BLOCK = 1024
 """Sentences that are computed before they are written."""
 
@@ -58,6 +58,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main() -> None:
     args = build_parser().parse_args()
     setup_logging()
+    from ctxlm_ds.apps.downstream.features.options import LayerChoice
     from ctxlm_ds.data.sources.corpus import Corpus
 
     choice = LayerChoice.parse(args.layers)
@@ -109,6 +110,8 @@ def words_of_lines(texts: Iterable[str], is_split: bool = False) -> Iterator[lis
 
 
 def _words_of(sentences: Iterable[str], is_split: bool) -> Iterator[list[str]]:
+    from ctxlm_ds.apps.downstream.features.static import split_words
+
     every = (sentence.split() if is_split else split_words(sentence) for sentence in sentences)
     return (words for words in every if words)
 
@@ -148,6 +151,7 @@ class SafetensorsWriter(VectorWriter):
         self._offsets.append(self._offsets[-1] + len(vectors))
 
     def finish(self) -> None:
+        import numpy as np
         from safetensors.numpy import save_file
 
         tensors: dict[str, NDArray[Any]] = {
@@ -166,6 +170,7 @@ class ArrowWriter(VectorWriter):
         self._writer: Any = None
 
     def add(self, sentence: int, words: Sequence[str], vectors: Vectors) -> None:
+        import numpy as np
         import pyarrow as pa
 
         columns: dict[str, Any] = {"sentence": pa.array([sentence] * len(words), pa.int64()), "word": pa.array(words)}
