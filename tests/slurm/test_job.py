@@ -40,7 +40,8 @@ def test_where_requeueing_is_disabled_the_tasks_of_an_array_follow_each_other(ru
         f"--dependency=afterok:{job.id}", "-o", tmp_path / "after", "--wrap", f"ls {job.run_dir}/checkpoints"
     )
     job.wait_for_step(15)
-    runs.cluster.run("scancel", "--signal=TERM", f"{job.id}_1")
+    running = runs.cluster.run("squeue", "--noheader", "--states=RUNNING", "--format=%A").stdout.split()
+    runs.cluster.run("scancel", "--signal=TERM", *running, check=False)
     job.wait_for_event(REQUEUE)
     wait_for_completion(job)
     assert len(jobs_of(job)) == 2

@@ -39,10 +39,16 @@ def report_resume(
         Every changed setting as `name old -> new`.
     """
     before, now = dict(_settings(saved.model_dump(mode="json"))), dict(_settings(config.model_dump(mode="json")))
+    # Another optimizer or schedule has other settings: its name says so.
+    of_one_entry = {
+        name
+        for name in before.keys() ^ now.keys()
+        if any(key.startswith(name.partition(".")[0] + ".") for key in before.keys() & now.keys())
+    }
     changes = {
         name: f"{name} {before.get(name)} -> {now.get(name)}"
         for name in dict.fromkeys((*before, *now))
-        if before.get(name) != now.get(name)
+        if before.get(name) != now.get(name) and name not in of_one_entry
     }
     if not log:
         return list(changes.values())
