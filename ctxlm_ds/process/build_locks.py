@@ -15,6 +15,7 @@ import os
 import socket
 import sys
 import time
+from glob import glob
 from importlib import metadata
 from pathlib import Path
 
@@ -79,7 +80,8 @@ def clear_stale_build_locks(root: Path | None = None) -> list[Path]:
 def _paths_in_use() -> set[str]:
     """Return the open files and working directories of this machine's processes, as far as this user may see."""
     used = set()
-    for link in [*Path("/proc").glob("[0-9]*/cwd"), *Path("/proc").glob("[0-9]*/fd/*")]:
+    # Unlike Path.glob, glob passes over processes that end meanwhile.
+    for link in [*glob("/proc/[0-9]*/cwd"), *glob("/proc/[0-9]*/fd/*")]:
         with contextlib.suppress(OSError):
             used.add(os.readlink(link))
     return used
