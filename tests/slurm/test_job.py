@@ -32,6 +32,7 @@ def wait_for_completion(job: Job, timeout_s: float = 300) -> None:
     wait_for(lambda: not queue(job.cluster), timeout_s, "the end of all jobs")
 
 
+@pytest.mark.soak
 def test_where_requeueing_is_disabled_the_tasks_of_an_array_follow_each_other(runs: Runs, tmp_path: Path) -> None:
     """Bitwise as undisturbed; what waits for the array begins when the run is complete."""
     expected = runs.undisturbed()
