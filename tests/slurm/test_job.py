@@ -32,7 +32,6 @@ def wait_for_completion(job: Job, timeout_s: float = 300) -> None:
     wait_for(lambda: not queue(job.cluster), timeout_s, "the end of all jobs")
 
 
-@pytest.mark.soak
 def test_where_requeueing_is_disabled_the_tasks_of_an_array_follow_each_other(runs: Runs, tmp_path: Path) -> None:
     """Bitwise as undisturbed; what waits for the array begins when the run is complete."""
     expected = runs.undisturbed()
@@ -41,8 +40,8 @@ def test_where_requeueing_is_disabled_the_tasks_of_an_array_follow_each_other(ru
         f"--dependency=afterok:{job.id}", "-o", tmp_path / "after", "--wrap", f"ls {job.run_dir}/checkpoints"
     )
     job.wait_for_step(15)
-    running = runs.cluster.run("squeue", "--noheader", "--states=RUNNING", "--format=%A").stdout.split()
-    runs.cluster.run("scancel", "--signal=TERM", *running, check=False)
+    # scancel tries again while the task ends, then finds it gone and fails; the event shows that the signal came.
+    runs.cluster.run("scancel", "--signal=TERM", f"{job.id}_1", check=False)
     job.wait_for_event(REQUEUE)
     wait_for_completion(job)
     assert len(jobs_of(job)) == 2
