@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = [path for path in sorted((ROOT / "tools").glob("*.py")) if path.name != "corpus.py"]  # steps of datatrove
+TOOLS = sorted((ROOT / "tools").glob("*.py"))
+HEAVY = {"corpus.py": "its steps are classes of datatrove, which imports numpy and pyarrow"}
 SLOW = (
     "torch", "deepspeed", "transformers", "datasets", "tokenizers", "tensorboard", "numba", "megatron", "numpy",
     "pyarrow",
@@ -39,7 +40,8 @@ def loaded(kind: str, target: str) -> str:
 
 @pytest.mark.parametrize("path", TOOLS, ids=lambda path: str(path.name))
 def test_help_of_a_tool(path: Path) -> None:
-    assert loaded("file", str(path)) == "loaded: []"
+    slow = loaded("file", str(path))
+    assert slow == "loaded: []" or (path.name in HEAVY and "torch" not in slow)
 
 
 def test_help_of_pretraining() -> None:

@@ -53,7 +53,6 @@ WITHOUT_A_FILE = {
     "ctxlm_ds/models/spec.py": "declares what a model is built with; tests of every part make one",
     "ctxlm_ds/run_data.py": "the data of run.py, whose tests build runs",
     "ctxlm_ds/tokenizers/kinds/sentencepiece_layouts.py": "rows of sentencepiece.py, whose tests train each",
-    "ctxlm_ds/training/engine/choice.py": "the engine's choice of a token, tested by continuations",
     "ctxlm_ds/training/optimizers/adamw.py": "built by test_build.py, which compares its implementations",
     "ctxlm_ds/training/optimizers/base.py": "the base of optimizers, each of which is tested",
     "ctxlm_ds/apps/machine/build_operators.py": "make runs it before the tests, which use what it builds",
