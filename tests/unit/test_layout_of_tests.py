@@ -64,6 +64,7 @@ OF_SEVERAL_MODULES = {
     "apps/cluster/test_common_sh.py": "slurm/common.sh",
     "apps/cluster/test_container.py": "slurm/container",
     "apps/cluster/test_route_sh.py": "slurm/route.sh",
+    "export/test_fuzz_folders.py": "mutated run folders and Hugging Face folders",
     "export/test_hostile_folders.py": "run folders and Hugging Face folders",
     "objectives/test_statistics.py": "corruptions and pairs beside the published rules",
     "apps/plan/test_published.py": "the planner beside published runs",

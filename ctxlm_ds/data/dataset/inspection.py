@@ -6,6 +6,7 @@ Opening has checked the structure already (reader.py).
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,7 +45,7 @@ def open_tokenizer(dataset: IndexedDataset, tokenizer_path: str | Path | None) -
     """
     metadata = dataset.metadata or {}
     path = tokenizer_path or metadata.get("tokenizer_path")
-    if not path or (tokenizer_path is None and not Path(path).is_dir()):
+    if not path or (tokenizer_path is None and not os.path.isdir(path)):
         return None
     tokenizer = load_tokenizer(path)
     recorded = metadata.get("tokenizer_fingerprint")

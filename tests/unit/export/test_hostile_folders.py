@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,19 +168,3 @@ def test_a_pair_model_with_one_token_type_is_refused(model: Path, tmp_path: Path
     save_file({**tensors, name: tensors[name][:1].clone()}, path, metadata={"format": "pt"})
     with pytest.raises(ExportError, match="cannot be trained here: model.type_vocab_size"):
         from_hf(tmp_path / "hf", tmp_path / "ours")
-
-
-def mutations(work: Path, first: int, last: int) -> None:
-    command = [sys.executable, "-m", "tests.folder_mutations", str(work), str(first), str(last)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-
-
-def test_some_mutated_folders(tmp_path: Path) -> None:
-    mutations(tmp_path, 0, 40)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_many_mutated_folders(tmp_path: Path) -> None:
-    mutations(tmp_path, 40, 2040)
