@@ -25,10 +25,9 @@ from ctxlm_ds.process.run_lock import RunLock, make_run_dir
 from ctxlm_ds.process.signals import StopSignal
 from ctxlm_ds.process.watchdog import Watchdog
 from ctxlm_ds.recipe.check import schedule_warnings, unused_settings
-from ctxlm_ds.recipe.evaluation import DownstreamTask
 from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.load import load_config
-from ctxlm_ds.recipe.schema import ParallelConfig, TrainingConfig
+from ctxlm_ds.recipe.schema import DownstreamTask, ParallelConfig, TrainingConfig
 from ctxlm_ds.registry import LAUNCHERS
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ctxlm_ds import atomic
-from ctxlm_ds.checkpoint.fixed_settings import refuse_changed_settings
 from ctxlm_ds.checkpoint.manager import CheckpointManager
+from ctxlm_ds.checkpoint.saved_state import refuse_changed_settings
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints
 from ctxlm_ds.data.stream.plan_table import plan_lines
 from ctxlm_ds.data.stream.preview import BatchRows
@@ -24,7 +24,7 @@ from ctxlm_ds.models.program import build_program
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.process.line_file import METRICS_NAME
+from ctxlm_ds.process.run_files import METRICS_NAME
 from ctxlm_ds.process.run_history import SAVE_FAILED, append_event
 from ctxlm_ds.process.run_lock import RunLock
 from ctxlm_ds.process.signals import StopSignal
@@ -42,11 +42,9 @@ from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.model_setup import parallel_context
 from ctxlm_ds.training.engine.runtime import compile_setting, device_type, explain_out_of_memory
 from ctxlm_ds.training.hooks.hook_setup import build_trackers, build_user_hooks, check_hooks
-from ctxlm_ds.training.hooks.hooks import Hook, Hooks, RunStart
-from ctxlm_ds.training.hooks.metrics import MetricsWriter
-from ctxlm_ds.training.hooks.profiler import PROFILE_DIR, ProfilerHook
+from ctxlm_ds.training.hooks.hooks import PROFILE_DIR, Hook, Hooks, ProfilerHook, RunStart
+from ctxlm_ds.training.hooks.metrics import MetricsWriter, peak_row_seconds
 from ctxlm_ds.training.hooks.status import StatusHook
-from ctxlm_ds.training.hooks.utilization import peak_row_seconds
 from ctxlm_ds.training.loop.recovery import Recovery
 from ctxlm_ds.training.loop.saves import Saves
 from ctxlm_ds.training.loop.state import TrainState
@@ -137,9 +135,7 @@ def build_trainer(
         stop_signal=stop_signal,
         state=state,
         tokens_per_word=topology.compute_on_rank_0(lambda: held_out_words(*sections, data)),
-        continuations=build_continuations(
-            *sections, data.prompts, rows, data.objective, data.tokenizer, topology
-        ),
+        continuations=build_continuations(*sections, data.prompts, rows, data.objective, data.tokenizer, topology),
     )
 
 
@@ -161,9 +157,7 @@ def resolve_on_every_rank(config: RunConfig, topology: Topology) -> tuple[RunCon
     return config, tokenizer
 
 
-def find_start(
-    config: RunConfig, tokenizer: Tokenizer, manager: CheckpointManager, topology: Topology
-) -> Path | None:
+def find_start(config: RunConfig, tokenizer: Tokenizer, manager: CheckpointManager, topology: Topology) -> Path | None:
     """Return the checkpoint to resume from, None for a fresh run, before the sample indexes are built (takes long).
 
     Raises:
@@ -258,9 +252,7 @@ def build_engine(
     return engine
 
 
-def frozen_values(
-    engine: Engine, model: ModelSection, teacher: str | None, seed: int
-) -> Callable[[str], torch.Tensor]:
+def frozen_values(engine: Engine, model: ModelSection, teacher: str | None, seed: int) -> Callable[[str], torch.Tensor]:
     """Return a function from the name of a frozen parameter, of the teacher or of the model, to its complete value."""
     if engine.objective.teacher_outputs:
         return teacher_values(str(teacher))

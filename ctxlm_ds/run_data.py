@@ -16,8 +16,7 @@ from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.objectives.base import Objective, build_objective
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.recipe.evaluation import EvaluationConfig
-from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
+from ctxlm_ds.recipe.schema import EvaluationConfig, RunConfig, TrainingConfig
 from ctxlm_ds.recipe.sections import DataSection, RowSettings
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.training.continuations import encode_prompts

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ctxlm_ds.checkpoint.chunk_index import merge_index
-from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
+from ctxlm_ds.checkpoint.chunk_index import ChunkWriter, merge_index
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
 from ctxlm_ds.models.program import plain_program
 from ctxlm_ds.objectives.base import build_objective

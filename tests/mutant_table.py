@@ -87,8 +87,8 @@ MUTANTS = (
     ("folders:find_newest_intact", "reverse=True", "reverse=False", "test_folders.py"),
     ("reader:CheckpointReader._copy_overlap", "* target.width + left - target.column_start",
      "* target.width + left - source.column_start", "test_reader_shards.py"),
-    ("fixed_settings:refuse_changed_settings", ".startswith(fixed) and before", ".startswith(fixed) and not before",
-     "test_fixed_settings.py"),
+    ("saved_state:refuse_changed_settings", ".startswith(fixed) and before", ".startswith(fixed) and not before",
+     "test_saved_state.py"),
     # Recipes.
     ("check:resolve_warmup", "int(round((fraction or 0.0) * total_steps, 6))", "round((fraction or 0.0) * total_steps)",
      "test_check.py test_schedule.py"),

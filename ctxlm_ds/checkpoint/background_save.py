@@ -14,7 +14,7 @@ from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ctxlm_ds.checkpoint.chunk_writer import WrittenFiles
+from ctxlm_ds.checkpoint.chunk_index import WrittenFiles
 from ctxlm_ds.errors import CtxlmError
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from typing import Any
 from ctxlm_ds.atomic import fsync_path, is_full_disk, write_text
 from ctxlm_ds.checkpoint import folders
 from ctxlm_ds.checkpoint.background_save import PendingSave, RankResult, run_action
-from ctxlm_ds.checkpoint.chunk_writer import WrittenFiles
+from ctxlm_ds.checkpoint.chunk_index import WrittenFiles
 from ctxlm_ds.checkpoint.manifest import Manifest, find_changed, read_manifest, refuse_damage, seal, share_of, verify
 from ctxlm_ds.errors import CheckpointError, CtxlmError, RunLockedError
 from ctxlm_ds.parallel.topology import Topology

@@ -1,20 +1,45 @@
-"""state.json of a checkpoint: the train state, what describes the training rows, and the environment of the run."""
+"""What a checkpoint says of its run without torch: its state.json, its recipe next to that of a start, its progress.
+
+state.json holds the train state, what describes the training rows, and the environment of the run.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ctxlm_ds.checkpoint.manifest import MAX_STEP
+from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, find_newest_intact, step_of
+from ctxlm_ds.checkpoint.manifest import MAX_STEP, verify
+from ctxlm_ds.console import counted
 from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.recipe.load import load_saved_config
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import TrainSource
 from ctxlm_ds.training.loop.state import TrainState
+from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
 from ctxlm_ds.untrusted_json import read_json_object
+
+logger = logging.getLogger("ctxlm_ds")
 
 STATE_NAME = "state.json"
 SOURCES = "sources"
+LEARNING_RATE = ("schedule.", "optimizer.learning_rate", "training.max_steps")
+"""Settings that change the curve only if they change the rate of a step that is still to come."""
+CURVE = ("optimizer.", "training.global_batch_size", "training.batch_ramp")
+"""Other settings that change the curve."""
+ROUNDING = ("kernels.", "training.compile", "training.grad_accum_dtype", "training.deterministic")
+"""Settings that change the rounding."""
+LAYOUT = ("parallel.", "deepspeed", "training.micro_batch_size", "training.precision")
+"""Settings that the differences of the environment report."""
+NOT_COMPARED = ("extends", "name", "run_dir", "initialize_")
+COMPARED_RATES = 100
 
 
 class _Source(BaseModel):
@@ -57,3 +82,180 @@ def read_saved_state(folder: Path) -> dict[str, Any]:
     if any(not 0 <= number < MAX_STEP for number in (state.step, state.rows_consumed, state.tokens, state.seconds)):
         raise CheckpointError(f"{path}: damaged (train_state has an impossible count); use another checkpoint")
     return {"data": {}, "environment": {}, **document}
+
+
+def refuse_changed_settings(folder: Path, config: RunConfig) -> None:
+    """Raise CheckpointError for changes of the settings that a run cannot change, without data or an engine."""
+    # Loading gives settings that are newer than the checkpoint their defaults.
+    saved_config = load_saved_config(folder / "config.yaml")
+    before, now = _settings(saved_config), _settings(config)
+    fixed = tuple(f"{name}." for name in (*saved_config.fixed_settings, *config.fixed_settings))
+    changed = [
+        f"  {key}: {before.get(key)!r} -> {now.get(key)!r}"
+        for key in dict.fromkeys((*before, *now))
+        if f"{key}.".startswith(fixed) and before.get(key) != now.get(key)
+    ]
+    if before.get("model.vocab_size") != now.get("model.vocab_size"):
+        # The cause of the other size.
+        paths = {
+            "tokenizer.path": (saved_config.tokenizer.path, config.tokenizer.path),
+            "data.train": [", ".join(source.path for source in one.data.train) for one in (saved_config, config)],
+        }
+        changed = [*(f"  {key}: {old} -> {new}" for key, (old, new) in paths.items() if old != new), *changed]
+    _refuse(folder, changed + _changed_mix(saved_config.data.train, config.data.train))
+
+
+def refuse_changed_data(folder: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if what describes the training rows is not what describes them in a checkpoint."""
+    sources = enumerate(zip_longest(saved.get(SOURCES, []), now.get(SOURCES, [])))
+    changed = [
+        f"  data.train[{number}]: {_show_source(before)} in the checkpoint, {_show_source(after)} now"
+        for number, (before, after) in sources
+        if before is None or after is None or before["index"] != after["index"]
+    ]
+    changed += [
+        f"  {key}: {saved.get(key)!r} in the checkpoint, {value!r} now"
+        for key, value in now.items()
+        if key != SOURCES and saved.get(key) != value
+    ]
+    _refuse(folder, changed)
+
+
+def _changed_mix(saved: Sequence[TrainSource], current: Sequence[TrainSource]) -> list[str]:
+    """Return a line for each change of weights, epochs or languages; paths may change: indexes say what is in them."""
+    before, now = (
+        [
+            f"weight {source.weight}, epochs {source.epochs or 1.0:g}"
+            + ("" if source.language is None else f", language {source.language}")
+            for source in sources
+        ]
+        for sources in (saved, current)
+    )
+    if len(before) != len(now):
+        return [f"  data.train: {counted(len(before), 'source')} -> {counted(len(now), 'source')}"]
+    pairs = enumerate(zip(before, now, strict=True))
+    return [f"  data.train[{number}]: {old} -> {new}" for number, (old, new) in pairs if old != new]
+
+
+def _show_source(source: Mapping[str, Any] | None) -> str:
+    if source is None:
+        return "no source"
+    first, last = source["documents"]
+    return f"{source['path']} (documents {first} to {last}, {source['rows']} rows, samples {source['index'][:12]})"
+
+
+def _refuse(folder: Path, changed: Sequence[str]) -> None:
+    if changed:
+        raise CheckpointError(
+            f"{folder} cannot be continued with what has changed since:\n" + "\n".join(changed) + "\nPut the "
+            "settings back; or start another run, with --set run_dir=NEW_FOLDER, and also initialize_from="
+            f"{folder} if it begins with these weights"
+        )
+
+
+def _settings(config: RunConfig) -> dict[str, Any]:
+    """Return every setting of a recipe by its full name."""
+    return dict(_leaves(config.model_dump(mode="json")))
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, Mapping) or not value:
+        yield path, value
+        return
+    for name, below in value.items():
+        yield from _leaves(below, f"{path}.{name}" if path else name)
+
+
+class Progress(NamedTuple):
+    """Where a start of a run would resume."""
+
+    step: int
+    max_steps: int
+    complete: bool
+
+    def describe(self) -> str:
+        """Return `resumes at step 20 of 100`, or that there is nothing to train."""
+        what = "complete already:" if self.complete else "resumes at"
+        return f"{what} step {self.step:,} of {self.max_steps:,}"
+
+
+def read_progress(run_dir: Path, config: RunConfig) -> Progress | None:
+    """Return how far a run is; None without a checkpoint. Only the sizes of its files are compared, which is fast.
+
+    Raises:
+        CheckpointError: no checkpoint is intact, or the recipe changes what this run cannot change.
+        ConfigError: the checkpoint's recipe is damaged.
+    """
+    newest = find_newest_intact(run_dir / CHECKPOINTS_DIR, partial(verify, quick=True), speaks=False).newest
+    if newest is None:
+        return None
+    # Only a start finds out the sizes and digests of its inputs.
+    saved = load_saved_config(newest / "config.yaml")
+    if config.model.vocab_size is None:
+        vocabulary = {"vocab_size": saved.model.vocab_size}
+        config = config.model_copy(update={"model": config.model.model_copy(update=vocabulary)})
+    if config.teacher.fingerprint is None:
+        teacher = {"fingerprint": saved.teacher.fingerprint}
+        config = config.model_copy(update={"teacher": config.teacher.model_copy(update=teacher)})
+    refuse_changed_settings(newest, config)
+    limits, step = config.training, step_of(newest)
+    tokens = read_saved_state(newest).get("train_state", {}).get("tokens", 0)
+    enough = limits.max_tokens is not None and tokens >= limits.max_tokens
+    return Progress(step, limits.max_steps, step >= limits.max_steps or enough)
+
+
+def report_resume(
+    saved: RunConfig, config: RunConfig, step: int, environment: Sequence[str], *, log: bool = True
+) -> list[str]:
+    """Log how a resume differs from a run without an interruption, one line per changed setting.
+
+    Args:
+        saved: the checkpoint's recipe.
+        config: this start's recipe.
+        step: steps that the checkpoint has done.
+        environment: other differences, as `name old -> new`, that change the rounding.
+        log: False on ranks that only return the changes.
+
+    Returns:
+        Every changed setting as `name old -> new`.
+    """
+    before, now = _settings(saved), _settings(config)
+    # Another optimizer or schedule has other settings: its name says so.
+    of_one_entry = {
+        name
+        for name in before.keys() ^ now.keys()
+        if any(key.startswith(name.partition(".")[0] + ".") for key in before.keys() & now.keys())
+    }
+    changes = {
+        name: f"{name} {before.get(name)} -> {now.get(name)}"
+        for name in dict.fromkeys((*before, *now))
+        if before.get(name) != now.get(name) and name not in of_one_entry and not name.startswith(NOT_COMPARED)
+    }
+    if not log:
+        return list(changes.values())
+    old, new = (
+        LearningRateSchedule(each.schedule, each.optimizer.learning_rate, each.training.max_steps)
+        for each in (saved, config)
+    )
+    last = min(saved.training.max_steps, config.training.max_steps)
+    sample = range(step, last, max(1, (last - step) // COMPARED_RATES))
+    rates = [(index, old.at(index), new.at(index)) for index in sample if old.at(index) != new.at(index)]
+    curve = [name for name in changes if (rates if name.startswith(LEARNING_RATE) else name.startswith(CURVE))]
+    rounding = [*environment, *(line for name, line in changes.items() if name.startswith(ROUNDING))]
+    other = [line for name, line in changes.items() if name not in curve and not name.startswith(ROUNDING + LAYOUT)]
+    if curve:
+        at = f" (learning rate of step {rates[0][0] + 1}: {rates[0][1]:.4g} -> {rates[0][2]:.4g})" if rates else ""
+        logger.warning(
+            "warning: this resume changes the training, so its curve is not that of an uninterrupted run%s:", at
+        )
+        for name in curve:
+            logger.warning("  %s", changes[name])
+    if rounding:
+        # One line: mostly figures of the environment, which nobody set.
+        how = "with other rounding" if curve else "exactly, but not bitwise"
+        logger.info("resuming %s: %s", how, ", ".join(rounding))
+    if other:
+        logger.info("settings changed since the checkpoint, without effect on the curve:")
+        for line in other:
+            logger.info("  %s", line)
+    return list(changes.values())

@@ -12,18 +12,22 @@ from typing import Any
 
 from ctxlm_ds.checkpoint.background_save import PendingSave
 from ctxlm_ds.checkpoint.chunk_index import CARRIED_KIND, WEIGHT_KIND, merge_index
-from ctxlm_ds.checkpoint.fixed_settings import refuse_changed_data, refuse_changed_settings
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.rank_states import RankStates
 from ctxlm_ds.checkpoint.reader import CheckpointReader
-from ctxlm_ds.checkpoint.saved_state import STATE_NAME, read_saved_state
+from ctxlm_ds.checkpoint.saved_state import (
+    STATE_NAME,
+    read_saved_state,
+    refuse_changed_data,
+    refuse_changed_settings,
+    report_resume,
+)
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.recipe.load import dump_config, load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.hooks.history import environment
-from ctxlm_ds.training.loop.changed_settings import report_resume
 from ctxlm_ds.training.loop.state import TrainState
 
 logger = logging.getLogger("ctxlm_ds")

@@ -25,8 +25,7 @@ from typing import Any
 import torch
 
 from ctxlm_ds.atomic import output_folder
-from ctxlm_ds.checkpoint.chunk_index import WEIGHT_KIND, merge_index
-from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
+from ctxlm_ds.checkpoint.chunk_index import WEIGHT_KIND, ChunkWriter, merge_index
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, LATEST_NAME, check_output, find_verified, step_name
 from ctxlm_ds.checkpoint.manifest import MAX_STEP, seal
 from ctxlm_ds.checkpoint.reader import CheckpointReader

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import is_same, output_folder, read_object
-from ctxlm_ds.checkpoint.chunk_index import WEIGHT_KIND, merge_index
-from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
+from ctxlm_ds.checkpoint.chunk_index import WEIGHT_KIND, ChunkWriter, merge_index
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, check_output, find_verified, list_checkpoints
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, seal
 from ctxlm_ds.checkpoint.reader import CheckpointReader
@@ -103,9 +102,7 @@ def to_hf(
             place.mkdir(exist_ok=True)
             _copy_tokenizer(source, place)
             write_model(place, key_map, source.reader, dtype, max_shard_bytes)
-            config = to_hf_config(
-                part, source.model, key_map.hf_class, tokenizer, dtype, source.kept_settings, trained
-            )
+            config = to_hf_config(part, source.model, key_map.hf_class, tokenizer, dtype, source.kept_settings, trained)
             config.to_json_file(place / "config.json")
             size = program.num_parameters
             if len(parts) > 1:

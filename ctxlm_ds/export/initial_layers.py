@@ -53,9 +53,7 @@ def select_layers(
     if len(numbers) != wanted:
         raise CheckpointError(f"initialize_layers: {numbers} has {len(numbers)} layers, but the model has {wanted}")
     if max(numbers) >= count:
-        raise CheckpointError(
-            f"initialize_layers: {max(numbers)} is not one of the source's layers 0 to {count - 1}"
-        )
+        raise CheckpointError(f"initialize_layers: {max(numbers)} is not one of the source's layers 0 to {count - 1}")
     logger.info("initialize_from: layers %s of %d", ", ".join(map(str, numbers)), count)
     theirs: dict[str, str] = {}
     prefixes = tuple(f"{block}." for block in blocks_there)

@@ -59,7 +59,8 @@ def load_initial_weights(
         f"model.{key} is {getattr(source_model, key)!r} there, {getattr(model, key)!r} here"
         for key in model.same_function
         if (layers is None or key != "family")
-        and hasattr(source_model, key) and getattr(source_model, key) != getattr(model, key)
+        and hasattr(source_model, key)
+        and getattr(source_model, key) != getattr(model, key)
     ]
     problems += _parameters_that_differ(theirs, found, whole)
     if problems:

@@ -11,7 +11,7 @@ from ctxlm_ds.atomic import read_object
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.export.base import CardText
 from ctxlm_ds.export.weights import CheckpointSource
-from ctxlm_ds.process.line_file import HELD_OUT, METRICS_NAME, read_lines
+from ctxlm_ds.process.run_files import HELD_OUT, METRICS_NAME, read_lines
 from ctxlm_ds.process.run_history import START, read_history
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import DataSection, TrainSource

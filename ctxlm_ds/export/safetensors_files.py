@@ -128,5 +128,3 @@ class SafetensorsFiles:
         if not value.is_floating_point():
             raise ExportError(f"{self._files[name]}: {name} is {value.dtype}, not a floating-point tensor")
         return value.float()
-
-

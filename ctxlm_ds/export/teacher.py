@@ -14,7 +14,7 @@ from ctxlm_ds.export.hf_config import read_section
 from ctxlm_ds.export.model_files import fingerprint, model_files
 from ctxlm_ds.recipe.problems import raise_problems
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.recipe.teacher_rules import needs_teacher, teacher_problems
+from ctxlm_ds.recipe.source_rules import needs_teacher, teacher_problems
 
 if TYPE_CHECKING:
     from torch import Tensor

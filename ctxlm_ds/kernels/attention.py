@@ -191,8 +191,6 @@ def why_varlen_cannot_run(need: Need) -> str | None:
     return None
 
 
-
-
 def use_flash3(need: Need) -> VarlenAttention:
     """Make torch compute every FlashAttention of this process by FlashAttention-3."""
     from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl

@@ -127,9 +127,7 @@ class BidirectionalLM(Objective):
             *(Field(f"{direction}labels", size, IGNORE_LABEL) for direction in DIRECTIONS),
         )
 
-    def corrupt_batch(
-        self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]
-    ) -> BidirectionalExamples:
+    def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> BidirectionalExamples:
         """Take all words but the last of a row as inputs, all but the first as their labels."""
         import numpy as np
 

@@ -80,9 +80,7 @@ class Distillation(MaskedLM):
     def __init__(self, section: DistillationSection, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(section, tokenizer)
         self._every_token = section.soft_targets == "tokens"
-        soft = replace(
-            SOFT_TARGETS, weight=section.soft_target_weight, settings={"temperature": section.temperature}
-        )
+        soft = replace(SOFT_TARGETS, weight=section.soft_target_weight, settings={"temperature": section.temperature})
         masked, *others = self.terms
         self.terms = (soft, replace(masked, weight=section.masked_lm_weight), *others)
         self.teacher_outputs = ("predicted_logits",)
@@ -109,9 +107,7 @@ class Distillation(MaskedLM):
             return row
         # Every position is a prediction slot; those of masked tokens have a label.
         masked, words = np.zeros_like(positions), np.full_like(labels, IGNORE_LABEL)
-        row = super().fill(
-            examples, row_starts, {**arrays, "prediction_positions": masked, "masked_lm_labels": words}
-        )
+        row = super().fill(examples, row_starts, {**arrays, "prediction_positions": masked, "masked_lm_labels": words})
         if row == FITS:
             rows, slots = np.nonzero(words != IGNORE_LABEL)
             labels[rows, masked[rows, slots]] = words[rows, slots]

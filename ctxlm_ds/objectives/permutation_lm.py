@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer
 
 LABELS = "permutation_lm_labels"
-PUNCTUATION = frozenset("!\"#$%&()*+,-./:;?@[\\]^_`{|}~")
+PUNCTUATION = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~')
 """Tokens that begin a word although no space is before them (data_utils.py, `_is_start_piece`)."""
 CLS_TYPE = 2
 """Segment of the classification token."""

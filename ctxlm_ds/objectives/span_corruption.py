@@ -133,9 +133,7 @@ class Denoising(EncoderDecoder):
             options = f"--special-tokens {' '.join(map(shlex.quote, modes))}"
             ids = dict(zip(modes, token_ids(tokenizer, modes, "objective.mode_tokens", options), strict=True))
             mode_ids = [NO_MODE if d.mode_token is None else ids[d.mode_token] for d in denoisers]
-            self._tables[input_length] = denoiser_tables(
-                denoisers, input_length, mode_ids, sentinels, tokenizer.sep_id
-            )
+            self._tables[input_length] = denoiser_tables(denoisers, input_length, mode_ids, sentinels, tokenizer.sep_id)
         return self._tables[input_length]
 
 

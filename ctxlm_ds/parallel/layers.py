@@ -78,12 +78,7 @@ def column_parallel_linear(
 
 
 def row_parallel_linear(
-    in_features: int,
-    out_features: int,
-    init: Init,
-    kernels: KernelSet,
-    parallel: ParallelContext,
-    bias: bool = True,
+    in_features: int, out_features: int, init: Init, kernels: KernelSet, parallel: ParallelContext, bias: bool = True
 ) -> nn.Module:
     """Make a linear layer split by its inputs (attention's output, the second feed-forward matrix).
 
@@ -246,10 +241,7 @@ class VocabParallelBias(nn.Module):
         """Make the bias; `optional` as in ParameterFacts."""
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(parallel.vocabulary_rows(vocab_size)))
-        declare(
-            self,
-            bias=ParameterFacts(ZEROS, decays=False, split=VOCABULARY, grows="vocabulary", optional=optional),
-        )
+        declare(self, bias=ParameterFacts(ZEROS, decays=False, split=VOCABULARY, grows="vocabulary", optional=optional))
         if parallel.size > 1:
             from ctxlm_ds.parallel.megatron import mark_split
 

@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 
 from ctxlm_ds.process.cgroups import read_text
-from ctxlm_ds.process.lock_record import this_process
+from ctxlm_ds.process.run_lock import this_process
 
 logger = logging.getLogger("ctxlm_ds")
 

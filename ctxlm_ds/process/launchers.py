@@ -26,7 +26,7 @@ from pathlib import Path
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.process.cgroups import read_text
 from ctxlm_ds.process.launch import Launcher, RankInfo, free_port
-from ctxlm_ds.process.lock_record import process_fields
+from ctxlm_ds.process.run_lock import process_fields
 from ctxlm_ds.process.signals import interrupted
 from ctxlm_ds.process.slurm import read_number
 

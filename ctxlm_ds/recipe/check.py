@@ -10,13 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from ctxlm_ds.recipe.choices import CHOICES, DATA, MODEL, OBJECTIVE, listed
-from ctxlm_ds.recipe.evaluation import EvaluationConfig
 from ctxlm_ds.recipe.layout import layout_problems
 from ctxlm_ds.recipe.problems import MAX_NAME_CHARACTERS, Problem, raise_problems
-from ctxlm_ds.recipe.schema import CheckpointConfig, ProfilerConfig, RunConfig, TrainingConfig
+from ctxlm_ds.recipe.schema import CheckpointConfig, EvaluationConfig, ProfilerConfig, RunConfig, TrainingConfig
 from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection, OptimizerSection, ScheduleSection
-from ctxlm_ds.recipe.source_rules import source_problems
-from ctxlm_ds.recipe.teacher_rules import teacher_problems
+from ctxlm_ds.recipe.source_rules import source_problems, teacher_problems
 
 JUDGED_FOLDERS = ("checkpoint", "hf")
 """A judged checkpoint and its export, in the folder that has a folder for each task (apps/downstream/during_run.py)."""
@@ -228,9 +226,7 @@ def _check_evaluation(evaluation: EvaluationConfig, objective: ObjectiveSection)
         yield Problem("evaluation.prompts", text, ("objective.language_tokens",))
 
 
-def _check_downstream(
-    evaluation: EvaluationConfig, checkpoint: CheckpointConfig, family: str
-) -> Iterator[Problem]:
+def _check_downstream(evaluation: EvaluationConfig, checkpoint: CheckpointConfig, family: str) -> Iterator[Problem]:
     interval = checkpoint.interval_steps
     names = [task.name for task in evaluation.downstream]
     for at, task in enumerate(evaluation.downstream):

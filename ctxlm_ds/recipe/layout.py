@@ -76,9 +76,7 @@ def _pipeline_problems(parallel: ParallelConfig, blocks: int) -> Iterator[Proble
         yield Problem("parallel.pipeline_layers", text, ("model",))
 
 
-def batch_problems(
-    training: TrainingConfig, parallel: ParallelConfig, world_size: int | None
-) -> Iterator[Problem]:
+def batch_problems(training: TrainingConfig, parallel: ParallelConfig, world_size: int | None) -> Iterator[Problem]:
     """Yield problems of splitting the ranks into models and the global batch into micro-batches."""
     rows, micro, ranks = training.global_batch_size, training.micro_batch_size, 1
     if world_size is not None and not 1 <= world_size <= MAX_WORLD_SIZE:

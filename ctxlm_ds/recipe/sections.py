@@ -246,6 +246,7 @@ class DataSection(Section):
         """Yield problems of this section, alone or with the model."""
         yield from ()
 
+
 @dataclass(frozen=True)
 class RowSettings:
     """Sections of a recipe that decide the rows of its sources."""
@@ -254,6 +255,7 @@ class RowSettings:
     objective: ObjectiveSection
     seed: int
     """training.seed."""
+
 
 class UpdateSizes(NamedTuple):
     """Elements of the parameters that one rank updates, ZeRO's padding included."""

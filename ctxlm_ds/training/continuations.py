@@ -21,12 +21,11 @@ from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.sample import DECODER, Batch
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.encoder_decoder import DECODER_FIELDS, EncoderDecoder
-from ctxlm_ds.recipe.evaluation import EvaluationConfig
 from ctxlm_ds.recipe.problems import Problem, raise_problems, show_value
-from ctxlm_ds.recipe.schema import TrainingConfig
+from ctxlm_ds.recipe.schema import EvaluationConfig, TrainingConfig
 from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.tokenizers.base import Tokenizer
-from ctxlm_ds.training.engine.choice import MaskChoice, TokenChoice
+from ctxlm_ds.training.engine.losses import MaskChoice, TokenChoice
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.stream.run_datasets import RunRows

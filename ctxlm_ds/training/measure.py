@@ -193,9 +193,7 @@ def _kernels(asked: KernelsConfig, platform: Platform, precision: str) -> Kernel
     return KernelSet(dict(asked) | plain, platform.device, DTYPES[precision])
 
 
-def describe(
-    config: RunConfig, parallel: ParallelContext | None = None, platform: Platform = CUDA
-) -> Program:
+def describe(config: RunConfig, parallel: ParallelContext | None = None, platform: Platform = CUDA) -> Program:
     """Return the program of a run, of the complete model by default, with the teacher that the recipe describes."""
     objective, model, teacher = build_objective(config.objective), with_vocabulary(config.model), config.teacher
     if teacher.model is not None and not teacher.model.vocab_size:
@@ -315,7 +313,9 @@ class _Run:
             tensors = dict(zip(names, given, strict=True))
             return [
                 load_object(term.reduce)(
-                    [tensors[name] for name in term.outputs], [tensors[name] for name in term.labels], self._parallel,
+                    [tensors[name] for name in term.outputs],
+                    [tensors[name] for name in term.labels],
+                    self._parallel,
                     **term.settings,
                 ).loss
                 for term in terms

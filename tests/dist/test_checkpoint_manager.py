@@ -13,11 +13,10 @@ import pytest
 import torch
 
 import ctxlm_ds.checkpoint.manager as manager_module
-from ctxlm_ds.checkpoint.chunk_index import merge_index
-from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter, WrittenFiles
-from ctxlm_ds.checkpoint.reader import CheckpointReader
+from ctxlm_ds.checkpoint.chunk_index import ChunkWriter, WrittenFiles, merge_index
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.manifest import read_manifest, verify
+from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.topology import Topology, build_topology
 from ctxlm_ds.process.run_lock import RunLock

@@ -23,10 +23,9 @@ from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, verify
 from ctxlm_ds.console import aligned, format_duration
 from ctxlm_ds.errors import CheckpointError, ClusterError
 from ctxlm_ds.process.failure import shortened
-from ctxlm_ds.process.lock_record import look_at_lock, this_process
 from ctxlm_ds.process.run_files import STATUS_NAME, read_status
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, HISTORY_NAME
-from ctxlm_ds.process.run_lock import LOCK_NAME, STALE_AFTER_S
+from ctxlm_ds.process.run_lock import LOCK_NAME, STALE_AFTER_S, look_at_lock, this_process
 
 RUN_FILES = (STATUS_NAME, HISTORY_NAME, LOCK_NAME, ATTEMPTS_DIR, CHECKPOINTS_DIR)
 SQUEUE_TIMEOUT_S = 5.0

@@ -26,7 +26,7 @@ from ctxlm_ds.errors import CtxlmError, DataError
 from ctxlm_ds.installed import checkout
 from ctxlm_ds.objectives.encoder_decoder import EncoderDecoder
 from ctxlm_ds.process.launch import free_port
-from ctxlm_ds.process.line_file import METRICS_NAME, read_lines
+from ctxlm_ds.process.run_files import METRICS_NAME, read_lines
 from ctxlm_ds.recipe.load import load_config, shipped_recipes
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import ObjectiveSection

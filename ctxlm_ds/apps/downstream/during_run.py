@@ -26,7 +26,7 @@ from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, list_checkpoints, step_
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, list_files
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.check import JUDGED_FOLDERS
-from ctxlm_ds.recipe.evaluation import DownstreamTask
+from ctxlm_ds.recipe.schema import DownstreamTask
 from ctxlm_ds.registry import load_object
 from ctxlm_ds.training.hooks.hooks import Hook, RunEnd, RunStart, StepMetrics
 

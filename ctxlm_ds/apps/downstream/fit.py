@@ -78,7 +78,7 @@ def training_arguments(
     )  # fmt: skip
     if settings.deepspeed is not None and (found := arguments.hf_deepspeed_config.mismatches):
         differences = "; ".join(one.removeprefix("- ds ").replace(" vs hf ", ", the command has ") for one in found)
-        raise ConfigError(f"--deepspeed {settings.deepspeed}: {differences}; write \"auto\" or leave it out")
+        raise ConfigError(f'--deepspeed {settings.deepspeed}: {differences}; write "auto" or leave it out')
     return arguments
 
 

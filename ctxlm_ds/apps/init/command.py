@@ -119,9 +119,7 @@ def _start(args: argparse.Namespace) -> None:
         raise ConfigError(f"--text {args.text}: no such file; check its name")
     if args.hours is not None and not 0 < args.hours <= MAX_HOURS:
         raise ConfigError(f"--hours {args.hours:g}: expected a number above 0 and up to {MAX_HOURS:,}, a year")
-    answers = Answers(
-        args.family or "bert", args.size or "laptop", args.data, args.text, args.tokenizer, args.hours
-    )
+    answers = Answers(args.family or "bert", args.size or "laptop", args.data, args.text, args.tokenizer, args.hours)
     base, output = shipped_recipe(answers.family, answers.size), args.output or Path(f"{answers.family}.yaml")
     check_output(output)
     machine = find_machine(args.ranks)

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
 import logging
+import os
 import shlex
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.apps.plan.check_lines import missing_lines, model_lines, run_lines
-from ctxlm_ds.checkpoint.progress import read_progress
-from ctxlm_ds.console import at_least, program
+from ctxlm_ds.apps.plan.layouts import Layout
+from ctxlm_ds.checkpoint.saved_state import read_progress
+from ctxlm_ds.console import at_least, counted, program, run_command
 from ctxlm_ds.errors import TokenizerError
+from ctxlm_ds.process.cgroups import available_cores, available_memory
 from ctxlm_ds.recipe.check import schedule_warnings
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
+from ctxlm_ds.recipe.hardware import GIB, GPUS, Cluster
 from ctxlm_ds.recipe.json_source import DEFAULT_CONFIG, ZeroSettings, load_deepspeed_json
 from ctxlm_ds.recipe.load import dump_config, load_config
-from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.recipe.teacher_rules import needs_teacher
+from ctxlm_ds.recipe.schema import KernelsConfig, ParallelConfig, RunConfig, TrainingConfig
+from ctxlm_ds.recipe.source_rules import needs_teacher
 from ctxlm_ds.training.hooks.hook_setup import check_hooks
 
 logger = logging.getLogger("ctxlm_ds")
@@ -88,3 +96,184 @@ def deepspeed_settings(arguments: argparse.Namespace, config: RunConfig, world_s
     """Return DeepSpeed's settings with the values of the recipe."""
     source = str(arguments.deepspeed_config or config.deepspeed or DEFAULT_CONFIG)
     return build_deepspeed_config(config, load_deepspeed_json(source), world_size, source=f"DeepSpeed config {source}")
+
+
+MODEL_LIMIT_S = 120.0
+PROGRAM_BYTES = 0.7 * GIB
+"""Memory that Python and its libraries take in a rank on a CPU (measured: 0.6 GiB)."""
+ACCELERATOR_VARIABLE = "DS_ACCELERATOR"
+"""Set by a user: the kind of device that DeepSpeed takes."""
+
+
+def layout_of(parallel: ParallelConfig, training: TrainingConfig, zero_stage: int, world_size: int) -> Layout:
+    """Return the layout that a recipe has on a number of ranks."""
+    return Layout(
+        data=parallel.data_parallel_size(world_size),
+        tensor=parallel.tensor_parallel_size,
+        pipeline=parallel.pipeline_parallel_size,
+        zero_stage=zero_stage,
+        micro_batch_size=training.micro_batch_size,
+        recompute=training.activation_checkpointing,
+        sequence_parallel=parallel.sequence_parallel,
+    )
+
+
+def run_lines(config: RunConfig, zero_stage: int, world_size: int, run_dir: Path) -> list[str]:
+    """Return batch, layout, steps and run directory of a checked recipe; tokens are positions, padding included."""
+    training, length = config.training, config.data.seq_length
+    layout = layout_of(config.parallel, config.training, zero_stage, world_size)
+    rows, micro_batches = training.global_batch_size, layout.num_micro_batches(training.global_batch_size)
+    ramp = f", from {training.batch_size_at(0):,} rows (batch_ramp)" if training.batch_ramp else ""
+    split = f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline}"
+    extras = [
+        name
+        for name, on in (("sequence parallel", layout.sequence_parallel), ("recomputation", layout.recompute))
+        if on
+    ]
+    tokens = training.rows_after(training.max_steps) * length
+    limits = [
+        *([f"at most {training.max_tokens:,} tokens"] if training.max_tokens is not None else []),
+        *([f"at most {training.max_hours:g} hours"] if training.max_hours is not None else []),
+    ]
+    return [
+        f"{config.name}: the recipe is valid for {counted(world_size, 'rank')}",
+        f"  batch: {training.micro_batch_size} (micro) x {micro_batches} (accumulation) x {layout.data} (data ranks) = "
+        f"{counted(rows, 'row')} = {rows * length:,} tokens{ramp}",
+        f"  layout: {', '.join([split, *extras])}; ZeRO stage {zero_stage}; {training.precision}",
+        f"  steps: {training.max_steps:,}, {tokens:,} tokens in all{''.join(f', {limit}' for limit in limits)}",
+        f"  run directory: {run_dir}",
+    ]
+
+
+def missing_lines(config: RunConfig) -> list[str]:
+    """Return a line with the files and folders of a recipe that this machine does not have; none if it has all."""
+    named = [("tokenizer.path", config.tokenizer.path), ("initialize_from", config.initialize_from),
+             ("teacher.path", config.teacher.path)]  # fmt: skip
+    named += [("data.train", f"{source.path}.idx") for source in config.data.train]
+    named += [("data.validation", f"{source.path}.idx") for source in config.data.validation]
+    missing = [f"{setting} {path}" for setting, path in named if path is not None and not Path(path).exists()]
+    return [f"  not found from {Path.cwd()}: {', '.join(missing)}"] if missing else []
+
+
+def model_lines(
+    config: RunConfig,
+    deepspeed: Mapping[str, Any],
+    world_size: int,
+    plan_command: str = "ctxlm plan",
+    for_gpus: bool = False,
+) -> list[str]:
+    """Return parameters and memory of a rank, or why they are unknown here.
+
+    Args:
+        config: the checked recipe.
+        deepspeed: DeepSpeed's JSON as it was written.
+        world_size: planned number of ranks.
+        plan_command: plans the recipe for GPUs.
+        for_gpus: True if the run will have GPUs that this machine may lack.
+    """
+    if importlib.util.find_spec("torch") is None:
+        return ["  parameters and memory: unknown, torch is not installed here"]
+    asked = json.dumps(
+        {
+            "config": config.model_dump(mode="json"), "deepspeed": deepspeed, "world_size": world_size,
+            "plan_command": plan_command, "for_gpus": for_gpus,
+        }
+    )  # fmt: skip
+    command = [sys.executable, "-m", "ctxlm_ds.apps.plan.check_run"]
+    try:
+        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=MODEL_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return [f"  parameters and memory: unknown, the planner took more than {MODEL_LIMIT_S:.0f} s"]
+    if done.returncode == 0:
+        return done.stdout.splitlines()
+    reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1].removeprefix("error: ")
+    return [f"  parameters and memory: unknown, {reason}"]
+
+
+def planned_model(
+    config: RunConfig,
+    deepspeed: Mapping[str, Any],
+    world_size: int,
+    plan_command: str = "ctxlm plan",
+    for_gpus: bool = False,
+) -> list[str]:
+    """Plan the layout of the recipe and return the lines of `model_lines`. Imports torch."""
+    from ctxlm_ds.apps.plan.plan import Planner
+    from ctxlm_ds.models.meter import CPU, CUDA
+
+    gpu = for_gpus or has_gpu()
+    why_not = None if gpu else why_not_on_cpu(config.training, config.kernels, world_size)
+    on_cpu = not gpu and why_not is None
+    settings = _in_memory(deepspeed) if on_cpu else dict(deepspeed)
+    stage = ZeroSettings.of_json(settings).stage
+    planner = Planner(config, Cluster(GPUS[0], 1, 1), {stage: settings}, CPU if on_cpu else CUDA)
+    memory = planner.memory(layout_of(config.parallel, config.training, stage, world_size))
+    known = config.model.vocab_size is not None
+    assumed = "" if known else " (with the published vocabulary; the run takes the tokenizer's)"
+    parts = ", ".join(f"{name} {part / GIB:.2f}" for name, part in asdict(memory).items())
+    planned_for = "planned for a GPU" if why_not is None else f"planned for a GPU (none is here, and {why_not})"
+    if on_cpu:
+        planned_for = f"planned for the CPU of this machine in {config.training.precision}"
+    return [
+        f"  parameters: {planner.model.num_parameters:,}{assumed}",
+        f"  memory of a rank, {planned_for}: {memory.total / GIB:.2f} GiB ({parts})",
+        *(_cpu_lines(memory.total, world_size, plan_command) if on_cpu else []),
+    ]
+
+
+def has_gpu() -> bool:
+    """Return whether a run on this machine would train on a GPU. Imports torch."""
+    import torch
+
+    return os.environ.get(ACCELERATOR_VARIABLE, "cuda") != "cpu" and torch.cuda.is_available()
+
+
+def why_not_on_cpu(training: TrainingConfig, kernels: KernelsConfig, world_size: int) -> str | None:
+    """Return why a recipe is not for the CPU cores of this machine, or None. Imports torch."""
+    from ctxlm_ds.kernels.attention_spec import AttentionSpec
+    from ctxlm_ds.kernels.dispatch import DTYPES, OPERATIONS, table_of
+    from ctxlm_ds.kernels.implementation import Need
+
+    cores = available_cores()
+    if world_size > cores:
+        return f"{world_size:,} ranks are more than its {counted(cores, 'core')}"
+    if training.precision == "fp16":
+        return "training.precision is fp16"
+    if training.compile and training.compile_mode != "default":
+        return f"training.compile_mode is {training.compile_mode}"
+    need = Need(AttentionSpec(head_size=64), "cpu", DTYPES[training.precision])
+    for operation in OPERATIONS:
+        asked = getattr(kernels, operation)
+        if any(row.name == asked and row.why_not(need) is not None for row in table_of(operation, asked)):
+            return f"kernels.{operation} is {asked}"
+    return None
+
+
+def _in_memory(deepspeed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return DeepSpeed's JSON without offload: on a CPU what is offloaded is in the same memory."""
+    zero = deepspeed.get("zero_optimization", {})
+    return {**deepspeed, "zero_optimization": {k: v for k, v in zero.items() if not k.startswith("offload_")}}
+
+
+def _cpu_lines(needed_bytes: float, num_ranks: int, plan_command: str) -> list[str]:
+    """Return what all ranks need next to the free memory of this machine, and the command that plans for GPUs."""
+    together = num_ranks * (needed_bytes + PROGRAM_BYTES)
+    ranks = f"with Python and libraries {counted(num_ranks, 'rank')} take{'s' if num_ranks == 1 else ''}"
+    line = f"  {ranks} about {together / GIB:.1f} GiB"
+    free = available_memory()
+    if free is not None:
+        line += f"; this machine has {free / GIB:.1f} GiB free"
+        line += ", which is too little: lower training.micro_batch_size" if together > free else ""
+    return [line, f"  no GPU is here; to plan for GPUs: {plan_command} --gpu TYPE (A100-80, H100, ...)"]
+
+
+def main() -> None:
+    """Read recipe, DeepSpeed's JSON and number of ranks from standard input and print the model's lines."""
+    asked = json.load(sys.stdin)
+    config = RunConfig.model_validate(asked["config"])
+    lines = planned_model(config, asked["deepspeed"], asked["world_size"], asked["plan_command"], asked["for_gpus"])
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+
+
+if __name__ == "__main__":
+    run_command(main)

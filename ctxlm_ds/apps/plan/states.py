@@ -25,6 +25,7 @@ from ctxlm_ds.training.optimizers.matrix_work import Matrices, blocks_of
 ALIGNMENT = 2
 """Stages 1 and 2 pad each flat group to a multiple of this per rank (nccl_start_alignment_factor)."""
 
+
 @dataclass(frozen=True)
 class StageParameters:
     """Parameters of one rank of one pipeline stage before ZeRO."""

@@ -46,11 +46,7 @@ class Message:
 
 
 def data_messages(
-    training: TrainingConfig,
-    layout: Layout,
-    parameters: StageParameters,
-    zero: ZeroSettings,
-    tied: Sequence[int] = (),
+    training: TrainingConfig, layout: Layout, parameters: StageParameters, zero: ZeroSettings, tied: Sequence[int] = ()
 ) -> list[Message]:
     """List gradients and weights over the data-parallel ranks of one stage.
 
@@ -69,9 +65,7 @@ def data_messages(
     if uses_bf16_optimizer(training, zero):
         reduced = FLOAT * parameters.padded(ranks)
         return [Message("data", "reduce_scatter", reduced, ranks, "gradients"), agreed, gathered]
-    sums_in_fp32 = (
-        zero.stage == 1 and training.grad_accum_dtype == "fp32" and training.precision == "bf16"
-    )
+    sums_in_fp32 = zero.stage == 1 and training.grad_accum_dtype == "fp32" and training.precision == "bf16"
     sent = (FLOAT if sums_in_fp32 else weight) * parameters.num_elements
     reduced = sent * (micro_batches if zero.stage == 2 else 1)
     return [Message("data", "all_reduce", reduced, ranks, "gradients"), agreed, gathered]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from html import escape
 from typing import Any
 
-from ctxlm_ds.process.line_file import HELD_OUT
+from ctxlm_ds.process.run_files import HELD_OUT
 from ctxlm_ds.training.hooks.curves import Chart, Points
 
 WIDTH, HEIGHT = 720, 280

@@ -17,7 +17,7 @@ from ctxlm_ds.apps.report.charts import overlaid, page, run_charts, svg, table
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import aligned
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.process.line_file import METRICS_NAME, TEXTS, read_lines
+from ctxlm_ds.process.run_files import METRICS_NAME, TEXTS, read_lines
 from ctxlm_ds.process.run_history import read_history
 from ctxlm_ds.recipe.load import dump_config, load_saved_config
 from ctxlm_ds.recipe.problems import shortened

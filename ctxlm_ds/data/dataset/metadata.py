@@ -49,9 +49,7 @@ def read_metadata(prefix: str | Path, present: Mapping[str, object]) -> dict[str
             raise DataError(f"{path}: no such file, but {manifest} lists it; copy it again")
         return None
     if recorded is not None:
-        restore = (
-            f"restore it (changed on purpose: remove {manifest.name}, then ctxlm inspect --write-manifest)"
-        )
+        restore = f"restore it (changed on purpose: remove {manifest.name}, then ctxlm inspect --write-manifest)"
         if "json" not in recorded:
             raise DataError(f"{manifest}: does not list {path.name}; the file is cut short, {restore}")
         # A flipped bit in one of its numbers is still JSON.

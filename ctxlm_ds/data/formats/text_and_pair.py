@@ -96,9 +96,7 @@ class TextAndPair(SampleFormat):
         begin, end = (int(number) for number in making.dataset.document_indices[list(making.documents)])
         half = settings.seq_length // 2
         for backward in (False, True) if settings.own["both_directions"] else (False,):
-            text = TextStream(
-                offsets, arrays.token_offset.bit_length() - 1, begin, end - begin, first, after, backward
-            )
+            text = TextStream(offsets, arrays.token_offset.bit_length() - 1, begin, end - begin, first, after, backward)
             for duplicate in range(settings.num_duplicates):
                 key = stream_key(settings.seed, self.name)
                 yield from rows_of(text, RowSettings(half, settings.seq_length - half - SPECIALS, key, duplicate))

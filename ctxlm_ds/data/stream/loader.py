@@ -30,8 +30,7 @@ from ctxlm_ds.data.stream.blend import LaneOrder, PlannedRows, RowOrder, RowStre
 from ctxlm_ds.data.stream.collate import collate_arrays, count_labels, split_fields, to_batches
 from ctxlm_ds.errors import ConfigError, CtxlmError, DataError
 from ctxlm_ds.process.launchers import die_with_launcher
-from ctxlm_ds.recipe.evaluation import EvaluationConfig
-from ctxlm_ds.recipe.schema import TrainingConfig
+from ctxlm_ds.recipe.schema import EvaluationConfig, TrainingConfig
 from ctxlm_ds.recipe.sections import DataSection
 
 if TYPE_CHECKING:
@@ -75,7 +74,6 @@ class BatchPlan:
         """Return [micro_batches, micro_batch_size] positions of this rank in a step, in the order of computation."""
         own = self.data_parallel_rank + self.data_parallel_size * np.arange(self.micro_batches, dtype=np.int64)
         return own[:, None] * self.micro_batch_size + np.arange(self.micro_batch_size, dtype=np.int64)
-
 
     def steps(self, row: int) -> Iterator[tuple[int, BatchPlan]]:
         """Yield the first row and the division of every step from `row`, endlessly."""

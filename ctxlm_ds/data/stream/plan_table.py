@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from ctxlm_ds.console import aligned
 from ctxlm_ds.data.index.record import RECORDS_AT_ONCE
 from ctxlm_ds.data.stream.blend import stream_shares
-from ctxlm_ds.recipe.evaluation import EvaluationConfig
-from ctxlm_ds.recipe.schema import TrainingConfig
+from ctxlm_ds.recipe.schema import EvaluationConfig, TrainingConfig
 from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.recipe.source_rules import source_names
 

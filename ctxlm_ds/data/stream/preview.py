@@ -82,12 +82,7 @@ def _short(rows: Sequence[int]) -> str:
 
 
 def preview_rows(
-    rows: RowSource,
-    objective: Objective,
-    tokenizer: Tokenizer,
-    data: DataSection,
-    training: TrainingConfig,
-    count: int,
+    rows: RowSource, objective: Objective, tokenizer: Tokenizer, data: DataSection, training: TrainingConfig, count: int
 ) -> Iterator[Text]:
     """Yield the first `count` rows that training reads, with exactly their masks there.
 

@@ -58,7 +58,12 @@ ALBERT = Family(
     sample_format="sentence_order",
     tokenizer="albert",
     tiny=lambda: tiny_transformer(
-        "albert", "masked_lm_sop", "sentence_order", embedding_size=16, num_groups=2, layers_per_group=2,
+        "albert",
+        "masked_lm_sop",
+        "sentence_order",
+        embedding_size=16,
+        num_groups=2,
+        layers_per_group=2,
         initializer_range=0.05,
     ),  # fmt: skip
     vocab_size=30_000,

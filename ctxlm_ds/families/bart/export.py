@@ -75,7 +75,11 @@ class BartExport(EncoderDecoderExport):
     further_activations = {"gelu_new": "gelu_tanh"}
     plain_settings = {"is_encoder_decoder": True, "is_decoder": False, "tie_word_embeddings": True}
     kept_settings = (
-        "classifier_dropout", "encoder_layerdrop", "decoder_layerdrop", "decoder_start_token_id", "forced_eos_token_id"
+        "classifier_dropout",
+        "encoder_layerdrop",
+        "decoder_layerdrop",
+        "decoder_start_token_id",
+        "forced_eos_token_id",
     )
     next_token_output = "decoder_logits"
     title: ClassVar[str] = "BART"

@@ -66,8 +66,14 @@ ELECTRA = Family(
     sample_format="doc_segments",
     tokenizer="wordpiece",
     tiny=lambda: tiny_transformer(
-        "electra", "replaced_tokens", "doc_sentences", embedding_size=24, generator_hidden_size=16,
-        generator_num_layers=2, generator_num_attention_heads=2, generator_intermediate_size=32,
+        "electra",
+        "replaced_tokens",
+        "doc_sentences",
+        embedding_size=24,
+        generator_hidden_size=16,
+        generator_num_layers=2,
+        generator_num_attention_heads=2,
+        generator_intermediate_size=32,
     ),  # fmt: skip
     vocab_size=30_522,
 )

@@ -68,9 +68,7 @@ class RelativeAttention(nn.Module):
         self.first_head = self.num_heads * parallel.rank
         size = width // block.num_heads
         shape = (self.num_heads, size)
-        self.content_bias, self.distance_bias, self.segment_bias = (
-            nn.Parameter(torch.empty(shape)) for _ in range(3)
-        )
+        self.content_bias, self.distance_bias, self.segment_bias = (nn.Parameter(torch.empty(shape)) for _ in range(3))
         self.segments = nn.Parameter(torch.empty(2, self.num_heads * size))
         biases = dict.fromkeys(("content_bias", "distance_bias", "segment_bias"), self._facts(init, ROWS, decays=False))
         declare(self, **biases, segments=self._facts(init, COLUMNS, decays=True))

@@ -130,9 +130,7 @@ class XlnetExport(FamilyExport):
         own = tokenizer.pad_id, tokenizer.sep_id, tokenizer.cls_id
         theirs = loaded.pad_token_id, loaded.sep_token_id, loaded.cls_token_id
         if own != theirs:
-            raise ExportError(
-                f"the exported tokenizer has pad, sep and cls {theirs}, the model was trained with {own}"
-            )
+            raise ExportError(f"the exported tokenizer has pad, sep and cls {theirs}, the model was trained with {own}")
         rows, types = [], []
         for pair in pairs:
             first, second = tokenizer.encode_batch(list(pair))

@@ -97,9 +97,7 @@ class VocabularyBias(VocabParallelBias):
         return self.bias.clone() if scores is None else self.add(scores)
 
 
-def input_embeddings(
-    model: TransformerShape, build: ModelBuild, stack: str = "", **settings: Any
-) -> LayerDescription:
+def input_embeddings(model: TransformerShape, build: ModelBuild, stack: str = "", **settings: Any) -> LayerDescription:
     """Describe the layer that adds positions to the words.
 
     Args:

@@ -93,7 +93,11 @@ def encoder_trunk(
     return [
         word_table(model, build, width).look_up(),
         input_embeddings(
-            model, build, position_offset=position_offset, num_token_types=token_types, layer_norm=embedding_norm,
+            model,
+            build,
+            position_offset=position_offset,
+            num_token_types=token_types,
+            layer_norm=embedding_norm,
             width=width,
         ),  # fmt: skip
         *([] if embedding_size is None else [project_embeddings(width, settings, build)]),

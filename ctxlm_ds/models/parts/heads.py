@@ -117,13 +117,7 @@ class SpanBoundaryHead(nn.Module):
     """
 
     def __init__(
-        self,
-        width: int,
-        eps: float,
-        activation: str,
-        init: Init,
-        build: ModelBuild,
-        predicted_width: int,
+        self, width: int, eps: float, activation: str, init: Init, build: ModelBuild, predicted_width: int
     ) -> None:
         """Make the layers; the arguments are those of EncoderHeads."""
         super().__init__()

@@ -72,11 +72,11 @@ def sample_tokens(
     tokens = np.concatenate([np.empty(0, dtype=np.int64), *found])
     if tokens.min(initial=0) < 0 or tokens.max(initial=0) >= len(is_special):
         names = ", ".join(index.dataset.prefix for index in rows.indexes)
-        raise DataError(
-            f"{names}: a token outside of the vocabulary of {len(is_special)}; run ctxlm inspect --verify"
-        )
+        raise DataError(f"{names}: a token outside of the vocabulary of {len(is_special)}; run ctxlm inspect --verify")
     tokens = tokens[~is_special[tokens]]
     if len(tokens) == 0:
-        raise DataError("data.train has no text to draw tokens from; set objective.random_tokens to vocabulary and "
-                        "objective.count_smoothing to 0")
+        raise DataError(
+            "data.train has no text to draw tokens from; set objective.random_tokens to vocabulary and "
+            "objective.count_smoothing to 0"
+        )
     return tokens.astype(np.int32)

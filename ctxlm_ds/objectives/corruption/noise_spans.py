@@ -44,11 +44,7 @@ NO_MODE = -1
 
 
 def denoiser_tables(
-    denoisers: Sequence[Denoiser],
-    input_length: int,
-    mode_ids: Sequence[int],
-    sentinels: NDArray[np.int32],
-    end_id: int,
+    denoisers: Sequence[Denoiser], input_length: int, mode_ids: Sequence[int], sentinels: NDArray[np.int32], end_id: int
 ) -> DenoiserTables:
     """Return the tables of denoisers.
 

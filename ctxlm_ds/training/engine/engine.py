@@ -19,10 +19,9 @@ from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.library_noise import without_known_prints
 from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.training.engine.choice import TokenChoice
 from ctxlm_ds.training.engine.forward_backward import PassContext, PlainPasses
 from ctxlm_ds.training.engine.fragments import Fragment, flat_tensors, list_fragments, refresh_model_weights
-from ctxlm_ds.training.engine.losses import TermLosses, means, perplexity, weighted_total
+from ctxlm_ds.training.engine.losses import TermLosses, TokenChoice, means, perplexity, weighted_total
 from ctxlm_ds.training.engine.model_setup import (
     build_whole_model,
     check_batch_ramp,
@@ -41,7 +40,6 @@ from ctxlm_ds.training.engine.runtime import (
     load_async_io,
     model_parallel_unit,
 )
-from ctxlm_ds.training.engine.sharers import Sharers
 from ctxlm_ds.training.engine.step_totals import FindSpike, StepJudge, StepTotals
 from ctxlm_ds.training.engine.update import Clipping, Update, Updater, loss_scaler
 from ctxlm_ds.training.loop.state import Ahead, Anomaly, StepInterrupted, StepResult
@@ -53,7 +51,7 @@ from ctxlm_ds.training.optimizers.build import (
     restore_state,
     use_full_vectors,
 )
-from ctxlm_ds.training.optimizers.steps import ParameterLayout, Stepper
+from ctxlm_ds.training.optimizers.steps import ParameterLayout, Sharers, Stepper
 
 logger = logging.getLogger("ctxlm_ds")
 LOSS_SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -95,7 +93,11 @@ class Engine:
         self.objective = objective
         losses = TermLosses(self.terms, program.outputs, self.parallel)
         self.passes = PassContext(
-            losses, self.parallel, topology, config.training.precision == "fp16", micro_batches=sizes[0] // sizes[1],
+            losses,
+            self.parallel,
+            topology,
+            config.training.precision == "fp16",
+            micro_batches=sizes[0] // sizes[1],
             replays_graphs=config.training.compile and config.training.compile_mode == "reduce-overhead",
         )
         needs_mpu = topology.tensor_parallel_size > 1 and not self._is_pipeline

@@ -13,8 +13,7 @@ from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.training.engine.choice import TokenChoice
-from ctxlm_ds.training.engine.losses import Sums, TermLosses, add_into
+from ctxlm_ds.training.engine.losses import Sums, TermLosses, TokenChoice, add_into
 from ctxlm_ds.training.loop.state import StepInterrupted
 
 EVALUATION = -1

@@ -23,9 +23,7 @@ from ctxlm_ds.training.engine.fragments import Holding
 
 def parallel_context(layout: ParallelConfig, seed: int, drops: bool, topology: Topology) -> ParallelContext:
     """Return this rank's share of every layer."""
-    streams = DropoutStreams(
-        seed, topology.tensor_parallel_rank, topology.tensor_parallel_size, enabled=drops
-    )
+    streams = DropoutStreams(seed, topology.tensor_parallel_rank, topology.tensor_parallel_size, enabled=drops)
     return ParallelContext(
         size=topology.tensor_parallel_size,
         rank=topology.tensor_parallel_rank,

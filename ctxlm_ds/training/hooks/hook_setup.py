@@ -17,6 +17,7 @@ from ctxlm_ds.training.hooks.hooks import Hook
 
 logger = logging.getLogger("ctxlm_ds")
 
+
 def check_hooks(logging_section: LoggingConfig) -> None:
     """Check that the trackers are installed and that the hooks are classes that can be built.
 

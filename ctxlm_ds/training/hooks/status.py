@@ -14,14 +14,12 @@ from pathlib import Path
 from statistics import fmean
 
 from ctxlm_ds.console import format_duration
-from ctxlm_ds.process.line_file import METRICS_NAME
-from ctxlm_ds.process.run_files import FILE_ONLY
+from ctxlm_ds.process.run_files import FILE_ONLY, METRICS_NAME
 from ctxlm_ds.process.run_history import in_job
 from ctxlm_ds.process.signals import StopSignal
 from ctxlm_ds.registry import FAMILIES, OBJECTIVES
-from ctxlm_ds.training.hooks.curves import LossCurves
+from ctxlm_ds.training.hooks.curves import LiveTable, LossCurves
 from ctxlm_ds.training.hooks.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, memory_bytes
-from ctxlm_ds.training.hooks.live_table import LiveTable
 from ctxlm_ds.training.hooks.metrics import TENSORBOARD_DIR
 
 logger = logging.getLogger("ctxlm_ds")
@@ -156,9 +154,7 @@ def rough_moment(seconds_from_now: float, now_unix_s: float | None = None) -> st
 class StatusHook(IntervalHook):
     """Shows a live table if stderr is a terminal, otherwise logs a line every interval_steps; ends with a summary."""
 
-    def __init__(
-        self, run_dir: str | Path, interval_steps: int = 10, stop_signal: StopSignal | None = None
-    ) -> None:
+    def __init__(self, run_dir: str | Path, interval_steps: int = 10, stop_signal: StopSignal | None = None) -> None:
         super().__init__(interval_steps)
         self._run_dir = Path(run_dir)
         self._table: LiveTable | None = None

@@ -14,8 +14,7 @@ from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.errors import TrainingError
 from ctxlm_ds.process.signals import STOP_SIGNALS, StopSignal
-from ctxlm_ds.recipe.evaluation import EvaluationConfig
-from ctxlm_ds.recipe.schema import TrainingConfig
+from ctxlm_ds.recipe.schema import EvaluationConfig, TrainingConfig
 from ctxlm_ds.training.engine.losses import word_perplexity
 from ctxlm_ds.training.hooks.hooks import Hooks, RunEnd, RunStart, StepMetrics
 from ctxlm_ds.training.loop.recovery import Recovery

@@ -124,9 +124,7 @@ class Adafactor(Optimizer):
             if group["weight_decay"]:
                 weight.mul_((1.0 - group["weight_decay"] * rates[number]).to(weight.dtype))
             # Computed again: those of all pieces would be another copy of the weights.
-            weight.sub_(
-                _update(parameter, piece.of(seconds[parameter]), piece).mul_(factors[number].to(weight.dtype))
-            )
+            weight.sub_(_update(parameter, piece.of(seconds[parameter]), piece).mul_(factors[number].to(weight.dtype)))
 
     def _add_up(self, tensor: torch.Tensor) -> None:
         if self._sharers is not None:
@@ -160,7 +158,7 @@ def list_matrices(
     for name, shape in shapes.items():
         split, (rows, columns) = facts[name].split, matrix_shape(shape)
         top, found[name] = 0, []
-        for height in (split.blocks if split is not None and split.blocks else (rows,)):
+        for height in split.blocks if split is not None and split.blocks else (rows,):
             is_factored = len(shape) > 1 and min(height, columns) >= LEAST_SIZE_TO_FACTOR
             found[name].append(Matrix(number, top, height, columns, sums if is_factored else None))
             sums += (height + columns) * is_factored

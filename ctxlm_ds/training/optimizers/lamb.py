@@ -90,9 +90,7 @@ class Lamb(Optimizer):
         torch._foreach_add_(list(parameters), updates, alpha=-group["lr"])
 
 
-def _scale_by_trust_ratio(
-    states: Stepper, parameters: Sequence[torch.Tensor], updates: Sequence[torch.Tensor]
-) -> None:
+def _scale_by_trust_ratio(states: Stepper, parameters: Sequence[torch.Tensor], updates: Sequence[torch.Tensor]) -> None:
     """Multiply the part of each parameter in `updates` by ||weight|| / ||update||, or by 1 if either norm is 0."""
     import torch
 

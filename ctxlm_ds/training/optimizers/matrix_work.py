@@ -18,8 +18,8 @@ import torch
 from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.parallel.placement import Shard
 from ctxlm_ds.training.engine.fragments import Fragment
-from ctxlm_ds.training.engine.sharers import Sharers
 from ctxlm_ds.training.optimizers.base import FLOAT
+from ctxlm_ds.training.optimizers.steps import Sharers
 
 Change = Callable[[str, torch.Tensor], torch.Tensor]
 """Maps the name of a parameter and its full value to another value of the same shape."""

@@ -15,8 +15,7 @@ from typing import NoReturn
 import pytest
 import torch
 
-from ctxlm_ds.checkpoint.chunk_index import merge_index
-from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter, WrittenFiles
+from ctxlm_ds.checkpoint.chunk_index import ChunkWriter, WrittenFiles, merge_index
 from ctxlm_ds.checkpoint.folders import step_name
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.manifest import verify

@@ -16,8 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ctxlm_ds.checkpoint.chunk_index import merge_index
-from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
+from ctxlm_ds.checkpoint.chunk_index import ChunkWriter, merge_index
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import CheckpointError
 
@@ -124,7 +123,7 @@ import sys
 from pathlib import Path
 import torch
 from ctxlm_ds.checkpoint.chunk_index import merge_index
-from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
+from ctxlm_ds.checkpoint.chunk_index import ChunkWriter
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.tensor_file import LazyTensor
 folder, elements = Path(sys.argv[1]), int(sys.argv[2])

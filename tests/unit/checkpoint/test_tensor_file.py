@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from ctxlm_ds.checkpoint.chunk_index import merge_index
-from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
+from ctxlm_ds.checkpoint.chunk_index import ChunkWriter, merge_index
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import CheckpointError

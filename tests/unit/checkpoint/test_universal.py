@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.checkpoint.chunk_index import merge_index
-from ctxlm_ds.checkpoint.chunk_writer import ChunkWriter
+from ctxlm_ds.checkpoint.chunk_index import ChunkWriter, merge_index
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.universal import cut_marks, from_universal, to_universal

@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 
-from ctxlm_ds.checkpoint.fixed_settings import refuse_changed_settings
+from ctxlm_ds.checkpoint.saved_state import refuse_changed_settings
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.export.hf_config import from_hf_config, read_section

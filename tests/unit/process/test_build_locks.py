@@ -12,7 +12,7 @@ import pytest
 
 from ctxlm_ds.process import build_locks
 from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_folder
-from ctxlm_ds.process.lock_record import this_process
+from ctxlm_ds.process.run_lock import this_process
 
 HOLD = (
     "import sys, time\n"

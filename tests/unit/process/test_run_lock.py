@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,8 +17,14 @@ import pytest
 
 from ctxlm_ds.errors import RunLockedError
 from ctxlm_ds.process import run_lock
-from ctxlm_ds.process.lock_record import LockRecord, look_at_lock, process_start_ticks, this_process
-from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock
+from ctxlm_ds.process.run_lock import (
+    LOCK_NAME,
+    RunLock,
+    look_at_lock,
+    process_fields,
+    process_start_ticks,
+    this_process,
+)
 
 HOLDER = """
 import sys, time
@@ -65,16 +70,6 @@ def test_a_second_start_is_refused_and_told_by_whom(tmp_path: Path, holder: Hold
     message = str(caught.value)
     assert f"process {holder.process.pid} on " in message and "Slurm job 4711" in message
     assert "stop it (scancel 4711), or choose another run_dir" in message and str(tmp_path) in message
-
-
-def test_a_process_by_hand_is_stopped_on_its_host(tmp_path: Path) -> None:
-    by_hand = Holder(tmp_path, SLURM_JOB_ID="")
-    try:
-        with pytest.raises(RunLockedError) as caught:
-            RunLock(tmp_path).acquire()
-        assert f"stop it (kill {by_hand.process.pid} on {socket.gethostname()}), or" in str(caught.value)
-    finally:
-        by_hand.kill()
 
 
 def test_a_live_holder_is_waited_for_until_the_limit(tmp_path: Path, holder: Holder) -> None:
@@ -148,18 +143,16 @@ def test_a_surviving_forked_worker_does_not_keep_a_dead_holders_lock(tmp_path: P
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _write_lock(run_dir: Path, age_s: float, **changes: object) -> LockRecord:
-    record = dataclasses.replace(this_process(), **changes)
+def _write_lock(run_dir: Path, age_s: float, **changes: object) -> None:
     path = run_dir / LOCK_NAME
-    path.write_text(json.dumps(dataclasses.asdict(record)))
+    path.write_text(json.dumps(dataclasses.asdict(this_process()) | changes))
     os.utime(path, (time.time() - age_s,) * 2)
-    return record
 
 
-def test_a_reused_pid_is_not_the_holder(tmp_path: Path) -> None:
-    _write_lock(tmp_path, 0, process_start_ticks=this_process().process_start_ticks - 1)
-    with RunLock(tmp_path).acquire() as lock:
-        assert lock.held
+def _dead_pid() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
 
 
 def test_a_live_pid_holds_however_old_its_heartbeat(tmp_path: Path) -> None:
@@ -309,10 +302,7 @@ def test_contenders_never_hold_it_together(tmp_path: Path, monkeypatch: pytest.M
         run_dir, log = tmp_path / str(round_number), tmp_path / f"log-{round_number}"
         run_dir.mkdir()
         log.touch()
-        dead = subprocess.Popen([sys.executable, "-c", ""])
-        record = dataclasses.asdict(dataclasses.replace(this_process(), pid=dead.pid, token="gone"))
-        (run_dir / LOCK_NAME).write_text(json.dumps(record))
-        dead.wait()
+        _write_lock(run_dir, 0, pid=_dead_pid(), token="gone")
         children = []
         for number in range(CONTENDERS):
             pid = os.fork()
@@ -332,12 +322,11 @@ def test_contenders_never_hold_it_together(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("claimers", [1, 3])
 def test_a_claimer_that_died_during_the_takeover_does_not_block_it(tmp_path: Path, claimers: int) -> None:
-    dead_pid = subprocess.Popen([sys.executable, "-c", ""])
-    dead_pid.wait()
+    dead_pid = _dead_pid()
     token = "t0"
-    _write_lock(tmp_path, 0, pid=dead_pid.pid, token=token)
+    _write_lock(tmp_path, 0, pid=dead_pid, token=token)
     for number in range(1, claimers + 1):
-        record = dataclasses.replace(this_process(), pid=dead_pid.pid, token=f"t{number}")
+        record = dataclasses.replace(this_process(), pid=dead_pid, token=f"t{number}")
         claim = tmp_path / f"{LOCK_NAME}.claim-{token}"
         claim.write_text(json.dumps(dataclasses.asdict(record)))
         token = f"t{number}"
@@ -349,9 +338,8 @@ def test_a_claimer_that_died_during_the_takeover_does_not_block_it(tmp_path: Pat
 
 def test_a_late_contender_does_not_replace_the_winner(tmp_path: Path) -> None:
     """It judged the old holder dead before the winner was done, and comes to claim after that."""
-    dead_pid = subprocess.Popen([sys.executable, "-c", ""])
-    dead_pid.wait()
-    _write_lock(tmp_path, 0, pid=dead_pid.pid, token="old")
+    dead_pid = _dead_pid()
+    _write_lock(tmp_path, 0, pid=dead_pid, token="old")
     late = RunLock(tmp_path)
     judged = look_at_lock(tmp_path / LOCK_NAME)
     assert judged is not None and late._is_dead(judged)
@@ -359,3 +347,45 @@ def test_a_late_contender_does_not_replace_the_winner(tmp_path: Path) -> None:
         assert late._take_over(judged) is False
         winner.check()
     assert not late.held and list(tmp_path.iterdir()) == []
+
+
+def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
+    mine = this_process()
+    assert not mine.has_ended()
+    assert dataclasses.replace(mine, process_start_ticks=mine.process_start_ticks - 1).has_ended()
+    # A zombie (not waited for) has ended, and the name of its program may hold what separates fields.
+    process = subprocess.Popen(["bash", "-c", "exec -a 'a) b (' sleep 60"])
+    while not (started := process_start_ticks(process.pid)):
+        time.sleep(0.01)
+    running = dataclasses.replace(mine, pid=process.pid, process_start_ticks=started)
+    assert not running.has_ended() and process_fields(process.pid)[0] in "RSD"
+    process.kill()
+    while process_fields(process.pid):
+        time.sleep(0.01)
+    assert running.has_ended()
+    process.wait()
+    assert running.has_ended()
+
+
+def test_a_look_at_a_lock(tmp_path: Path) -> None:
+    assert look_at_lock(tmp_path / "lock.json") is None
+    _write_lock(tmp_path, 50, chain="of an earlier version")
+    seen = look_at_lock(tmp_path / "lock.json")
+    assert seen is not None and seen.record is not None and 49 < seen.age_s < 60
+    assert seen.record.same_machine(this_process()) and seen.record.pid == os.getpid()
+    unknown = dataclasses.replace(seen.record, boot_id="")
+    assert not unknown.same_machine(unknown), "what cannot be read proves nothing"
+
+
+@pytest.mark.parametrize("changes", [{"pid": "5"}, {"job_id": 7}, {"restart_count": None}, {"acquired_unix_s": []}])
+def test_a_record_with_a_wrong_value_is_none(tmp_path: Path, changes: dict[str, object]) -> None:
+    _write_lock(tmp_path, 0, **changes)
+    seen = look_at_lock(tmp_path / "lock.json")
+    assert seen is not None and seen.record is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "[" * 100_000, "\x00\xff"])
+def test_a_file_that_is_no_record(tmp_path: Path, content: str) -> None:
+    (tmp_path / "lock.json").write_bytes(content.encode("latin-1"))
+    seen = look_at_lock(tmp_path / "lock.json")
+    assert seen is not None and seen.record is None and seen.age_s < 60

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.recipe.load import load_config
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import DownstreamTask, EvaluationConfig, RunConfig
 from tests.unit.recipe.test_hostile_values import refusal
 from tests.unit.recipe.test_load import line_about, problems_of, write
 
@@ -59,3 +59,16 @@ def test_wrong_types(tmp_path: Path, override: str, path: str, expected: list[st
 )  # fmt: skip
 def test_numbers_beyond_reason_are_refused(tmp_path: Path, override: str) -> None:
     assert "expected a" in refusal(tmp_path / "r.yaml", "{}", override)
+
+
+def test_settings_of_texts_are_idle_without_texts() -> None:
+    idle = ("continuation_tokens", "continuation_temperature")
+    assert EvaluationConfig().idle_settings == idle and not EvaluationConfig().continues
+    for settings in ({"continuations": 2}, {"prompts": ["The quiet"]}):
+        evaluation = EvaluationConfig.model_validate(settings)
+        assert evaluation.continues and evaluation.idle_settings == ()
+
+
+def test_a_task_is_named_after_its_description() -> None:
+    names = [DownstreamTask(task=task, data="data", every_steps=2).name for task in ("sst2", "mine/topics.yaml")]
+    assert names == ["sst2", "topics"]

@@ -27,6 +27,7 @@ logger = logging.getLogger("ctxlm_ds")
 STEPS_PER_UNIT = 5
 """Numbers are written as multiples of 1/5 (T5's STS-B, which becomes a choice of 26 texts)."""
 
+
 @dataclass
 class TextToText(Kind):
     """A text for a text, generated at evaluation."""

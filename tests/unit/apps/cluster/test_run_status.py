@@ -14,9 +14,8 @@ import pytest
 from ctxlm_ds.apps.cluster.run_status import RunStatus, details, find_runs, read_statuses, remarks, show
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, step_name
 from ctxlm_ds.checkpoint.manifest import hash_files, write_manifest
-from ctxlm_ds.process.lock_record import this_process
 from ctxlm_ds.process.run_files import update_status
-from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock
+from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock, this_process
 
 
 @pytest.fixture

@@ -16,8 +16,7 @@ import pytest
 from ctxlm_ds.apps.downstream.during_run import DownstreamHook, check_tasks, command
 from ctxlm_ds.checkpoint.folders import step_name
 from ctxlm_ds.errors import ConfigError, DataError
-from ctxlm_ds.recipe.evaluation import DownstreamTask, EvaluationConfig
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import DownstreamTask, EvaluationConfig, RunConfig
 from ctxlm_ds.training.hooks.hooks import RunEnd
 from tests.unit.training.hooks.test_metrics import end, metrics_of, start
 

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ctxlm_ds.apps.plan.check_run import check_only, parse_arguments
+from ctxlm_ds.apps.plan import check_run
+from ctxlm_ds.apps.plan.check_run import (
+    check_only,
+    missing_lines,
+    model_lines,
+    parse_arguments,
+    planned_model,
+    run_lines,
+)
+from ctxlm_ds.recipe.hardware import GIB
+from ctxlm_ds.recipe.json_source import load_deepspeed_json
+from ctxlm_ds.recipe.load import load_config
 
 
 @pytest.mark.parametrize("zero", [{"stage": "auto"}, None, "auto"])
@@ -20,3 +32,128 @@ def test_a_check_reads_the_stage_as_the_run_does(
     words = ["--config", "bert-tiny", "--check", "--deepspeed_config", str(tmp_path / "mine.json")]
     check_only(parse_arguments([*words, "--set", "training.precision=fp32"]))
     assert "ZeRO stage 0" in capsys.readouterr().out
+
+
+def test_the_batch_is_the_product_of_its_factors() -> None:
+    changes = ["parallel.tensor_parallel_size=2", "training.activation_checkpointing=true", "training.max_tokens=5000"]
+    config = load_config("bert-base", changes, 8)
+    assert run_lines(config, 1, 8, Path("runs/bert-base")) == [
+        "bert-base: the recipe is valid for 8 ranks",
+        "  batch: 64 (micro) x 4 (accumulation) x 4 (data ranks) = 1,024 rows = 131,072 tokens",
+        "  layout: data 4 x tensor 2 x pipeline 1, recomputation; ZeRO stage 1; bf16",
+        "  steps: 900,000, 117,964,800,000 tokens in all, at most 5,000 tokens",
+        "  run directory: runs/bert-base",
+    ]
+
+
+def test_a_ramp_reads_fewer_tokens() -> None:
+    ramp = ["training.batch_ramp=[64,64,1000]", "training.max_steps=10", "training.micro_batch_size=64"]
+    lines = run_lines(load_config("bert-base", ramp, 1), 1, 1, Path("run"))
+    assert lines[1].endswith("= 131,072 tokens, from 64 rows (batch_ramp)")
+    rows = load_config("bert-base", ramp, 1).training.rows_after(10)
+    assert rows < 10 * 1024 and lines[3] == f"  steps: 10, {rows * 128:,} tokens in all"
+
+
+def test_what_this_machine_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tok").mkdir()
+    (tmp_path / "a.idx").touch()
+    changes = ["tokenizer.path=tok", "data.train=[a, data/b]", "data.validation=[{name: c, path: c}]"]
+    (line,) = missing_lines(load_config("bert-base", changes))
+    assert line == f"  not found from {tmp_path}: data.train data/b.idx, data.validation c.idx"
+    assert missing_lines(load_config("bert-base", changes[:1])) == []
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_run, "has_gpu", lambda: True)
+
+
+@pytest.fixture
+def laptop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of 4 cores without a GPU, where 8 GiB are free."""
+    monkeypatch.setattr(check_run, "has_gpu", lambda: False)
+    monkeypatch.setattr(check_run, "available_cores", lambda: 4)
+    monkeypatch.setattr(check_run, "available_memory", lambda: 8 * GIB)
+
+
+def total_gib(line: str) -> float:
+    return float(line.split(" GiB (parameters")[0].rsplit(" ", 1)[1])
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_parameters_and_memory_are_the_planners() -> None:
+    lines = planned_model(load_config("bert-tiny"), load_deepspeed_json("zero2"), 4)
+    assert len(lines) == 2 and lines[0].startswith("  parameters: ")
+    assert lines[1].startswith("  memory of a rank, planned for a GPU: ") and "GiB (parameters 0." in lines[1]
+
+
+@pytest.mark.usefixtures("laptop")
+def test_without_a_gpu_the_memory_is_that_of_this_machine() -> None:
+    config = load_config("bert-tiny", ["training.precision=fp32", "training.micro_batch_size=8"])
+    _, memory, together, plan = planned_model(config, load_deepspeed_json("zero2"), 2, "ctxlm plan --config bert-tiny")
+    assert memory.startswith("  memory of a rank, planned for the CPU of this machine in fp32: ")
+    need = 2 * (total_gib(memory) + 0.7)
+    found = together.removeprefix("  with Python and libraries 2 ranks take about ")
+    assert float(found.split(" GiB")[0]) == pytest.approx(need, abs=0.06)
+    assert found.endswith("; this machine has 8.0 GiB free")
+    assert plan.endswith("to plan for GPUs: ctxlm plan --config bert-tiny --gpu TYPE (A100-80, H100, ...)")
+
+
+@pytest.mark.usefixtures("laptop")
+def test_a_job_that_asks_for_gpus_is_planned_for_them() -> None:
+    lines = planned_model(load_config("bert-tiny"), load_deepspeed_json("zero2"), 2, for_gpus=True)
+    assert len(lines) == 2 and lines[1].startswith("  memory of a rank, planned for a GPU: ")
+
+
+@pytest.mark.usefixtures("laptop")
+def test_offloaded_states_are_in_the_memory_of_the_same_machine() -> None:
+    config = load_config("bert-tiny", ["training.micro_batch_size=8"])
+    offloaded, kept = (planned_model(config, load_deepspeed_json(name), 1)[1] for name in ("zero2-offload", "zero2"))
+    assert "optimizer 0.05" in offloaded and total_gib(offloaded) == pytest.approx(total_gib(kept), rel=0.05)
+
+
+@pytest.mark.usefixtures("laptop")
+def test_too_little_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_run, "available_memory", lambda: GIB // 2)
+    line = check_run._cpu_lines(GIB, 1, "ctxlm plan")[0]
+    assert line.endswith("0.5 GiB free, which is too little: lower training.micro_batch_size")
+
+
+@pytest.mark.usefixtures("laptop")
+@pytest.mark.parametrize(
+    ("change", "ranks", "reason"),
+    [
+        ("training.precision=bf16", 8, "8 ranks are more than its 4 cores"),
+        ("training.precision=fp16", 1, "training.precision is fp16"),
+        ("kernels.attention=varlen", 1, "kernels.attention is varlen"),
+        ("kernels.layer_norm=apex", 1, "kernels.layer_norm is apex"),
+    ],
+)
+def test_a_recipe_for_other_machines_is_planned_for_a_gpu(change: str, ranks: int, reason: str) -> None:
+    lines = planned_model(load_config("bert-tiny", [change], ranks), load_deepspeed_json("zero1"), ranks)
+    assert len(lines) == 2
+    assert lines[1].startswith(f"  memory of a rank, planned for a GPU (none is here, and {reason}): ")
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "line"),
+    [
+        (0, "  parameters: 7\n", "  parameters: 7"),
+        (2, "error: no vocabulary", "  parameters and memory: unknown, no vocabulary"),
+        (-9, "", "  parameters and memory: unknown, exit status -9"),
+    ],
+)
+def test_a_planner_that_fails_is_a_line(monkeypatch: pytest.MonkeyPatch, status: int, said: str, line: str) -> None:
+    def run(command: Any, **_: Any) -> Any:
+        return subprocess.CompletedProcess(command, status, said, said)
+
+    monkeypatch.setattr(check_run.subprocess, "run", run)
+    assert model_lines(load_config("bert-tiny"), {}, 1) == [line]
+
+
+def test_a_login_node_without_torch_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_run.importlib.util, "find_spec", lambda name: None)
+    assert model_lines(load_config("bert-tiny"), {}, 1) == [
+        "  parameters and memory: unknown, torch is not installed here"
+    ]

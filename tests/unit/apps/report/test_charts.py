@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ctxlm_ds.apps.report.charts import overlaid, page, points_of, run_charts, svg, table, ticks
-from ctxlm_ds.process.line_file import read_lines
+from ctxlm_ds.process.run_files import read_lines
 from ctxlm_ds.training.hooks.curves import Chart, terminal_picture
 
 RECORDS = [

@@ -23,8 +23,7 @@ from ctxlm_ds.data.index import build_once as building
 from ctxlm_ds.data.index.build_once import build_once
 from ctxlm_ds.data.index.storage import META_NAME
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.process.lock_record import this_process
-from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock
+from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock, this_process
 from tests.sample_data import FakeTokenizer, build_sample_index, random_documents, run_config, write_dataset
 
 FORK = multiprocessing.get_context("fork")

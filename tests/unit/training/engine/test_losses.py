@@ -6,9 +6,11 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
 from ctxlm_ds.objectives.base import LossTerm, build_objective
-from ctxlm_ds.training.engine.losses import means, perplexity, weighted_total, word_perplexity
+from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.training.engine.losses import TokenChoice, means, perplexity, weighted_total, word_perplexity
 from tests.sections import objective_section
 
 
@@ -40,3 +42,18 @@ def test_the_perplexity_of_words_is_that_of_the_total_loss_over_the_words() -> N
     mean = sum(losses) / len(losses)
     assert word_perplexity(math.exp(mean), len(losses) / words) == pytest.approx(math.exp(sum(losses) / words))
     assert word_perplexity(math.inf, 1.5) == word_perplexity(math.exp(600.0), 1.5) == math.inf
+
+
+def test_draws_depend_on_key_and_place_and_follow_the_temperature() -> None:
+    choice = TokenChoice("logits", 0.5, ParallelContext())
+    count = 4000
+    logits = torch.tensor([0.0, 1.0, float("-inf")]).expand(count, 1, 3)
+    choice.places, choice.keys = [0] * count, list(range(count))
+    choice({"logits": logits}, {}, torch.ones(1))
+    first = choice.chosen
+    assert sum(first) / count == pytest.approx(torch.sigmoid(torch.tensor(2.0)).item(), abs=0.02)
+    choice({"logits": logits}, {}, torch.ones(1))
+    assert choice.chosen == first
+    choice.keys = [key + count for key in choice.keys]
+    choice({"logits": logits}, {}, torch.ones(1))
+    assert choice.chosen != first

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
 
-from ctxlm_ds.training.hooks.curves import GROWING_POINTS, TRAINING, Chart, LossCurves, terminal_picture
+import pytest
+from rich.console import Console
+
+from ctxlm_ds.training.hooks.curves import (
+    GROWING_POINTS,
+    TRAINING,
+    Chart,
+    LossCurves,
+    curve_lines,
+    status_view,
+    terminal_picture,
+)
 
 CHART = Chart("loss", {"training": [(1, 6.0), (6, 5.0), (11, 4.0)], "dev": [(11, 4.5)]}, {"unigram": 5.0})
 
@@ -61,3 +73,20 @@ def test_a_curve_of_many_steps_stays_small(tmp_path: Path) -> None:
     points = curves._curves[TRAINING]
     assert GROWING_POINTS / 2 <= len(points) <= GROWING_POINTS and points[-1][0] == 100_000 == max(points)[0]
     assert points == sorted(points) and abs(points[-1][1] - 1.0) < 0.02
+
+
+CELLS = {"step": "16/40", "loss": "0.2500", "masked_lm": "0.2250", "tokens/s": "3,200"}
+
+
+@pytest.mark.parametrize("width", range(30, 60))
+def test_nothing_is_cut_on_a_narrow_terminal(width: int) -> None:
+    shown = io.StringIO()
+    view = status_view("a run", CELLS, 0.4, ["0:24 left", "no checkpoint yet"])
+    Console(file=shown, width=width).print(view)
+    assert all(len(line) <= width for line in shown.getvalue().splitlines())
+    assert all(text in shown.getvalue() for text in (*CELLS, *CELLS.values(), "40%  0:24 left", "no checkpoint yet"))
+
+
+@pytest.mark.parametrize(("height", "used", "lines"), [(24, 8, 5), (60, 8, 8), (17, 8, 0), (24, 17, 3), (24, 18, 0)])
+def test_the_curve_leaves_room_for_the_log(height: int, used: int, lines: int) -> None:
+    assert curve_lines(height, used) == lines

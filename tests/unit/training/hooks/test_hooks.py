@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch.profiler import record_function
 
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.recipe.schema import LoggingConfig, ProfilerConfig, RunConfig
 from ctxlm_ds.run import build_hooks
-from ctxlm_ds.training.hooks.hooks import Hook, Hooks, StepMetrics
+from ctxlm_ds.training.hooks.hooks import Hook, Hooks, ProfilerHook, StepMetrics
 from tests.unit.training.hooks.test_metrics import end, metrics_of, start
 
 
@@ -64,3 +67,43 @@ def test_a_failing_disk_silences_a_hook_and_not_the_run(log: io.StringIO) -> Non
     assert log.getvalue().count("Failing stops writing") == 1
     with pytest.raises(OSError, match="Input/output error"):
         Hooks([Failing()]).call("on_step_end", metrics_of(1))
+
+
+def _profiled_run(hook: ProfilerHook, first: int, last: int) -> None:
+    hook.on_run_start(start(first - 1))
+    for step in range(first, last + 1):
+        with record_function(f"my step {step}"):
+            torch.ones(4, 4) @ torch.ones(4, 4)
+        hook.on_step_end(metrics_of(step))
+    hook.on_run_end(end(last))
+
+
+@pytest.mark.parametrize(
+    ("window", "first", "last", "recorded"),
+    [
+        ((3, 2), 1, 8, [3, 4]),
+        ((0, 2), 1, 8, [1, 2]),
+        ((1, 1), 1, 8, [1]),
+        # The run ends inside the window, or goes on inside it.
+        ((3, 5), 1, 4, [3, 4]),
+        ((3, 3), 5, 9, [5]),
+    ],
+)
+def test_the_profilers_window(
+    tmp_path: Path, window: tuple[int, int], first: int, last: int, recorded: list[int]
+) -> None:
+    config = ProfilerConfig(start_step=window[0], num_steps=window[1])
+    _profiled_run(ProfilerHook(config, tmp_path / "profile", rank=2), first, last)
+    stem = f"steps-{recorded[0]:08d}-{recorded[-1]:08d}-rank-00002"
+    written = sorted(path.name for path in (tmp_path / "profile").iterdir())
+    assert written == [f"{stem}.trace.json.gz", f"{stem}.txt"]
+    with gzip.open(tmp_path / "profile" / written[0], "rt") as handle:
+        names = {event.get("name") for event in json.load(handle)["traceEvents"]}
+    assert {name for name in names if str(name).startswith("my step")} == {f"my step {step}" for step in recorded}
+    assert "aten::mm" in (tmp_path / "profile" / written[1]).read_text()
+
+
+@pytest.mark.parametrize(("first", "last"), [(6, 9), (1, 2)])
+def test_no_profile_where_the_window_is_not_reached_or_past(tmp_path: Path, first: int, last: int) -> None:
+    _profiled_run(ProfilerHook(ProfilerConfig(start_step=3, num_steps=3), tmp_path / "profile", 0), first, last)
+    assert not (tmp_path / "profile").exists()

@@ -17,8 +17,7 @@ from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.process.signals import STOP_SIGNALS, StopSignal
 from ctxlm_ds.recipe import choices
-from ctxlm_ds.recipe.evaluation import EvaluationConfig
-from ctxlm_ds.recipe.schema import CheckpointConfig, RunConfig, TrainingConfig
+from ctxlm_ds.recipe.schema import CheckpointConfig, EvaluationConfig, RunConfig, TrainingConfig
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.hooks.hooks import Hook, Hooks, RunEnd, RunStart, StepMetrics
 from ctxlm_ds.training.loop.recovery import Recovery

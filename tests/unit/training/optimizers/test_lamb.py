@@ -10,11 +10,10 @@ from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
 from ctxlm_ds.parallel.placement import Shard
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.engine.fragments import Holding, list_fragments
-from ctxlm_ds.training.engine.sharers import Sharers
 from ctxlm_ds.training.optimizers import steps
 from ctxlm_ds.training.optimizers.build import parameter_groups
 from ctxlm_ds.training.optimizers.lamb import Lamb, LambSection
-from ctxlm_ds.training.optimizers.steps import ParameterLayout, Stepper
+from ctxlm_ds.training.optimizers.steps import ParameterLayout, Sharers, Stepper
 
 RATE, STEPS = 0.01, 3
 SCALES = {"tiny": 1e-6, "small": 0.02, "large": 50.0, "huge": 1e4}
