@@ -1,11 +1,17 @@
-"""The command `ctxlm`: a table of subcommands, each imported when it runs. `ctxlm --help` imports nothing else."""
+"""The command `ctxlm`: a table of subcommands, each imported when it runs. `ctxlm --help` imports nothing else.
+
+The two subcommands that are about this installation, `completion` and `operators`, are here.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import NamedTuple
 
 from ctxlm_ds.console import aligned, run_command
@@ -22,25 +28,27 @@ class Command(NamedTuple):
 
 GROUPS: dict[str, tuple[Command, ...]] = {
     "from text to a dataset": (
-        Command("tokenizer", "apps.text.train_tokenizer", "train a tokenizer"),
-        Command("tokenizer-report", "apps.text.tokenizer_report", "compare tokenizers on a text"),
+        Command("tokenizer", "apps.text.tokenizers", "train a tokenizer"),
+        Command("tokenizer-report", "apps.text.tokenizers:report", "compare tokenizers on a text"),
         Command("preprocess", "apps.text.preprocess_data", "tokenize text into an indexed dataset"),
-        Command("inspect", "apps.text.inspect_dataset", "describe, show and verify a dataset"),
-        Command("merge", "apps.text.merge_datasets", "join datasets"),
-        Command("samples", "apps.text.build_samples", "build the sample indexes of a recipe ahead of the job"),
+        Command("inspect", "apps.text.indexed_dataset:inspect", "describe, show and verify a dataset"),
+        Command("merge", "apps.text.indexed_dataset:merge", "join datasets"),
+        Command(
+            "samples", "apps.text.sample_rows:build_samples", "build the sample indexes of a recipe ahead of the job"
+        ),
         Command("docstrings", "apps.text.extract_docstrings", "write the docstrings of this environment as a corpus"),
     ),
     "pretraining": (
         Command("init", "apps.init.command", "write a recipe for this machine, or from another program's arguments"),
         Command("recipes", "apps.init.recipes", "list, show and compare recipes"),
         Command("plan", "apps.plan.plan_run", "memory and time of every layout on a cluster"),
-        Command("operators", "apps.machine.build_operators", "build DeepSpeed's CPU operators, once"),
+        Command("operators", "cli:build_operators", "build DeepSpeed's CPU operators, once"),
         Command("pretrain", "pretrain:run", "train, or check a recipe with --check"),
         Command("check", "apps.cluster.submit:check_main", "check a Slurm job before it is queued"),
         Command("submit", "apps.cluster.submit", "check a Slurm job and queue it, or a sweep of settings"),
         Command("status", "apps.cluster.run_status", "state of runs"),
         Command("report", "apps.report.run_report", "curves of a run"),
-        Command("batch", "apps.text.show_batch", "show rows as the model read them"),
+        Command("batch", "apps.text.sample_rows:batch", "show rows as the model read them"),
         Command("convert", "apps.convert.convert_checkpoint", "to and from Hugging Face and other formats"),
     ),
     "with a model": (
@@ -52,7 +60,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     "this machine": (
         Command("demo", "apps.demo.pretrain_default", "text to a model that fills masks, in minutes"),
         Command("demo-downstream", "apps.demo.downstream_default", "fine-tune that model, next to random weights"),
-        Command("completion", "apps.machine.completion", "print completion for bash, zsh or fish"),
+        Command("completion", "cli:completion", "print completion for bash, zsh or fish"),
     ),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
@@ -104,6 +112,97 @@ def _nearest(name: str) -> str:
 
     near = get_close_matches(name[:100], COMMANDS, n=1)
     return f"did you mean {near[0]}?" if near else "ctxlm --help lists the commands"
+
+
+COMPLETION_HELP = """Print the completion of `ctxlm` for a shell.
+
+    bash:  source <(ctxlm completion bash)                    (in ~/.bashrc)
+    zsh:   source <(ctxlm completion zsh)                     (in ~/.zshrc)
+    fish:  ctxlm completion fish > ~/.config/fish/completions/ctxlm.fish
+
+It completes subcommands, their options, the names of recipes after --config and of DeepSpeed's JSON files.
+"""
+BASH = r"""_ctxlm() {
+    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} command=${COMP_WORDS[1]} words=
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        words="@commands@ --help --version"
+    elif [ "$previous" = --config ] || [ "$command" = recipes ]; then
+        words="@recipes@"
+        [ "$command" = recipes ] && words="show diff $words"
+    elif [ "$previous" = --deepspeed_config ] || [ "$previous" = --deepspeed-config ]; then
+        words="@jsons@"
+    elif [ "${current#-}" != "$current" ]; then
+        words=$(ctxlm "$command" --help 2>/dev/null | grep -oE -e '--[a-zA-Z][a-zA-Z0-9_-]*' | sort -u)
+    fi
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+}
+complete -o default -F _ctxlm ctxlm
+"""
+FISH_OPTIONS = (
+    "complete -c ctxlm -n 'string match -q -- \"-*\" (commandline -ct)' "
+    "-a '(ctxlm (commandline -opc)[2] --help 2>/dev/null | string match -ar -- \"--[a-zA-Z][a-zA-Z0-9_-]*\" | sort -u)'"
+)
+
+
+def completion() -> None:
+    """Run `ctxlm completion`."""
+    parser = argparse.ArgumentParser(description=COMPLETION_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shell", choices=["bash", "fish", "zsh"])
+    print(completion_script(parser.parse_args().shell), end="")
+
+
+def completion_script(shell: str) -> str:
+    """Return the script for a shell; zsh reads that for bash."""
+    from ctxlm_ds.installed import shipped_folder
+
+    recipes = _stems(Path(__file__).resolve().parent / "recipes")
+    jsons = _stems(shipped_folder("ds_configs"))
+    if shell != "fish":
+        script = BASH.replace("@commands@", " ".join(COMMANDS)).replace("@recipes@", recipes).replace("@jsons@", jsons)
+        return script if shell == "bash" else f"autoload -U +X bashcompinit && bashcompinit\n{script}"
+    lines = [
+        f"complete -c ctxlm -f -n __fish_use_subcommand -a {command.name} -d {shlex.quote(command.help)}"
+        for command in COMMANDS.values()
+    ]
+    for option, names in (("config", recipes), ("deepspeed_config", jsons), ("deepspeed-config", jsons)):
+        lines.append(f"complete -c ctxlm -l {option} -x -a {shlex.quote(names)}")
+    return "\n".join([*lines, FISH_OPTIONS]) + "\n"
+
+
+def _stems(folder: Path) -> str:
+    return " ".join(sorted(path.stem for path in folder.iterdir() if path.suffix in (".yaml", ".json")))
+
+
+def build_operators() -> None:
+    """Build DeepSpeed's CPU operators (CPUAdam, FusedAdam, async_io) in this environment's build folder, once.
+
+    Without this the first process that needs an operator compiles it, which takes minutes. An operator that cannot be
+    built is reported; the status is 0 all the same, because only some layouts need one.
+    """
+    argparse.ArgumentParser(description=build_operators.__doc__).parse_args()
+    from functools import partial
+
+    from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_folder
+
+    folder = use_own_build_folder()
+    print(f"building DeepSpeed's operators in {folder} (minutes the first time, seconds later)", flush=True)
+    clear_stale_build_locks()
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    from ctxlm_ds.errors import KernelError
+    from ctxlm_ds.process.library_noise import without_known_prints
+    from ctxlm_ds.training.engine.runtime import deepspeed_adam, load_async_io
+
+    builds: dict[str, Callable[[], object]] = {
+        "CPUAdam": partial(deepspeed_adam, True),
+        "FusedAdam": partial(deepspeed_adam, False),
+        "async_io": load_async_io,
+    }
+    for name, build in builds.items():
+        try:
+            with without_known_prints():
+                build()
+        except KernelError as error:
+            print(f"{name} is not available: {error}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Run `ctxlm operators` (ctxlm_ds/apps/machine/build_operators.py)."""
+"""Run `ctxlm operators` (ctxlm_ds/cli.py)."""
 
-from ctxlm_ds.apps.machine.build_operators import main
+from ctxlm_ds.cli import build_operators as main
 from ctxlm_ds.console import run_command
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Run `ctxlm samples` (ctxlm_ds/apps/text/build_samples.py)."""
+"""Run `ctxlm samples` (ctxlm_ds/apps/text/sample_rows.py)."""
 
-from ctxlm_ds.apps.text.build_samples import main
+from ctxlm_ds.apps.text.sample_rows import build_samples as main
 from ctxlm_ds.console import run_command
 
 if __name__ == "__main__":

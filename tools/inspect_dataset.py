@@ -1,6 +1,6 @@
-"""Run `ctxlm inspect` (ctxlm_ds/apps/text/inspect_dataset.py)."""
+"""Run `ctxlm inspect` (ctxlm_ds/apps/text/indexed_dataset.py)."""
 
-from ctxlm_ds.apps.text.inspect_dataset import main
+from ctxlm_ds.apps.text.indexed_dataset import inspect as main
 from ctxlm_ds.console import run_command
 
 if __name__ == "__main__":

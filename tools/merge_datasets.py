@@ -1,6 +1,6 @@
-"""Run `ctxlm merge` (ctxlm_ds/apps/text/merge_datasets.py)."""
+"""Run `ctxlm merge` (ctxlm_ds/apps/text/indexed_dataset.py)."""
 
-from ctxlm_ds.apps.text.merge_datasets import main
+from ctxlm_ds.apps.text.indexed_dataset import merge as main
 from ctxlm_ds.console import run_command
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Run `ctxlm tokenizer-report` (ctxlm_ds/apps/text/tokenizer_report.py)."""
+"""Run `ctxlm tokenizer-report` (ctxlm_ds/apps/text/tokenizers.py)."""
 
-from ctxlm_ds.apps.text.tokenizer_report import main
+from ctxlm_ds.apps.text.tokenizers import report as main
 from ctxlm_ds.console import run_command
 
 if __name__ == "__main__":

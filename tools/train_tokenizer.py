@@ -1,6 +1,6 @@
-"""Run `ctxlm tokenizer` (ctxlm_ds/apps/text/train_tokenizer.py)."""
+"""Run `ctxlm tokenizer` (ctxlm_ds/apps/text/tokenizers.py)."""
 
-from ctxlm_ds.apps.text.train_tokenizer import main
+from ctxlm_ds.apps.text.tokenizers import main
 from ctxlm_ds.console import run_command
 
 if __name__ == "__main__":

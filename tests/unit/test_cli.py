@@ -1,4 +1,4 @@
-"""The table of `ctxlm`: quick help, every command there, options passed on, misspelt names."""
+"""The table of `ctxlm`: quick help, every command there, options passed on, misspelt names, completion by shells."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds import cli as entry
-from ctxlm_ds.cli import COMMANDS, help_text, main
+from ctxlm_ds.cli import COMMANDS, completion_script, help_text, main
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOW = {"torch", "pydantic", "pydantic_core", "rich", "yaml", "numpy", "transformers", "deepspeed", "difflib"}
@@ -69,3 +69,34 @@ def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     monkeypatch.setattr(entry, "version", lambda: "1.2.3")
     main(["--version"])
     assert capsys.readouterr().out == "ctxlm 1.2.3\n"
+
+
+def completed(folder: Path, *words: str) -> list[str]:
+    """What bash offers for the last of the words."""
+    (folder / "ctxlm").write_text(f'#!/bin/sh\nexec {sys.executable} -m ctxlm_ds.cli "$@"\n')
+    (folder / "ctxlm").chmod(0o755)
+    line = " ".join(f"'{word}'" for word in ("ctxlm", *words))
+    bash = completion_script("bash")
+    script = f'{bash}\nCOMP_WORDS=({line}); COMP_CWORD={len(words)}; _ctxlm; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    done = subprocess.run(
+        ["bash", "-c", f'PATH={folder}:$PATH\n{script}'], cwd=ROOT,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_bash(tmp_path: Path) -> None:
+    assert completed(tmp_path, "pre") == ["preprocess", "pretrain"]
+    assert completed(tmp_path, "pretrain", "--config", "bert-lap") == [
+        "bert-laptop", "bert-laptop-phase1", "bert-laptop-phase2"
+    ]  # fmt: skip
+    assert completed(tmp_path, "pretrain", "--deepspeed_config", "zero3") == ["zero3", "zero3-offload"]
+    assert completed(tmp_path, "merge", "--out") == ["--output-prefix"]
+    assert completed(tmp_path, "merge", "") == []  # files, by bash itself
+
+
+@pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
+def test_a_script_names_all(shell: str) -> None:
+    script = completion_script(shell)
+    assert all(name in script for name in (*COMMANDS, "bert-base", "zero2")) and "@" not in script.replace("[@]", "")

@@ -8,18 +8,21 @@ without the room. A door of tools/ to a command of ctxlm_ds/apps/ has no code of
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
+
+from ctxlm_ds.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "tests" / "unit"
 FLAT = (ROOT / "tests" / "dist", ROOT / "tests" / "integration")
-COMMANDS = {
-    path.stem: ".".join(path.relative_to(ROOT).with_suffix("").parts)
-    for path in ROOT.glob("ctxlm_ds/apps/*/*.py")
+DOORS = {
+    path: COMMANDS[title[1]].place.partition(":")
+    for path in sorted((ROOT / "tools").glob("*.py"))
+    if (title := re.match(r'"""Run `ctxlm ([\w-]+)` ', path.read_text(encoding="utf-8")))
 }
-"""Modules that may hold a command, by file name."""
-DOORS = [path for path in sorted((ROOT / "tools").glob("*.py")) if path.stem in COMMANDS]
+"""Files that only start a command: its module and the name of its function."""
 CHECKOUT_FIRST = """import sys
 from pathlib import Path
 
@@ -27,7 +30,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 """
-DOOR = """from {module} import main
+DOOR = """from ctxlm_ds.{module} import {function}
 from ctxlm_ds.console import run_command
 
 if __name__ == "__main__":
@@ -55,7 +58,6 @@ WITHOUT_A_FILE = {
     "ctxlm_ds/tokenizers/kinds/sentencepiece_layouts.py": "rows of sentencepiece.py, whose tests train each",
     "ctxlm_ds/training/optimizers/adamw.py": "built by test_build.py, which compares its implementations",
     "ctxlm_ds/training/optimizers/base.py": "the base of optimizers, each of which is tested",
-    "ctxlm_ds/apps/machine/build_operators.py": "make runs it before the tests, which use what it builds",
 }
 CONTRACT = ("config", "layers", "export")
 """Files of a family that tests/families/test_contract.py tests, and what they share."""
@@ -105,9 +107,10 @@ def test_every_module_has_tests_of_its_name() -> None:
 
 def test_a_door_only_opens() -> None:
     assert len(DOORS) > 10
-    for path in DOORS:
+    for path, (module, _, function) in DOORS.items():
         code = path.read_text(encoding="utf-8").partition("\n\n")[2]
-        assert code.removeprefix(CHECKOUT_FIRST) == DOOR.format(module=COMMANDS[path.stem]), path
+        opened = f"{function} as main" if function else "main"
+        assert code.removeprefix(CHECKOUT_FIRST) == DOOR.format(module=module, function=opened), path
 
 
 def test_nothing_is_excused_that_has_a_file_or_is_gone() -> None:

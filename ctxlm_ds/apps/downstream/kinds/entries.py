@@ -64,7 +64,7 @@ MULTIPLE_CHOICE = TaskKind(
 )  # fmt: skip
 TAGGING = TaskKind(
     "tags", f"{HERE}.kinds.tagging:Tagging", ("conll",), ("f1", "precision", "recall", "accuracy"),
-    forms={CRF_FORM: f"{HERE}.kinds.crf:CrfTagging"}, frozen=f"{HERE}.features.kinds:FrozenTagging",
+    forms={CRF_FORM: f"{HERE}.kinds.tagging:CrfTagging"}, frozen=f"{HERE}.features.kinds:FrozenTagging",
 )  # fmt: skip
 QUESTION_ANSWERING = TaskKind(
     "span", f"{HERE}.kinds.answers:QuestionAnswering", ("squad",), ("f1", "exact_match"),

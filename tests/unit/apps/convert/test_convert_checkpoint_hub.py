@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import yaml
 
+from ctxlm_ds.apps.convert.convert_checkpoint import CardFacts, add_facts
 from ctxlm_ds.errors import ConfigError, ExportError
-from ctxlm_ds.export.hub import CardFacts, add_facts
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from tests.checkpoints import make_config, random_weights, write_run
+from tests.checkpoints import make_config, make_tokenizer, random_weights, write_run
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 TOKEN = "hf_aToken"
 CARD = "---\nlibrary_name: transformers\ntags:\n- ctxlm_ds\n---\n\n# tiny\n"
 
@@ -95,7 +95,8 @@ def export(endpoint: str, home: Path, *words: object, token: str = TOKEN) -> sub
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
 
 
-def test_an_export_is_uploaded_with_its_card(tmp_path: Path, wordpiece_folder: Path) -> None:
+def test_an_export_is_uploaded_with_its_card(tmp_path: Path) -> None:
+    wordpiece_folder = make_tokenizer("wordpiece", tmp_path / "wordpiece")
     config = make_config("bert_nsp", wordpiece_folder, load_tokenizer(wordpiece_folder).vocab_size)
     run, out, hub = write_run(tmp_path / "run", config, random_weights(config)), tmp_path / "hf", Hub()
     facts = ("--license", "apache-2.0", "--language", "en", "de", "--dataset", "wikimedia/wikipedia")

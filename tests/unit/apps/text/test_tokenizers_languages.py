@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from ctxlm_ds.apps.text.train_tokenizer import LanguageSample
+from ctxlm_ds.apps.text.tokenizers import LanguageSample
 
 LANGUAGES = {"large": 900, "middle": 90, "small": 9}
 

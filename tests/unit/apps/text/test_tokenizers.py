@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.text.train_tokenizer import build_parser, main
+from ctxlm_ds.apps.text.tokenizers import build_parser, main
 from ctxlm_ds.errors import CtxlmError
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import tokenizer_types

@@ -1,18 +1,21 @@
-"""Show an indexed dataset: its figures, documents as text, and (--verify) the proof that it is complete."""
+"""Indexed datasets: figures, documents as text and the proof that one is complete; several joined into one."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import shlex
 
-from ctxlm_ds.console import at_least, setup_logging
+from ctxlm_ds.console import at_least, counted, format_size, setup_logging
 
 ROWS_SHOWN = 5
 logger = logging.getLogger("ctxlm_ds")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__)
+def parse_inspection() -> argparse.Namespace:
+    """Parse the command line of `ctxlm inspect`."""
+    what = "Show an indexed dataset: its figures, documents as text, and (--verify) the proof that it is complete."
+    parser = argparse.ArgumentParser(description=what)
     parser.add_argument("prefix", metavar="PREFIX", help="path of the dataset without .bin/.idx")
     parser.add_argument(
         "--verify",
@@ -30,7 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", metavar="RECIPE", help="recipe for --objective: a path, or a shipped one's name")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="change its settings")
-    return parser
+    return parser.parse_args()
 
 
 def show_objective(args: argparse.Namespace) -> None:
@@ -59,8 +62,9 @@ def show_objective(args: argparse.Namespace) -> None:
             console.print(text)
 
 
-def main() -> None:
-    args = build_parser().parse_args()
+def inspect() -> None:
+    """Run `ctxlm inspect`."""
+    args = parse_inspection()
     setup_logging()
     from ctxlm_ds.data.dataset.inspection import (
         count_unknown,
@@ -89,3 +93,37 @@ def main() -> None:
     elif args.show:
         for line in show_documents(dataset, tokenizer, args.show, args.first):
             print(line)
+
+
+def merge() -> None:
+    """Run `ctxlm merge`."""
+    parser = argparse.ArgumentParser(
+        description="Join indexed datasets into one, in the order given, without decoding them."
+    )
+    parser.add_argument(
+        "--input",
+        nargs="+",
+        required=True,
+        metavar="PREFIX",
+        help="datasets in the order wanted (prefixes, or their files), or a folder: every dataset in it, "
+        "sorted by name",
+    )
+    parser.add_argument("--output-prefix", required=True, metavar="P", help="writes P.bin, P.idx, P.json and P.sha256")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
+    args = parser.parse_args()
+    setup_logging()
+    from ctxlm_ds.data.dataset.merge import merge_datasets
+
+    result = merge_datasets(args.input, args.output_prefix, args.overwrite)
+    joined = result.dataset
+    numbers = {"document": joined.num_documents, "sequence": joined.num_sequences, "token": joined.num_tokens}
+    counts = ", ".join(counted(number, noun) for noun, number in numbers.items())
+    if result.complete_already:
+        print(f"{joined.prefix}: complete already, nothing to do ({counts})")
+        return
+    num_bytes = joined.tokens.nbytes + joined.arrays.file.nbytes
+    print(
+        f"{joined.prefix}: {counted(result.num_parts, 'part')}, {counts}; {format_size(num_bytes)} in "
+        f"{result.seconds:.1f} s, {format_size(num_bytes / max(1e-9, result.seconds))}/s"
+    )
+    print(f"next: ctxlm inspect {shlex.quote(joined.prefix)} --verify")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.text.tokenizer_report import report_lines
+from ctxlm_ds.apps.text.tokenizers import report_lines
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.report import tokenizer_report
 from ctxlm_ds.tokenizers.train import train_tokenizer

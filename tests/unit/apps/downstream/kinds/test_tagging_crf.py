@@ -12,7 +12,7 @@ import torch
 
 from ctxlm_ds.apps.downstream.examples import Example
 from ctxlm_ds.apps.downstream.fit import FitSettings, Point, load_config, run_point
-from ctxlm_ds.apps.downstream.kinds.crf import CrfTagging
+from ctxlm_ds.apps.downstream.kinds.tagging import CrfTagging
 from ctxlm_ds.apps.downstream.prepare import Parts, load_tokenizer, make_kind, make_sets
 from ctxlm_ds.apps.downstream.tags import read_spans
 from ctxlm_ds.apps.downstream.task import TaskDescription

@@ -1,4 +1,4 @@
-"""Show rows of a run's training stream as the model read them: those of a recorded bad batch, or any stretch."""
+"""Rows as the model reads them: a recipe's sample indexes built ahead of the job, and rows of a run's training."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ ROWS_SHOWN = 8
 CONFIG_NAME = "config.yaml"
 
 
-def build_parser() -> argparse.ArgumentParser:
+def batch_parser() -> argparse.ArgumentParser:
+    """Return the parser of `ctxlm batch`."""
     parser = argparse.ArgumentParser(
-        description=__doc__, epilog="Without --step and --first-row: one line for each bad batch of RUN/history.jsonl."
+        description="Show rows of a run's training stream as the model read them: those of a recorded bad batch, or "
+        "any stretch.",
+        epilog="Without --step and --first-row: one line for each bad batch of RUN/history.jsonl.",
     )
     parser.add_argument("run_dir", metavar="RUN", help="run directory")
     which = parser.add_mutually_exclusive_group()
@@ -80,8 +83,9 @@ def show(run_dir: Path, first: int, count: int) -> None:
         console.print(text)
 
 
-def main() -> None:
-    parser = build_parser()
+def batch() -> None:
+    """Run `ctxlm batch`."""
+    parser = batch_parser()
     args = parser.parse_args()
     if args.count is not None and args.step is None and args.first_row is None:
         parser.error("--count goes with --step or --first-row")
@@ -95,3 +99,47 @@ def main() -> None:
         list_batches(run_dir, events)
         return
     show(run_dir, *find_stretch(args, events))
+
+
+def build_samples() -> None:
+    """Build the sample indexes of a recipe's datasets ahead of the job, without an accelerator.
+
+    Training builds what is missing by itself; with this, a cluster's compute nodes do not wait for it.
+    """
+    parser = argparse.ArgumentParser(description=build_samples.__doc__)
+    parser.add_argument("--config", required=True, metavar="RECIPE", help="a path, or the name of a shipped recipe")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="change settings")
+    parser.add_argument("--show", type=at_least(0), default=0, metavar="N", help="print N rows as the model sees them")
+    parser.add_argument(
+        "--workers", type=at_least(1), metavar="N", help="threads (default: all cores); the files are the same"
+    )
+    args = parser.parse_args()
+    setup_logging()
+    from rich.console import Console
+
+    from ctxlm_ds.data.stream.plan_table import plan_lines, summary_lines
+    from ctxlm_ds.data.stream.preview import preview_rows
+    from ctxlm_ds.data.stream.run_datasets import build_run_rows
+    from ctxlm_ds.errors import ConfigError
+    from ctxlm_ds.objectives.base import build_objective
+    from ctxlm_ds.recipe.load import load_config
+    from ctxlm_ds.recipe.source_rules import source_names
+    from ctxlm_ds.tokenizers.load import load_tokenizer
+
+    config = load_config(args.config, args.set)
+    if config.tokenizer.path is None or not config.data.train:
+        raise ConfigError(f"{args.config}: tokenizer.path and data.train are needed; name them there or with --set")
+    tokenizer = load_tokenizer(config.tokenizer.path)
+    objective = build_objective(config.objective, tokenizer)
+    rows = build_run_rows(config.row_settings, tokenizer, objective, args.workers)
+    indexes = dict(zip(source_names(config.data), rows.train.indexes, strict=True))
+    held_out = {f"{name} (held out)": source.indexes[0] for name, source in rows.validation.items()}
+    for line in (
+        *summary_lines(indexes | held_out),
+        *plan_lines(config.data, config.training, config.evaluation, rows.train, rows.validation),
+    ):
+        print(line)
+    if args.show:
+        console = Console(soft_wrap=True)
+        for text in preview_rows(rows.train, objective, tokenizer, config.data, config.training, args.show):
+            console.print(text)
