@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ctxlm_ds.apps.downstream.fit import FitSettings
 
 logger = logging.getLogger("ctxlm_ds")
-PACKAGES = ("sklearn", "scipy", "matplotlib")
+PACKAGES = ("sklearn", "scipy")
 DEFAULT_GRID = {"batch_sizes": [32], "learning_rates": [5e-5], "epochs": [3.0]}
 
 

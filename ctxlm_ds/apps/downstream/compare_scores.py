@@ -7,13 +7,13 @@ column a task: median and spread over seeds of the task's first metric on the de
 from __future__ import annotations
 
 import argparse
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from ctxlm_ds.apps.downstream.results import epoch_medians
 from ctxlm_ds.apps.report.charts import page, svg, table
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import setup_logging
@@ -85,13 +85,14 @@ def read_run(given: str) -> Run:
     if not (folder / "metrics.json").is_file():
         raise ConfigError(f"{folder}: no metrics.json; {FORM_OF_RUN}")
     summary = read_json_object(folder / "metrics.json", DataError)
+    points = [read_json_object(path, DataError) for path in sorted(folder.glob("points/*/metrics.json"))]
     try:
         chosen, metric = summary["chosen"], summary["metric"]
         return Run(
             folder, name or _name_of(summary), str(summary["task"]), metric,
             {key: float(chosen["dev"][metric][key]) for key in ("median", "lowest", "highest")},
             len(chosen["seeds"]), summary.get("published", {}), summary.get("max_train_examples"),
-            _epochs(folder, chosen, metric),
+            epoch_medians(points, chosen, metric),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{folder / 'metrics.json'}: {error!s} is missing or of another type; {FORM_OF_RUN}") from None
@@ -102,19 +103,6 @@ def _name_of(summary: Mapping[str, Any]) -> str:
     name = path.parent.name if path.name == "hf" and path.parent.name else path.name
     kinds = ["random weights"] if summary.get("random") else []
     return ", ".join([name, *kinds, *([summary["method"]] if summary.get("method") else [])])
-
-
-def _epochs(folder: Path, chosen: Mapping[str, Any], metric: str) -> Points:
-    """Return the medians over seeds after each epoch of the chosen point; none if its points have no epochs."""
-    values: dict[float, list[float]] = {}
-    for path in sorted(folder.glob("points/*/metrics.json")):
-        result = read_json_object(path, DataError)
-        point = result.get("point", {})
-        if all(point.get(name) == chosen.get(name) for name in ("batch_size", "learning_rate", "epochs")):
-            for line in result.get("log", []):
-                if f"eval_{metric}" in line:
-                    values.setdefault(line["epoch"], []).append(line[f"eval_{metric}"])
-    return [(epoch, statistics.median(several)) for epoch, several in sorted(values.items())]
 
 
 def largest_of_each(runs: Iterable[Run]) -> list[Run]:

@@ -1,23 +1,239 @@
-"""Answers of a language model to prompts: cloze, few-shot examples, contextual calibration."""
+"""Answers of a language model to prompts: log-probabilities of words in a gap of a text, or after a text.
+
+The models are transformers' own. Shape letters: b rows, s positions, v vocabulary, n scored tokens.
+"""
 
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ctxlm_ds.apps.downstream.examples import Example
 from ctxlm_ds.apps.downstream.kinds.base import Kind, Prediction, softmax
-from ctxlm_ds.apps.downstream.prompt_task import PromptDescription, content_free
-from ctxlm_ds.apps.downstream.scoring import Item, Scorer
+from ctxlm_ds.apps.downstream.prompt import PromptDescription, content_free
 from ctxlm_ds.console import counted
 from ctxlm_ds.errors import ConfigError
 
 logger = logging.getLogger("ctxlm_ds")
+FIRST_SENTINEL = "<extra_id_0>"
+CAUSAL_CLASSES = ("LMHeadModel", "ForCausalLM")
+BATCH_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Item:
+    """One input of the model, and the tokens that are scored."""
+
+    input_ids: tuple[int, ...]
+    labels: tuple[int, ...]
+    """What the decoder of an encoder-decoder is to write; empty for other models."""
+    places: tuple[int, ...]
+    """Positions of the logits of each scored token."""
+    targets: tuple[int, ...]
+    """The scored tokens."""
+
+    @property
+    def length(self) -> int:
+        """Return the positions of the longer stack."""
+        return max(len(self.input_ids), len(self.labels))
+
+    @property
+    def key(self) -> tuple[tuple[int, ...], ...]:
+        """Return what decides the logits."""
+        return self.input_ids, self.labels, self.places
+
+
+@dataclass
+class Scorer(ABC):
+    """A language model with its tokenizer."""
+
+    causal: ClassVar[bool] = False
+    """True if the model reads only what is before the gap."""
+
+    model: Any
+    tokenizer: Any
+    scores_unknown: bool = False
+    """Whether unknown tokens are scored like others (choices are data), not refused."""
+
+    @abstractmethod
+    def item(self, before: str, word: str, after: str) -> Item:
+        """Return the input that scores `word` between two texts.
+
+        Raises:
+            ConfigError: the tokenizer writes the word as an unknown token (unless `scores_unknown`), or as none.
+        """
+
+    def scores(self, items: Sequence[Item], mean: bool = False) -> NDArray[np.float64]:
+        """Return the sum (or mean) of the log-probabilities in nats of each item's tokens, [items].
+
+        Items with the same input share a forward pass; the others are batched by length.
+        """
+        same: dict[Any, list[int]] = {}
+        for at, item in enumerate(items):
+            same.setdefault(item.key, []).append(at)
+        totals = np.zeros(len(items))
+        for batch in _batches(sorted((items[places[0]] for places in same.values()), key=lambda item: item.length)):
+            for item, logits in zip(batch, self._logits(batch), strict=True):
+                of_words = torch.log_softmax(logits.float(), dim=-1)
+                for at in same[item.key]:
+                    found = of_words[torch.arange(len(of_words)), torch.tensor(items[at].targets)].double()
+                    totals[at] = float(found.mean() if mean else found.sum())
+        return totals
+
+    @torch.no_grad()
+    def _logits(self, batch: Sequence[Item]) -> list[torch.Tensor]:
+        """Return the logits [n, v] of each item's places."""
+        inputs = {"input_ids": _padded([item.input_ids for item in batch], self.tokenizer.pad_token_id)}
+        inputs["attention_mask"] = _padded([(1,) * len(item.input_ids) for item in batch], 0)
+        if batch[0].labels:
+            # Behind the last scored token; a causal decoder's earlier logits do not depend on it.
+            labels = _padded([item.labels for item in batch], self.tokenizer.pad_token_id)
+            inputs["decoder_input_ids"] = self.model.prepare_decoder_input_ids_from_labels(labels=labels)
+        device = self.model.device
+        logits = self.model(**{name: value.to(device) for name, value in inputs.items()}).logits.cpu()
+        return [row[list(item.places)] for row, item in zip(logits, batch, strict=True)]
+
+    def _with_word(self, before: str, word: str, after: str) -> tuple[list[int], list[int]]:
+        """Return the tokens of the complete text, and the positions of the word's."""
+        encoded = self.tokenizer(before + word + after, return_offsets_mapping=True)
+        ids, first, last = list(encoded["input_ids"]), len(before), len(before) + len(word)
+        places = [at for at, (start, end) in enumerate(encoded["offset_mapping"]) if start < last and end > first]
+        return ids, self._known(places, ids, word)
+
+    def _known(self, places: list[int], ids: Sequence[int], word: str) -> list[int]:
+        is_unknown = self.tokenizer.unk_token_id in [ids[at] for at in places]
+        if not places or is_unknown and not self.scores_unknown:
+            raise ConfigError(f"the tokenizer has no tokens for {word!r}; choose another word")
+        return places
+
+
+class MaskedScorer(Scorer):
+    """A masked language model: each token of the word is a mask, all are predicted in one pass."""
+
+    def item(self, before: str, word: str, after: str) -> Item:
+        ids, places = self._with_word(before, word, after)
+        masked = [self.tokenizer.mask_token_id if at in places else token for at, token in enumerate(ids)]
+        return Item(tuple(masked), (), tuple(places), tuple(ids[at] for at in places))
+
+
+class CausalScorer(Scorer):
+    """A causal model that continues a text; the same tokens as those of lm-evaluation-harness."""
+
+    causal = True
+
+    def item(self, before: str, word: str, after: str) -> Item:
+        context = before.rstrip()
+        word = before[len(context) :] + word
+        given = self._tokens(context) if context else [self._first_token()]
+        ids = self._tokens(context + word) if context else [*given, *self._tokens(word)]
+        self._known(list(range(len(given), len(ids))), ids, word)
+        places = range(len(given) - 1, len(ids) - 1)
+        return Item(tuple(ids[:-1]), (), tuple(places), tuple(ids[len(given) :]))
+
+    def _first_token(self) -> int:
+        """Return what an empty text begins with."""
+        known = [self.tokenizer.bos_token_id, self.tokenizer.eos_token_id]
+        first = next((one for one in known if one is not None), None)
+        if first is None:
+            raise ConfigError("nothing is before the gap, and the tokenizer has no token for a beginning or an end; "
+                              "begin the pattern with a word")  # fmt: skip
+        return int(first)
+
+    def _tokens(self, text: str) -> list[int]:
+        """Return the tokens of a text without the special tokens that close it."""
+        encoded = self.tokenizer(text, return_special_tokens_mask=True)
+        ids, special = list(encoded["input_ids"]), list(encoded["special_tokens_mask"])
+        while special and special[-1] and ids[-1] in (self.tokenizer.eos_token_id, self.tokenizer.sep_token_id):
+            ids.pop()
+            special.pop()
+        return ids
+
+
+class SentinelScorer(Scorer):
+    """A T5: a sentinel is in place of the word, which the decoder writes after the same sentinel."""
+
+    def item(self, before: str, word: str, after: str) -> Item:
+        ids, places = self._with_word(before, word, after)
+        sentinel = self.tokenizer.convert_tokens_to_ids(FIRST_SENTINEL)
+        targets = ids[places[0] : places[-1] + 1]
+        given = (*ids[: places[0]], sentinel, *ids[places[-1] + 1 :])
+        return Item(given, (sentinel, *targets), tuple(range(1, len(targets) + 1)), tuple(targets))
+
+
+class InfillingScorer(Scorer):
+    """A BART: one mask is in place of the word, and the decoder writes the complete text."""
+
+    def item(self, before: str, word: str, after: str) -> Item:
+        ids, places = self._with_word(before, word, after)
+        span = range(places[0], places[-1] + 1)
+        given = (*ids[: span.start], self.tokenizer.mask_token_id, *ids[span.stop :])
+        return Item(given, tuple(ids), tuple(span), tuple(ids[span.start : span.stop]))
+
+
+def load_scorer(folder: Path, tokenizer: Any, scores_unknown: bool = False) -> Scorer:
+    """Return the language model of a folder, on the GPU if there is one.
+
+    Raises:
+        ConfigError: it is no language model that can score words, or has no weights of its output layer.
+    """
+    from transformers import AutoConfig
+    from transformers.utils import logging as library_logging
+
+    library_logging.disable_progress_bar()
+    library_logging.set_verbosity_error()  # it reports each input that is still to be shortened
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    auto_class, scorer = _choose(folder, config, tokenizer)
+    model, loading = auto_class.from_pretrained(
+        folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, output_loading_info=True
+    )
+    missing = sorted(loading["missing_keys"])
+    if missing:
+        raise ConfigError(f"--model {folder}: no weights of {missing[0]}: the export has no language model's output "
+                          "layer (of an ELECTRA, the folder generator has one)")  # fmt: skip
+    return scorer(model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer, scores_unknown)
+
+
+def _choose(folder: Path, config: Any, tokenizer: Any) -> tuple[Any, type[Scorer]]:
+    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
+
+    kind, name = type(config), str(next(iter(config.architectures or []), ""))
+    if hasattr(config, "mem_len"):
+        raise ConfigError(f"--model {folder}: {config.model_type} predicts permuted positions, which prompts do not")
+    if config.is_encoder_decoder and kind in AutoModelForSeq2SeqLM._model_mapping:
+        has_sentinel = FIRST_SENTINEL in tokenizer.get_vocab()
+        if has_sentinel or tokenizer.mask_token_id is not None:
+            return AutoModelForSeq2SeqLM, SentinelScorer if has_sentinel else InfillingScorer
+    elif kind in AutoModelForMaskedLM._model_mapping and not name.endswith(CAUSAL_CLASSES):
+        if tokenizer.mask_token_id is not None:
+            return AutoModelForMaskedLM, MaskedScorer
+    elif kind in AutoModelForCausalLM._model_mapping:
+        return AutoModelForCausalLM, CausalScorer
+    raise ConfigError(f"--model {folder}: {name or config.model_type} predicts no words, or its tokenizer has no mask")
+
+
+def _batches(rows: Sequence[Item]) -> list[list[Item]]:
+    """Return rows, sorted by length, in batches of at most BATCH_TOKENS positions."""
+    batches: list[list[Item]] = []
+    for row in rows:
+        if not batches or (len(batches[-1]) + 1) * row.length > BATCH_TOKENS:
+            batches.append([])
+        batches[-1].append(row)
+    return batches
+
+
+def _padded(rows: Sequence[Sequence[int]], fill: int) -> torch.Tensor:
+    """Return rows of different lengths as [b, s]."""
+    longest = max(map(len, rows))
+    return torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows])
 
 
 @dataclass

@@ -1,30 +1,29 @@
-"""Points of a grid of hyperparameters, their results on disk, and the report: curves, confusion, report.html."""
+"""Points of a grid of hyperparameters, their results on disk, and report.html: scores, curves, confusion."""
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.apps.downstream.task import TaskDescription
-from ctxlm_ds.apps.report.charts import page, table
-from ctxlm_ds.atomic import is_same, read_object, write_bytes, write_text
+from ctxlm_ds.apps.report.charts import page, svg, table
+from ctxlm_ds.atomic import is_same, read_object, write_text
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.training.hooks.curves import Chart, Points
 
 PUBLISHED = {"batch_sizes": [16, 32], "learning_rates": [2e-5, 3e-5, 5e-5], "epochs": [2.0, 3.0, 4.0]}
 """BERT's grid (Devlin et al. 2018, appendix A.3)."""
 RESULT_NAME = "metrics.json"
 """File of a point that is complete."""
-MAX_LABELS = 40
-"""Labels of the largest confusion matrix with numbers in its cells."""
+OF_A_POINT = {"batch_size": "batch", "learning_rate": "rate", "epochs": "epochs"}
+"""Settings that differ between points, apart from the seed, with their headings in tables."""
 MAX_SHOWN = 20
 """Wrong predictions in the report."""
 
@@ -78,7 +77,7 @@ def read_results(output: Path, wanted: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def summarize(
-    results: Sequence[dict[str, Any]], metric: str, settings: Sequence[str] = ("batch_size", "learning_rate", "epochs")
+    results: Sequence[dict[str, Any]], metric: str, settings: Iterable[str] = tuple(OF_A_POINT)
 ) -> dict[str, Any]:
     """Return, per point of the grid, the median and spread over seeds, and the point with the best median on dev.
 
@@ -97,7 +96,7 @@ def summarize(
     return {"metric": metric, "grid": rows, "chosen": rows[chosen]}
 
 
-def _row(group: list[dict[str, Any]], settings: Sequence[str]) -> dict[str, Any]:
+def _row(group: list[dict[str, Any]], settings: Iterable[str]) -> dict[str, Any]:
     point = group[0]["point"]
     row: dict[str, Any] = {name: point[name] for name in settings}
     row["seeds"] = sorted(one["point"]["seed"] for one in group)
@@ -114,7 +113,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 def write_report(
     output: Path, task: TaskDescription, summary: Mapping[str, Any], results: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Write curves.png, confusion.png (if there are labels) and report.html.
+    """Write report.html, with a confusion matrix if there are labels.
 
     Args:
         output: the folder that holds points/.
@@ -124,30 +123,42 @@ def write_report(
     """
     head, *rows = result_rows(summary)
     sections = {"Results": [table(head, rows)], "Published": [_published(summary)]}
-    curves = _draw_curves(results, summary["metric"])
-    write_bytes(output / "curves.png", curves)
-    sections["Learning curves"] = [_image(curves, "score on the development file after each epoch")]
+    metric = summary["metric"]
+    curves = {_label(row): epoch_medians(results, row, metric) for row in summary["grid"]}
+    sections["Learning curves"] = [svg(Chart(f"{metric} on the development file after each epoch", curves, {}))]
     predicted = _read_predictions(output, summary["chosen"])
     if task.entry.answer == "label":
-        matrix = _draw_confusion([one["label"] for one in predicted], [one["prediction"] for one in predicted])
-        write_bytes(output / "confusion.png", matrix)
-        sections["Confusion"] = [_image(matrix, "right labels down, predictions across")]
+        sections["Confusion"] = [_confusion([(one["label"], one["prediction"]) for one in predicted])]
     sections["Wrong predictions of the chosen run"] = [_wrong(predicted)]
     write_text(output / "report.html", page(f"{task.title or summary['task']}: {summary['model']}", sections))
 
 
-def result_rows(summary: Mapping[str, Any]) -> list[list[str]]:
+def epoch_medians(results: Iterable[Mapping[str, Any]], point: Mapping[str, Any], metric: str) -> Points:
+    """Return the medians over seeds of a metric after each epoch of a point; none if its log has no epochs."""
+    values: dict[float, list[float]] = {}
+    for result in results:
+        if all(result.get("point", {}).get(name) == point.get(name) for name in OF_A_POINT):
+            for line in result.get("log", []):
+                if math.isfinite(line.get(f"eval_{metric}", math.nan)):
+                    values.setdefault(line["epoch"], []).append(line[f"eval_{metric}"])
+    return [(epoch, statistics.median(several)) for epoch, several in sorted(values.items())]
+
+
+def result_rows(summary: Mapping[str, Any], settings: Mapping[str, str] = OF_A_POINT) -> list[list[str]]:
     """Return the grid as a table with its head: median and spread of each metric, the chosen point marked."""
     parts = [part for part in ("dev", "test") if part in summary["chosen"]]
     names = [name if part == "dev" else f"{part} {name}" for part in parts for name in summary["chosen"][part]]
-    rows = [["", "batch", "rate", "epochs", "seeds", *names]]
+    rows = [["", *settings.values(), "seeds", *names]]
     for row in summary["grid"]:
         figures = [one for part in parts for one in row[part].values()]
         cells = [f"{one['median']:.4f} ({one['lowest']:.4f} to {one['highest']:.4f})" for one in figures]
         mark = "chosen" if row == summary["chosen"] else ""
-        numbers = [str(row["batch_size"]), f"{row['learning_rate']:g}", f"{row['epochs']:g}", str(len(row["seeds"]))]
-        rows.append([mark, *numbers, *cells])
+        rows.append([mark, *(f"{row[name]:g}" for name in settings), str(len(row["seeds"])), *cells])
     return rows
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    return ", ".join(f"{heading} {row[name]:g}" for name, heading in OF_A_POINT.items())
 
 
 def _published(summary: Mapping[str, Any]) -> str:
@@ -174,51 +185,9 @@ def _shown(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _draw_curves(results: Sequence[Mapping[str, Any]], metric: str) -> bytes:
-    figure, axes = _figure()
-    for result in results:
-        lines = [line for line in result["log"] if f"eval_{metric}" in line]
-        point = result["point"]
-        name = f"batch {point['batch_size']}, {point['learning_rate']:g}, seed {point['seed']}"
-        axes.plot([line["epoch"] for line in lines], [line[f"eval_{metric}"] for line in lines], marker="o", label=name)
-    axes.set_xlabel("epoch")
-    axes.set_ylabel(metric)
-    if len(results) <= 12:
-        axes.legend(fontsize=8)
-    return _png(figure)
-
-
-def _draw_confusion(right: Sequence[str], predicted: Sequence[str]) -> bytes:
-    from sklearn.metrics import ConfusionMatrixDisplay
-
-    figure, axes = _figure()
-    many = len(set(right)) > MAX_LABELS
-    ConfusionMatrixDisplay.from_predictions(
-        right,
-        predicted,
-        ax=axes,
-        colorbar=False,
-        include_values=not many,
-        xticks_rotation="vertical" if many else "horizontal",
-    )
-    return _png(figure)
-
-
-def _figure() -> tuple[Any, Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.subplots()
-
-
-def _png(figure: Any) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    return buffer.getvalue()
-
-
-def _image(content: bytes, title: str) -> str:
-    encoded = base64.b64encode(content).decode("ascii")
-    return f'<img style="max-width:100%" alt="{escape(title)}" src="data:image/png;base64,{encoded}">'
+def _confusion(pairs: Sequence[tuple[str, str]]) -> str:
+    """Return a table with a row for each right label and a column for each prediction."""
+    counts = Counter(pairs)
+    labels = sorted({label for pair in pairs for label in pair})
+    rows = [[right, *(str(counts[right, other] or "") for other in labels)] for right in labels]
+    return table(["right \\ predicted", *labels], rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
@@ -18,6 +18,7 @@ from ctxlm_ds.recipe.yaml_source import MAX_CHARACTERS, read_yaml
 from ctxlm_ds.untrusted_json import read_text
 
 TASK_DIR = Path(__file__).resolve().parent / "tasks"
+Described = TypeVar("Described", bound=Section)
 Column = str | int
 """Name of a column in the header (or key of a JSON object), or its number from 0."""
 
@@ -182,20 +183,31 @@ def load_task(name_or_path: str) -> tuple[str, TaskDescription]:
                 f"--task {name_or_path}: no shipped task{did_you_mean(name_or_path, known)}; "
                 f"shipped are {', '.join(known)}; a description of your own ends in .yaml"
             )
-    source = read_yaml(read_text(path, ConfigError, MAX_CHARACTERS), str(path))
-    title = f"task {path}"
-    raise_problems(title, [Problem(dotted(at), why, where=f"{path}:{line}") for at, line, why in source.problems])
-    if not isinstance(source.data, dict):
-        raise ConfigError(f"{path}: a task is a section of settings (kind, train, dev, format, columns, …)")
-    task = _validate(source.data, title)
-    raise_problems(title, list(task.problems()))
+    task = load_description(TaskDescription, path, "task", "kind, train, dev, format, columns, …")
+    raise_problems(f"task {path}", list(task.problems()))
     return path.stem, task
 
 
-def _validate(data: dict[str, Any], title: str) -> TaskDescription:
+def load_description(section: type[Described], path: Path, noun: str, settings: str) -> Described:
+    """Return the section that a YAML file holds.
+
+    Args:
+        section: class of the section.
+        path: the file.
+        noun: what the file describes.
+        settings: some of its settings, for the message.
+
+    Raises:
+        ConfigError: the file is missing, no YAML, or wrong; lists every problem.
+    """
+    source = read_yaml(read_text(path, ConfigError, MAX_CHARACTERS), str(path))
+    title = f"{noun} {path}"
+    raise_problems(title, [Problem(dotted(at), why, where=f"{path}:{line}") for at, line, why in source.problems])
+    if not isinstance(source.data, dict):
+        raise ConfigError(f"{path}: a {noun} is a section of settings ({settings})")
     try:
-        return TaskDescription.model_validate(data)
+        return section.model_validate(source.data)
     except ValidationError as error:
-        known = TaskDescription.model_fields
+        known = section.model_fields
         raise_problems(title, [Problem(dotted(one["loc"]), explain_error(one, known)) for one in error.errors()])
         raise

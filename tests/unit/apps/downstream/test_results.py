@@ -46,5 +46,7 @@ def test_a_report_of_each_kind(tmp_path: Path, settings: dict[str, Any], example
     write_report(tmp_path, task, summary, results)
     page = (tmp_path / "report.html").read_text()
     assert "0.5000 (0.5000 to 0.5000)" in page and "0.900" in page and "<b>a" not in page
-    assert (tmp_path / "confusion.png").exists() == (settings["kind"] == "classification")
+    is_matrix = "<tr><td>x</td><td></td><td>2</td></tr>"
+    assert (is_matrix in page) == (settings["kind"] == "classification")
+    assert "batch 8, rate 0.001, epochs 2 0.5</text>" in page
     assert "<td>M</td>" in page and "not shown" not in page

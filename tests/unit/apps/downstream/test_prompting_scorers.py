@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ctxlm_ds.apps.downstream.prepare import load_tokenizer
-from ctxlm_ds.apps.downstream.scoring import load_scorer
+from ctxlm_ds.apps.downstream.prompting import load_scorer
 from ctxlm_ds.errors import ConfigError
 from tests.downstream_models import WORDS, causal_export, write_bert
 
