@@ -14,7 +14,7 @@ from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.models.meter import CPU
 from ctxlm_ds.apps.plan.plan import Planner
-from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
+from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig, TrainingConfig
 from tests.dist.runner import run_ranks
 from tests.dist.training import GLOBAL_BATCH, SEQ_LENGTH, VOCAB, build_engine, step_of, tiny_config
 from tests.sections import model_section
@@ -67,6 +67,7 @@ def config_of(precision: str, micro_batch_size: int, recompute: bool) -> RunConf
             global_batch_size=GLOBAL_BATCH, micro_batch_size=micro_batch_size, precision=precision,
             activation_checkpointing=recompute,
         ),
+        kernels=KernelsConfig(linear="torch"),  # CPUs without bfloat16 units compute in float32 copies
     )  # fmt: skip
 
 

@@ -134,18 +134,20 @@ def test_moved_bytes_are_those_of_the_operations(
     layout = Layout(1, zero_stage=stage, micro_batch_size=micro_batch_size)
     planner = Planner(config, Cluster(find_gpu("H100"), 1, 1), {stage: user_json})
     (cut,) = planner.stages(layout)
-    planned = config, cut.parameters, planner.zero[stage], 1
-    assert gradient_bytes(*planned, GLOBAL_BATCH // micro_batch_size) == pytest.approx(gradients, rel=error)
-    assert update_bytes(*planned) == pytest.approx(update, rel=error)
+    sizes, zero = cut.parameters, planner.zero[stage]
+    planned_gradients = gradient_bytes(config.training, sizes, zero, 1, GLOBAL_BATCH // micro_batch_size)
+    assert planned_gradients == pytest.approx(gradients, rel=error)
+    assert update_bytes(config.training, config.optimizer, sizes, zero, 1) == pytest.approx(update, rel=error)
 
 
 def test_ranks_share_the_update_and_not_the_sums() -> None:
     config, user_json = config_of("bf16", "adamw", 4), {"zero_optimization": {"stage": 1}}
     planner = Planner(config, Cluster(find_gpu("H100"), 1, 2), {1: user_json})
     (cut,) = planner.stages(Layout(2, micro_batch_size=4))
-    planned = config, cut.parameters, planner.zero[1]
+    training, sizes, zero = config.training, cut.parameters, planner.zero[1]
+    planned_gradients = gradient_bytes(training, sizes, zero, 2, 2)
     for found in fork_ranks(count_in_step, 2, config, user_json, timeout_s=120):
-        assert update_bytes(*planned, 2) == pytest.approx(found[1], rel=0.01)
+        assert update_bytes(training, config.optimizer, sizes, zero, 2) == pytest.approx(found[1], rel=0.01)
         # gloo's reduce-scatter and the average of the own partition are not counted.
-        assert gradient_bytes(*planned, 2, 2) == pytest.approx(found[0], rel=0.5)
-        assert gradient_bytes(*planned, 2, 2) == gradient_bytes(*planned, 1, 2)
+        assert planned_gradients == pytest.approx(found[0], rel=0.5)
+        assert planned_gradients == gradient_bytes(training, sizes, zero, 1, 2)

@@ -36,7 +36,7 @@ def test_the_job_is_requeued_without_a_bad_node(runs: Runs, tmp_path: Path) -> N
 
 def test_what_cannot_be_checked_is_said(runs: Runs, tmp_path: Path) -> None:
     site = tmp_path / "env.sh"
-    site.write_text("CTXLM_PREFLIGHT=1\nTMPDIR=/proc/nowhere\n")
+    site.write_text("CTXLM_PREFLIGHT=1\nCTXLM_STAGE_DIR=/proc/nowhere\n")
     job = runs.submit(tmp_path, environment={"CTXLM_ENV": str(site), "CTXLM_RESTART": "off"})
     text = job.text
     job.wait_for(lambda: "BAD" in text(), "the bad nodes")
