@@ -20,13 +20,12 @@ from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.tensor_file import LazyTensor
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import CardText, FamilyExport, export_of
+from ctxlm_ds.export.base import CardText, FamilyExport, OwnFormat, export_of, own_format_in, own_format_of
 from ctxlm_ds.export.hf_config import to_hf_config
 from ctxlm_ds.export.key_maps import KeyMap, Row
 from ctxlm_ds.export.model_card import CARD_MARK, write_model_card
-from ctxlm_ds.export.own_format import OwnFormat, compare_weights, own_format_in, own_format_of
 from ctxlm_ds.export.safetensors_files import DEFAULT_SHARD_BYTES, HEADS_FILE, write_heads, write_model
-from ctxlm_ds.export.verify import ROUNDING_BOUNDS, Comparison, verify_folder
+from ctxlm_ds.export.verify import ROUNDING_BOUNDS, Comparison, compare_weights, verify_folder
 from ctxlm_ds.export.weights import (
     IMPORT_RECORD,
     KEPT_SETTINGS,

@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 
 from ctxlm_ds.checkpoint.tensor_file import CODE_BYTES, TensorFileWriter
 from ctxlm_ds.errors import ExportError
+from ctxlm_ds.export.hf_config import INDEX_FILE, SINGLE_FILE
 from ctxlm_ds.export.key_maps import KeyMap, Shape, WeightSource
-from ctxlm_ds.export.model_files import INDEX_FILE, SINGLE_FILE
 from ctxlm_ds.kernels.dispatch import DTYPES
 from ctxlm_ds.untrusted_json import open_regular
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.errors import CheckpointError, ConfigError, ExportError, TokenizerError
-from ctxlm_ds.export.hf_config import read_section
-from ctxlm_ds.export.model_files import fingerprint, model_files
+from ctxlm_ds.export.hf_config import fingerprint, model_files, read_section
 from ctxlm_ds.recipe.problems import raise_problems
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.source_rules import needs_teacher, teacher_problems

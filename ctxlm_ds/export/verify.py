@@ -338,3 +338,13 @@ def _logits_after(
     with torch.no_grad():
         logits: torch.Tensor = ours.run(fields)[str(export.next_token_output)][0]
     return logits if export.encoder_decoder else logits[len(prompt) - 1 : -1]
+
+
+def compare_weights(ours: WeightSource, written: WeightSource, bound: float) -> Comparison:
+    """Compare the written parameters, one at a time, with those of a checkpoint."""
+    differences, magnitudes = [], []
+    for name in written.names():
+        value = ours.read_full(name)
+        differences.append(float((value - written.read_full(name)).abs().max()))
+        magnitudes.append(float(value.abs().max()))
+    return Comparison("weights", max(differences), max(magnitudes), bound)

@@ -23,9 +23,8 @@ from ctxlm_ds.checkpoint.saved_state import read_saved_state
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError, ConfigError, ExportError
 from ctxlm_ds.export.base import FamilyExport
-from ctxlm_ds.export.hf_config import MAX_SIZE, from_hf_config, read_hf_config
+from ctxlm_ds.export.hf_config import MAX_SIZE, from_hf_config, model_files, read_hf_config
 from ctxlm_ds.export.key_maps import Shape, WeightSource, assign
-from ctxlm_ds.export.model_files import model_files
 from ctxlm_ds.export.safetensors_files import HEADS_FILE, SafetensorsFiles
 from ctxlm_ds.models.program import Program, plain_program
 from ctxlm_ds.objectives.base import build_objective

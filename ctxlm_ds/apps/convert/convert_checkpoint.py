@@ -72,7 +72,7 @@ def add_command(
 
 def convert_foreign(arguments: argparse.Namespace) -> Conversion:
     from ctxlm_ds.export.foreign.fairseq import from_fairseq
-    from ctxlm_ds.export.foreign.megatron_weights import from_megatron
+    from ctxlm_ds.export.foreign.megatron_checkpoint import from_megatron
 
     convert = from_megatron if arguments.command == "from-megatron" else from_fairseq
     return convert(arguments.checkpoint, arguments.tokenizer, arguments.output)

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ctxlm_ds.errors import ExportError
+from ctxlm_ds.export.base import OwnFolder, OwnFormat, Tensors, WordLayers
+from ctxlm_ds.export.hf_config import INDEX_FILE, SINGLE_FILE, model_files
 from ctxlm_ds.export.key_maps import WeightSource
-from ctxlm_ds.export.model_files import INDEX_FILE, SINGLE_FILE, model_files
-from ctxlm_ds.export.own_format import OwnFolder, OwnFormat, Tensors, WordLayers
 from ctxlm_ds.export.safetensors_files import SafetensorsFiles
 from ctxlm_ds.families.elmo.config import CHARACTERS, ELMO, ElmoSection
 from ctxlm_ds.families.elmo.layers import HIDDEN, elmo_layers

@@ -10,9 +10,8 @@ import pytest
 from transformers import BertConfig
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import FamilyExport, all_exports, export_of
+from ctxlm_ds.export.base import FamilyExport, OwnFormat, all_exports, export_of, own_format_of
 from ctxlm_ds.export.hf_config import from_hf_config
-from ctxlm_ds.export.own_format import OwnFormat, own_format_of
 from ctxlm_ds.families.bert.config import BERT, BertSection
 from ctxlm_ds.families.bert.export import BertExport
 from ctxlm_ds.registry import FAMILIES, Registry

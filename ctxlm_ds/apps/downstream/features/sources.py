@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ctxlm_ds.apps.downstream.features.static import StaticVectors
 from ctxlm_ds.apps.downstream.prepare import load_tokenizer, longest_rows
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.export.own_format import WordLayers, own_format_in
+from ctxlm_ds.export.base import WordLayers, own_format_in
 
 Words = Sequence[str]
 Vectors = NDArray[np.float32]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.own_format import Tensors
+from ctxlm_ds.export.base import Tensors
 from ctxlm_ds.families.elmo.config import CHARACTERS, ELMO, ElmoSection
 from ctxlm_ds.families.elmo.export import FORMAT, OPTIONS, WEIGHTS
 from ctxlm_ds.families.elmo.layers import HIDDEN, elmo_layers

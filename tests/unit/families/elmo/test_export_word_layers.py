@@ -10,7 +10,7 @@ import torch
 
 from ctxlm_ds.apps.downstream.features.sources import open_source
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.own_format import OwnFormat, Tensors
+from ctxlm_ds.export.base import OwnFormat, Tensors
 from ctxlm_ds.families.elmo.config import ELMO, ElmoSection
 from ctxlm_ds.families.elmo.export import FORMAT
 from ctxlm_ds.families.elmo.layers import elmo_layers

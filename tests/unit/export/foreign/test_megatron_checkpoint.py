@@ -15,7 +15,7 @@ import transformers
 from torch import Tensor
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.foreign.megatron_weights import from_megatron
+from ctxlm_ds.export.foreign.megatron_checkpoint import from_megatron
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_tokenizer
 

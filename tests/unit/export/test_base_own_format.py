@@ -10,10 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 from ctxlm_ds.errors import ExportError
+from ctxlm_ds.export.base import Tensors, own_format_in, own_format_of
 from ctxlm_ds.export.huggingface import from_hf, is_exported, to_hf
 from ctxlm_ds.export.initial_weights import load_initial_weights
-from ctxlm_ds.export.own_format import Tensors, compare_weights, own_format_in, own_format_of
 from ctxlm_ds.export.safetensors_files import DEFAULT_SHARD_BYTES
+from ctxlm_ds.export.verify import compare_weights
 from ctxlm_ds.families.elmo.export import FORMAT
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES

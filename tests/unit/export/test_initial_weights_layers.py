@@ -9,8 +9,7 @@ import torch
 import transformers
 
 from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.export.initial_layers import spread
-from ctxlm_ds.export.initial_weights import load_initial_weights
+from ctxlm_ds.export.initial_weights import load_initial_weights, spread
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, outputs_of, random_weights, write_run
 from tests.unit.export.test_initial_weights import fresh_values

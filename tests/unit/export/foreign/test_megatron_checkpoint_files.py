@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.foreign.megatron_files import read_megatron
+from ctxlm_ds.export.foreign.megatron_checkpoint import read_megatron
 
 CONTENT = {"args": Namespace(num_attention_heads=4), "checkpoint_version": 3.0, "model": {"a": {"b": torch.ones(2)}}}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.model_files import INDEX_FILE, SINGLE_FILE, fingerprint, model_files
+from ctxlm_ds.export.hf_config import INDEX_FILE, SINGLE_FILE, fingerprint, model_files
 
 
 @pytest.fixture
