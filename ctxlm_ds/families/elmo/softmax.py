@@ -12,14 +12,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
+from ctxlm_ds.data.numba_random import compiled, uniform, word_at
 from ctxlm_ds.families.elmo.config import ElmoSection
-from ctxlm_ds.kernels.log_uniform import draw_candidates, log_expected_counts
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.cross_entropy import label_losses
 from ctxlm_ds.parallel.layers import HiddenDropout, VocabParallelEmbedding
@@ -27,6 +30,46 @@ from ctxlm_ds.parallel.linear_cross_entropy import chunk_rows
 from ctxlm_ds.parallel.mappings import reduce_from_ranks
 from ctxlm_ds.parallel.parameters import ZEROS, Normal, ParameterFacts, declare
 from ctxlm_ds.parallel.placement import VOCABULARY
+
+
+class Candidates(NamedTuple):
+    """Distinct words in ascending order."""
+
+    words: NDArray[np.int64]
+    """[count]"""
+    tries: int
+    """Words drawn until so many differed."""
+
+
+def draw_candidates(key: np.uint64, count: int, vocab_size: int) -> Candidates:
+    """Draw `count` distinct words of 0..vocab_size-1, at most vocab_size, always the same ones for a key."""
+    words = np.empty(count, dtype=np.int64)
+    tries = _draw(np.uint64(key), math.log1p(vocab_size), words, np.zeros(vocab_size, dtype=np.bool_))
+    words.sort()
+    return Candidates(words, int(tries))
+
+
+def log_expected_counts(words: Tensor, candidates: Candidates, vocab_size: int) -> Tensor:
+    """Return the fp32 logarithm of how often `words` (int, any shape) were expected among the candidates."""
+    probability = (1.0 / (words.double() + 1.0)).log1p() / math.log1p(vocab_size)
+    if candidates.tries == len(candidates.words):
+        return (probability * candidates.tries).log().float()
+    return (-torch.expm1(candidates.tries * torch.log1p(-probability))).log().float()
+
+
+@compiled
+def _draw(key: np.uint64, log_range: float, words: Any, drawn: Any) -> int:
+    """Fill `words` with distinct ones, marked in `drawn` [v]; return the number of tries."""
+    count = tries = 0
+    while count < len(words):
+        word = (np.int64(math.exp(uniform(word_at(key, tries)) * log_range)) - 1) % len(drawn)
+        tries += 1
+        if not drawn[word]:
+            drawn[word] = True
+            words[count] = word
+            count += 1
+    return tries
+
 
 CANDIDATES = 2
 """First place of the keys of drawn words, after those of dropout."""

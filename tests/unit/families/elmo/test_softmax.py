@@ -10,9 +10,8 @@ from torch.nn import functional as F
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.families.elmo.config import ELMO, ElmoSection
-from ctxlm_ds.families.elmo.softmax import CANDIDATES, SharedSoftmax
+from ctxlm_ds.families.elmo.softmax import CANDIDATES, Candidates, SharedSoftmax, draw_candidates
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.kernels.log_uniform import Candidates, draw_candidates
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams

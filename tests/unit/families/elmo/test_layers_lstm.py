@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ctxlm_ds.families.elmo.lstm import ProjectedLSTM
+from ctxlm_ds.families.elmo.layers import ProjectedLSTM
 
 ROWS, STEPS, INPUTS, CELLS, OUTPUTS = 3, 5, 4, 6, 2
 CLIPS = [(3.0, 3.0), (0.2, 0.05), (None, 0.05), (0.2, None)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ctxlm_ds.data.numba_random import stream_key
-from ctxlm_ds.kernels.log_uniform import Candidates, draw_candidates, log_expected_counts
+from ctxlm_ds.families.elmo.softmax import Candidates, draw_candidates, log_expected_counts
 
 VOCABULARY = 50
 
