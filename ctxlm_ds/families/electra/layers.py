@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.families.electra.config import ElectraSection
 from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.kernels.sampling import SamplingKernel
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.parts.embeddings import VocabularyBias, WordTable, input_embeddings
 from ctxlm_ds.models.parts.encoder import project_embeddings
@@ -21,10 +22,10 @@ from ctxlm_ds.models.parts.heads import EncoderHeads
 from ctxlm_ds.models.parts.transformer import block_settings, final_layer_norm, initial_weights, transformer_blocks
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.cross_entropy import first_over_ranks
 from ctxlm_ds.parallel.layers import TokenLinear
 from ctxlm_ds.parallel.mappings import gather_tokens
 from ctxlm_ds.parallel.parameters import Init
-from ctxlm_ds.parallel.sampling import draw_words
 
 
 def electra_layers(model: ElectraSection, build: ModelBuild) -> list[LayerDescription]:
@@ -155,3 +156,25 @@ class ReplacedTokenHead(nn.Module):
         if self.parallel.splits_tokens:
             logits = gather_tokens(logits, self.parallel)
         return logits.view(sequence_ids.shape)
+
+
+@torch.no_grad()
+def draw_words(logits: Tensor, positions: Tensor, kernel: SamplingKernel, parallel: ParallelContext) -> Tensor:
+    """Draw a word from softmax(logits) for every slot, the same one in every layout.
+
+    The word has the largest sum of logit and Gumbel noise. The noise is a hash of (seed, step, row of the global batch,
+    position, word), and of equal sums the first word wins.
+
+    Args:
+        logits: [b, p, v / n] of this rank's words.
+        positions: [b, p] of the slots in their rows.
+        kernel: finds the largest sum.
+        parallel: the ranks, and the keys of the rows.
+
+    Returns:
+        [b, p] ids of the complete vocabulary.
+    """
+    num_words = logits.shape[-1]
+    keys = parallel.dropout.row_keys(len(logits), logits)[:, None].expand_as(positions)
+    largest, word = kernel(logits.flatten(0, 1), positions.flatten(), keys.flatten(), parallel.rank * num_words)
+    return first_over_ranks(largest, word, num_words, parallel).view_as(positions)
