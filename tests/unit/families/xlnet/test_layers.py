@@ -10,9 +10,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from ctxlm_ds.families.xlnet.attention import _shifted
 from ctxlm_ds.families.xlnet.config import XlnetSection
 from ctxlm_ds.families.xlnet.export import EXPORT
+from ctxlm_ds.families.xlnet.layers import _shifted
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.models.program import build_program
