@@ -228,7 +228,7 @@ class VocabParallelEmbedding(nn.Module):
             split_tokens: as of decode.
         """
         kernel = self.kernels.cross_entropy
-        assert kernel is not None, "models/parts/decoder_loss.py asks only if there is one"
+        assert kernel is not None, "models/program.py asks only if there is one"
         in_float32 = self.kernels.linear is float32_linear
         compare = LinearCrossEntropy(kernel, self.parallel, self.num_words, in_float32, split_tokens)
         return compare(hidden, self.weight, bias, labels)
