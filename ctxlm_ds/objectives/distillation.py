@@ -61,7 +61,7 @@ def count_tokens(arrays: Arrays) -> int:
     return int((arrays["sequence_ids"] > 0).sum())
 
 
-LOSSES = "ctxlm_ds.parallel.distillation_losses"
+LOSSES = "ctxlm_ds.parallel.cross_entropy"
 LOGITS = ("predicted_logits", "teacher.predicted_logits")
 SOFT_TARGETS = LossTerm("soft_targets", LOGITS, ("soft_target_labels",), f"{LOSSES}:soft_target_sums")
 COSINE = LossTerm(

@@ -136,7 +136,7 @@ EMBEDDING, HIDDEN, ATTENTION = (
 
 PREDICTION = LossTerm(
     "class_targets", ("class_logits", "teacher.class_logits"), ("sequence_ids",),
-    "ctxlm_ds.parallel.distillation_losses:soft_class_sums", 1.0, count_sequences,
+    "ctxlm_ds.parallel.cross_entropy:soft_class_sums", 1.0, count_sequences,
 )  # fmt: skip
 
 

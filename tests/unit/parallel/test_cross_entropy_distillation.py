@@ -7,7 +7,7 @@ import torch
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.distillation_losses import cosine_sums, soft_target_sums
+from ctxlm_ds.parallel.cross_entropy import cosine_sums, soft_target_sums
 
 ALONE = ParallelContext()
 LABELS = torch.tensor([[1, IGNORE_LABEL, 1]])
