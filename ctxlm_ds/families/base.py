@@ -45,7 +45,7 @@ class Family:
     export: str | None = None
     """`module:object` of its FamilyExport (export/base.py); None if transformers has no such class."""
     own_format: str | None = None
-    """`module:object` of its OwnFormat (export/own_format.py), if transformers has no such class but others do."""
+    """`module:object` of its OwnFormat (export/base.py), if transformers has no such class but others do."""
     frozen: str | None = None
     """`module:function` from the section to a function from a teacher's parameter name to its complete fp32 value; None
     draws initial values."""
@@ -128,9 +128,25 @@ class EncoderSection(TransformerSection):
     """The shape of an encoder."""
 
     same_function: ClassVar[tuple[str, ...]] = (*TransformerSection.same_function, "pre_layer_norm")
+    position_offset: ClassVar[int] = 0
+    """Row of the position table that holds position 0."""
+    embedding_norm: ClassVar[bool] = True
+    """LayerNorm after the embeddings."""
+    ranked: ClassVar[bool] = False
+    """Positions see none of a higher rank (a field `ranks` [b, s])."""
 
     pre_layer_norm: bool = False
     """LayerNorm before each block instead of after; true is not the published model and cannot be exported."""
+
+    @property
+    def num_token_types(self) -> int:
+        """Rows of the token-type table; 0 for no table."""
+        return 0
+
+    @property
+    def table_width(self) -> int | None:
+        """Width of the tables, which a matrix maps to the width of the blocks; None for tables of that width."""
+        return None
 
 
 def dropout_problems(section: Any) -> Iterator[Problem]:

@@ -29,6 +29,10 @@ class AlbertSection(BertSection):
     """Distribution of the initial weights; `truncated_normal` has none beyond two deviations, as published."""
 
     @property
+    def table_width(self) -> int | None:
+        return self.embedding_size
+
+    @property
     def num_blocks(self) -> int:
         return self.num_layers * self.layers_per_group
 

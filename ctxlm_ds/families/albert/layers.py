@@ -6,16 +6,13 @@ from dataclasses import replace
 
 from ctxlm_ds.families.albert.config import AlbertSection
 from ctxlm_ds.models.layers import LayerDescription
-from ctxlm_ds.models.parts.encoder import SENTENCE_CLASSES, encoder_layers
+from ctxlm_ds.models.parts.encoder import encoder_layers
 from ctxlm_ds.models.spec import ModelBuild
 
 
 def albert_layers(model: AlbertSection, build: ModelBuild) -> list[LayerDescription]:
     """List the layers: narrow embeddings, a projection to the hidden size, blocks with shared weights, the heads."""
-    classes = SENTENCE_CLASSES if "sentence_logits" in build.outputs else 0
-    layers = encoder_layers(
-        model, build, token_types=model.type_vocab_size, sentence_classes=classes, embedding_size=model.embedding_size
-    )
+    layers = encoder_layers(model, build)
     blocks = [index for index, layer in enumerate(layers) if layer.block]
     for number, index in enumerate(blocks):
         layers[index] = _shared(layers[index], model, number)

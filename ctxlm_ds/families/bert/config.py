@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from ctxlm_ds.families.base import EncoderSection, Family, tiny_transformer
 from ctxlm_ds.recipe.problems import Problem
@@ -16,6 +17,10 @@ class BertSection(EncoderSection):
     family: str = "bert"
     type_vocab_size: SmallInt = 2
     """Number of token types."""
+
+    @property
+    def num_token_types(self) -> int:
+        return self.type_vocab_size
 
     def row_problems(self, data: DataSection) -> Iterator[Problem]:
         yield from super().row_problems(data)
@@ -31,7 +36,7 @@ BERT = Family(
     name="bert",
     title="BERT (Devlin 2018)",
     section=BertSection,
-    layers="ctxlm_ds.families.bert.layers:bert_layers",
+    layers="ctxlm_ds.models.parts.encoder:encoder_layers",
     export="ctxlm_ds.families.bert.export:EXPORT",
     outputs=frozenset({"predicted_logits", "sentence_logits", "boundary_logits"}),
     objective="masked_lm_nsp",
@@ -44,6 +49,8 @@ BERT = Family(
 
 class MegatronBertSection(BertSection):
     """BERT with LayerNorm before each block and after the last one, and none after the embeddings."""
+
+    embedding_norm: ClassVar[bool] = False
 
     family: str = "megatron_bert"
     pre_layer_norm: bool = True
@@ -61,7 +68,7 @@ MEGATRON_BERT = Family(
     name="megatron_bert",
     title="Megatron-LM's BERT (Shoeybi 2019)",
     section=MegatronBertSection,
-    layers="ctxlm_ds.families.bert.layers:megatron_bert_layers",
+    layers="ctxlm_ds.models.parts.encoder:encoder_layers",
     export="ctxlm_ds.families.bert.export:MEGATRON_BERT_EXPORT",
     outputs=frozenset({"predicted_logits", "sentence_logits", "boundary_logits"}),
     objective="masked_lm_nsp",
@@ -78,6 +85,8 @@ UNILM_TOKEN_TYPES = 6
 
 class UnilmSection(BertSection):
     """UniLM: BERT whose rows say which positions a position sees."""
+
+    ranked: ClassVar[bool] = True
 
     family: str = "unilm"
     type_vocab_size: SmallInt = UNILM_TOKEN_TYPES
@@ -104,7 +113,7 @@ UNILM = Family(
     name="unilm",
     title="UniLM (Dong 2019)",
     section=UnilmSection,
-    layers="ctxlm_ds.families.bert.layers:unilm_layers",
+    layers="ctxlm_ds.models.parts.encoder:encoder_layers",
     export="ctxlm_ds.families.bert.export:UNILM_EXPORT",
     outputs=frozenset({"ranked_logits", "sentence_logits"}),
     objective="unified_lm",

@@ -6,14 +6,13 @@ from typing import ClassVar
 
 from ctxlm_ds.families.base import EncoderSection, Family, tiny_transformer
 
-POSITION_OFFSET = 2
-"""Positions begin after the padding id, 1; rows 0 and 1 of the table are never used."""
-
 
 class RobertaSection(EncoderSection):
     """RoBERTa: an encoder without token types, pooler and next-sentence head; positions start at 2."""
 
     double_separator: ClassVar[bool] = True
+    position_offset: ClassVar[int] = 2
+    """Positions begin after the padding id, 1; rows 0 and 1 of the table are never used."""
 
     family: str = "roberta"
 
@@ -22,7 +21,7 @@ ROBERTA = Family(
     name="roberta",
     title="RoBERTa (Liu 2019)",
     section=RobertaSection,
-    layers="ctxlm_ds.families.roberta.layers:roberta_layers",
+    layers="ctxlm_ds.models.parts.encoder:encoder_layers",
     export="ctxlm_ds.families.roberta.export:EXPORT",
     outputs=frozenset({"predicted_logits", "boundary_logits"}),
     objective="masked_lm",
@@ -43,7 +42,7 @@ XLM_ROBERTA = Family(
     name="xlm_roberta",
     title="XLM-R (Conneau 2020)",
     section=XlmRobertaSection,
-    layers="ctxlm_ds.families.roberta.layers:roberta_layers",
+    layers="ctxlm_ds.models.parts.encoder:encoder_layers",
     export="ctxlm_ds.families.roberta.export:XLM_ROBERTA_EXPORT",
     outputs=frozenset({"predicted_logits", "boundary_logits"}),
     objective="masked_lm",

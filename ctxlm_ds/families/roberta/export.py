@@ -10,7 +10,7 @@ from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import CardText, TokenIds
 from ctxlm_ds.export.key_maps import Change, KeyMap, Row, expand
 from ctxlm_ds.families.bert.export import MASKED_LM, OLD_ENDINGS, EncoderExport, fill_mask_card, layer_rows
-from ctxlm_ds.families.roberta.config import POSITION_OFFSET, RobertaSection, XlmRobertaSection
+from ctxlm_ds.families.roberta.config import RobertaSection, XlmRobertaSection
 from ctxlm_ds.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def offset_positions(offset: int) -> Change:
     """
 
     def to_theirs(value: Tensor, _: int) -> list[Tensor]:
-        return [_moved(value, POSITION_OFFSET, offset), value.new_zeros(1, value.shape[1])]
+        return [_moved(value, RobertaSection.position_offset, offset), value.new_zeros(1, value.shape[1])]
 
     def to_ours(values: list[Tensor]) -> Tensor:
         import torch
@@ -34,7 +34,7 @@ def offset_positions(offset: int) -> Change:
         positions, token_types = values
         # Adding 0.0 would turn -0.0 into 0.0; adding -0.0 keeps every bit.
         addend = torch.where(token_types[0] == 0, -0.0, token_types[0])
-        return _moved(positions, offset, POSITION_OFFSET) + addend
+        return _moved(positions, offset, RobertaSection.position_offset) + addend
 
     return Change(to_theirs, to_ours)
 

@@ -1,4 +1,4 @@
-"""An encoder with a masked-LM head as a list of layers: the common part of BERT and RoBERTa."""
+"""An encoder with a masked-LM head as a list of layers: BERT, RoBERTa and the families like them."""
 
 from __future__ import annotations
 
@@ -24,52 +24,43 @@ SENTENCE_CLASSES = 2
 
 
 class EncoderSection(TransformerShape, Protocol):
-    """Settings of an encoder."""
+    """Settings of an encoder (families/base.py)."""
 
     pre_layer_norm: bool
+    position_offset: int
+    embedding_norm: bool
+    ranked: bool
 
     @property
     def num_blocks(self) -> int: ...
 
+    @property
+    def num_token_types(self) -> int: ...
 
-def encoder_layers(
-    model: EncoderSection,
-    build: ModelBuild,
-    token_types: int = 0,
-    position_offset: int = 0,
-    sentence_classes: int = 0,
-    embedding_size: int | None = None,
-    embedding_norm: bool = True,
-    ranked: bool = False,
-) -> list[LayerDescription]:
-    """List the layers that write predicted_logits [b, p, v] and, with classes, sentence_logits [b, m, classes].
+    @property
+    def table_width(self) -> int | None: ...
 
-    They write boundary_logits [b, p, v] if the objective needs them, and `ranked` ranked_logits instead of
-    predicted_logits.
 
-    Args:
-        model: the recipe's section.
-        build: kernels, this rank's share, and what the objective needs.
-        token_types: rows of the token-type table; 0 for no table.
-        position_offset: row of the position table that holds position 0.
-        sentence_classes: classes of a pooler and classifier over each sequence's first position; 0 for no classifier.
-        embedding_size: width of the tables; None for the width of the blocks. A matrix maps one to the other.
-        embedding_norm: LayerNorm after the embeddings.
-        ranked: positions see none of a higher rank (a field `ranks` [b, s]).
+def encoder_layers(model: EncoderSection, build: ModelBuild) -> list[LayerDescription]:
+    """List the layers that write predicted_logits [b, p, v], or ranked_logits if the model is ranked.
+
+    They write sentence_logits [b, m, classes] and boundary_logits [b, p, v] if the objective needs them.
     """
     settings = block_settings(model, build, model.pre_layer_norm)
-    width = embedding_size or model.hidden_size
-    table = word_table(model, build, width)
+    width = model.table_width or model.hidden_size
+    table = word_table(model, build)
+    with_sentences = "sentence_logits" in build.outputs
     heads = {
         "width": model.hidden_size, "eps": model.layer_norm_eps, "activation": model.hidden_activation,
-        "init": settings.init, "build": build, "predicted_width": width, "num_classes": sentence_classes,
+        "init": settings.init, "build": build, "predicted_width": width,
+        "num_classes": SENTENCE_CLASSES if with_sentences else 0,
     }  # fmt: skip
-    cls, classes = (("cls_positions",), ("sentence_logits",)) if sentence_classes else ((), ())
+    cls, classes = (("cls_positions",), ("sentence_logits",)) if with_sentences else ((), ())
     reads = ("hidden", "sequence_ids", "prediction_positions", *cls)
     bias = {"vocab_size": model.vocab_size, "parallel": build.parallel}
-    logits = "ranked_logits" if ranked else "predicted_logits"
+    logits = "ranked_logits" if model.ranked else "predicted_logits"
     layers = [
-        *encoder_trunk(model, build, token_types, position_offset, embedding_size, embedding_norm, ranked),
+        *encoder_trunk(model, build),
         LayerDescription("heads", EncoderHeads, reads, ("predicted_hidden", *classes), heads),
         table.decode("predicted_hidden", "predicted_scores"),
         LayerDescription("mlm_bias", VocabularyBias, ("predicted_scores",), (logits,), bias),
@@ -77,39 +68,31 @@ def encoder_layers(
     return layers + (boundary_layers(model, build, settings, table) if "boundary_logits" in build.outputs else [])
 
 
-def encoder_trunk(
-    model: EncoderSection,
-    build: ModelBuild,
-    token_types: int = 0,
-    position_offset: int = 0,
-    embedding_size: int | None = None,
-    embedding_norm: bool = True,
-    ranked: bool = False,
-) -> list[LayerDescription]:
-    """List the layers of an encoder without heads; the arguments are those of encoder_layers."""
+def encoder_trunk(model: EncoderSection, build: ModelBuild) -> list[LayerDescription]:
+    """List the layers of an encoder without heads."""
     settings = block_settings(model, build, model.pre_layer_norm)
-    settings = replace(settings, attention=replace(settings.attention, ranked=ranked))
-    width = embedding_size or model.hidden_size
+    settings = replace(settings, attention=replace(settings.attention, ranked=model.ranked))
+    width = model.table_width
     return [
-        word_table(model, build, width).look_up(),
+        word_table(model, build).look_up(),
         input_embeddings(
             model,
             build,
-            position_offset=position_offset,
-            num_token_types=token_types,
-            layer_norm=embedding_norm,
+            position_offset=model.position_offset,
+            num_token_types=model.num_token_types,
+            layer_norm=model.embedding_norm,
             width=width,
         ),  # fmt: skip
-        *([] if embedding_size is None else [project_embeddings(width, settings, build)]),
+        *([] if width is None else [project_embeddings(width, settings, build)]),
         *transformer_blocks("encoder", model.num_blocks, settings, build),
         *final_layer_norm(settings, build),
     ]
 
 
-def word_table(model: EncoderSection, build: ModelBuild, width: int) -> WordTable:
-    """Describe an encoder's word table, `width` wide."""
+def word_table(model: EncoderSection, build: ModelBuild) -> WordTable:
+    """Describe an encoder's word table."""
     assert model.vocab_size is not None
-    return WordTable(model.vocab_size, width, initial_weights(model), build)
+    return WordTable(model.vocab_size, model.table_width or model.hidden_size, initial_weights(model), build)
 
 
 def project_embeddings(width: int, settings: BlockSettings, build: ModelBuild) -> LayerDescription:
