@@ -51,8 +51,9 @@ def render_reference() -> str:
 
 
 def _parts_of_choice(choice: Choice) -> list[str]:
-    """Return a section that depends on a name: common settings, then those that one or several entries add."""
-    prefix, base, classes = f"{choice.section}.", choice.base, choice.classes()
+    """Return a section that depends on a name: common settings, then settings that shipped entries add."""
+    prefix, base, registered = f"{choice.section}.", choice.base, choice.classes()
+    classes = {name: registered[name] for name in choice.registry.shipped_names()}
     parts = [f"## `{choice.section}`\n", f"{_sentence(base.__doc__)}\n", _table(base.model_fields, prefix, choice)]
     parts.append("\n".join(f"- `{name}`: {_sentence(section.__doc__)}" for name, section in classes.items()) + "\n")
     owners: dict[str, list[str]] = {}
@@ -99,7 +100,7 @@ def _table(fields: Mapping[str, FieldInfo], prefix: str, choice: Choice | None =
 def _row(path: str, field: FieldInfo, choice: Choice | None = None) -> str:
     default, expects = _default(field), describe_field(field)
     if choice is not None and path == choice.path:
-        default, expects = f"`{choice.default}`", f"one of {', '.join(choice.registry.names())}"
+        default, expects = f"`{choice.default}`", f"one of {', '.join(choice.registry.shipped_names())}"
     meaning = _sentence(field.description).replace("|", "\\|")
     return f"| `{path}` | {default} | {expects} | {meaning} |"
 
