@@ -26,7 +26,7 @@
 # export NCCL_SOCKET_IFNAME=ib0                # the interfaces NCCL and gloo use; default: they choose
 # export GLOO_SOCKET_IFNAME=ib0
 # export MASTER_ADDR=...                       # default: the first node's name
-# export MASTER_PORT=29500                     # default: from the job's id, the first free one
+# export MASTER_PORT=29500                     # default: one that is free on the first node
 
 # --- Folders ----------------------------------------------------------------------------------------------------------
 # CTXLM_STAGE_DIR=/local/scratch/$USER         # node-local disk to which data sets are copied first; default: no copy

@@ -38,16 +38,13 @@ def input_problems(config: RunConfig) -> list[str]:
 
 def _data_problems(tokenizer_path: str | None, settings: RowSettings) -> Iterator[str]:
     from ctxlm_ds.data.index.build import IndexPlace
-    from ctxlm_ds.data.stream.run_datasets import held_out_parts, train_parts
     from ctxlm_ds.tokenizers.load import load_tokenizer
 
     if tokenizer_path is None or not settings.data.train:
         yield "tokenizer.path and data.train are needed; name them in the recipe or with --set"
         return
     try:
-        tokenizer = load_tokenizer(tokenizer_path)
-        parts = [(part, False) for part in train_parts(settings.data)]
-        parts += [(part, True) for part in held_out_parts(settings.data).values()]
+        tokenizer, parts = load_tokenizer(tokenizer_path), _parts(settings)
     except CtxlmError as error:
         yield str(error)
         return
@@ -56,6 +53,14 @@ def _data_problems(tokenizer_path: str | None, settings: RowSettings) -> Iterato
             IndexPlace.of(part, tokenizer, settings, held_out)
         except CtxlmError as error:
             yield str(error)
+
+
+def _parts(settings: RowSettings) -> list[tuple[Any, bool]]:
+    """Return the parts of datasets that a run reads, and whether each is held out."""
+    from ctxlm_ds.data.stream.run_datasets import held_out_parts, train_parts
+
+    held_out = held_out_parts(settings.data).values()
+    return [*((part, False) for part in train_parts(settings.data)), *((part, True) for part in held_out)]
 
 
 def staging_lines(config: RunConfig, into: Path) -> Iterator[str]:
@@ -101,16 +106,12 @@ def copy_of(source: str, into: Path) -> Path:
 def _finished_indexes(tokenizer_path: str | None, settings: RowSettings) -> dict[Path, str]:
     """Return the prefix of the dataset of each sample index that is built; every node will build the others."""
     from ctxlm_ds.data.index.build import IndexPlace
-    from ctxlm_ds.data.stream.run_datasets import held_out_parts, train_parts
     from ctxlm_ds.tokenizers.load import load_tokenizer
 
     if tokenizer_path is None:
         return {}
     tokenizer = load_tokenizer(tokenizer_path)
-    parts = [(part, False) for part in train_parts(settings.data)] + [
-        (p, True) for p in held_out_parts(settings.data).values()
-    ]
-    places = [IndexPlace.of(part, tokenizer, settings, held_out) for part, held_out in parts]
+    places = [IndexPlace.of(part, tokenizer, settings, held_out) for part, held_out in _parts(settings)]
     return {place.directory: str(place.dataset.prefix) for place in places if (place.directory / "meta.json").is_file()}
 
 

@@ -14,10 +14,20 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.apps.cluster import start_records
-from ctxlm_ds.apps.cluster.job_context import JobContext, JobSignals, log, misspelt, read_context, show
+from ctxlm_ds.apps.cluster.job_context import JobContext, JobSignals, log, read_context, show
 from ctxlm_ds.apps.cluster.rank_output import report
-from ctxlm_ds.apps.cluster.rank_start import Outcome, RankStart, RankStarter
+from ctxlm_ds.apps.cluster.rank_start import (
+    CANCELLED,
+    Outcome,
+    RankStart,
+    RankStarter,
+    cut_short,
+    finish,
+    fruitless_starts,
+    list_starts,
+    newest_checkpoint,
+    note_cut_short,
+)
 from ctxlm_ds.apps.cluster.slurm_commands import (
     DISABLED,
     LEAST_TIME_S,
@@ -56,51 +66,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     signals = JobSignals().install()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return supervise(read_context(words[1:] if words[:1] == ["--"] else words), signals)
+        return Supervisor(read_context(words[1:] if words[:1] == ["--"] else words), signals).run()
     except (CtxlmError, OSError) as error:
         show(f"error: {error}")
         return EXIT_UNEXPECTED if isinstance(error, ClusterError) else EXIT_USER_ERROR
-
-
-def supervise(context: JobContext, signals: JobSignals) -> int:
-    """Start the ranks until there is a reason to end; return the job's exit status."""
-    if context.in_series and is_completed(context.run_dir):
-        if (start_records.newest_checkpoint(context.run_dir) or 0) >= context.max_steps:
-            log(f"{context.run_dir} is complete; nothing is left for this task of the array")
-            return 0
-    elif not context.restarts and not context.in_series:
-        refuse_run_of_another(context.run_dir, context.job_id)
-    for line in misspelt(context.environ):
-        log(line)
-    endings = Endings(context)
-    starter = RankStarter(context, signals, endings.on_term)
-    for record in start_records.cut_short(context.run_dir, context.job_id):
-        why = start_records.note_cut_short(context.run_dir, record)
-        log(f"start {record.name} on {record.nodes} ended with its job: {why}")
-    while True:
-        start = starter.start()
-        action = next_action(context, signals, start)
-        if action is not Action.RESTART:
-            return endings.end(action, start)
-        endings.restart(start)
-        pause(context, signals, start)
-
-
-def next_action(context: JobContext, signals: JobSignals, start: RankStart) -> Action:
-    """Collect the facts and decide."""
-    job = show_job(context.job_id)
-    run_dir, record = context.run_dir, start.record
-    # This start is not on record yet.
-    this_one = record.checkpoint_step == start_records.newest_checkpoint(run_dir)
-    fruitless = len(start_records.fruitless_starts(run_dir, record)) + this_one
-    return decide(
-        start.ended.outcome,
-        still_ours=job.restarts <= context.restarts and still_ours(job),
-        time_is_up=bool(signals) or job.state != "RUNNING" or time_left_s(job, time.time()) < LEAST_TIME_S,
-        broken_nodes=start.ended.outcome is Outcome.FAILED and bool(broken_nodes(context.nodes)),
-        may_continue=context.settings.restart != "off",
-        gives_up=fruitless >= context.settings.max_restarts,
-    )
 
 
 def decide(
@@ -129,21 +98,12 @@ def decide(
     return Action.RESTART
 
 
-def pause(context: JobContext, signals: JobSignals, start: RankStart) -> None:
-    """Wait before a restart in this allocation, longer with each start without progress, unless a signal comes."""
-    fruitless = len(start_records.fruitless_starts(context.run_dir, start.record))
-    delay_s = min(MAX_DELAY_S, context.settings.restart_delay_s * DELAY_GROWTH ** max(0, fruitless - 1))
-    if delay_s and not signals:
-        log(f"starting again in {format_duration(delay_s)}")
-        signals.sleep(delay_s)
-
-
 def refuse_run_of_another(run_dir: Path, own_id: str | None, show: Callable[[str], Job] = show_job) -> None:
     """Raise ConfigError if a job other than `own_id` has a run; a complete one may be extended (a second phase).
 
     Without `own_id`, before a job is queued, a job that was queued and is still waiting has it too.
     """
-    newest = next(iter(start_records.list_starts(run_dir)[-1:]), None)
+    newest = next(iter(list_starts(run_dir)[-1:]), None)
     job_ids = [] if own_id is not None else [read_status(run_dir).get("submitted")]
     job_ids += [newest.job_id] if newest is not None and not is_completed(run_dir) else []
     for job_id in map(str, filter(None, job_ids)):
@@ -159,16 +119,56 @@ def refuse_run_of_another(run_dir: Path, own_id: str | None, show: Callable[[str
                 )
 
 
-class Endings:
-    """The ends of one job's starts, and of the job."""
+class Supervisor:
+    """Starts the ranks of one job until there is a reason to end, and carries that end out."""
 
-    def __init__(self, context: JobContext) -> None:
-        self._context = context
+    def __init__(self, context: JobContext, signals: JobSignals) -> None:
+        self._context, self._signals, self._run_dir = context, signals, context.run_dir
 
-    def restart(self, start: RankStart) -> None:
-        """Record and report a start after which another follows in this allocation."""
-        self._note(start, FAILURE)
-        self._report(start)
+    def run(self) -> int:
+        """Return the job's exit status."""
+        context, run_dir = self._context, self._run_dir
+        if context.in_series and is_completed(run_dir):
+            if (newest_checkpoint(run_dir) or 0) >= context.max_steps:
+                log(f"{run_dir} is complete; nothing is left for this task of the array")
+                return 0
+        elif not context.restarts and not context.in_series:
+            refuse_run_of_another(run_dir, context.job_id)
+        starter = RankStarter(context, self._signals, self._on_term)
+        for record in cut_short(run_dir, context.job_id):
+            why = note_cut_short(run_dir, record)
+            log(f"start {record.name} on {record.nodes} ended with its job: {why}")
+        while True:
+            start = starter.start()
+            action = self._next_action(start)
+            if action is not Action.RESTART:
+                return self.end(action, start)
+            self._note(start, FAILURE)
+            self._report(start)
+            self._pause(start)
+
+    def _next_action(self, start: RankStart) -> Action:
+        """Collect the facts and decide."""
+        context, record = self._context, start.record
+        job = show_job(context.job_id)
+        # This start is not on record yet.
+        this_one = record.checkpoint_step == newest_checkpoint(self._run_dir)
+        return decide(
+            start.ended.outcome,
+            still_ours=job.restarts <= context.restarts and still_ours(job),
+            time_is_up=bool(self._signals) or job.state != "RUNNING" or time_left_s(job, time.time()) < LEAST_TIME_S,
+            broken_nodes=start.ended.outcome is Outcome.FAILED and bool(broken_nodes(context.nodes)),
+            may_continue=context.settings.restart != "off",
+            gives_up=len(fruitless_starts(self._run_dir, record)) + this_one >= context.settings.max_restarts,
+        )
+
+    def _pause(self, start: RankStart) -> None:
+        """Wait before a restart in this allocation, longer with each start without progress, unless a signal comes."""
+        fruitless = len(fruitless_starts(self._run_dir, start.record))
+        delay_s = min(MAX_DELAY_S, self._context.settings.restart_delay_s * DELAY_GROWTH ** max(0, fruitless - 1))
+        if delay_s and not self._signals:
+            log(f"starting again in {format_duration(delay_s)}")
+            self._signals.sleep(delay_s)
 
     def end(self, action: Action, start: RankStart) -> int:
         """Carry out every action but a restart; return the exit status."""
@@ -190,7 +190,8 @@ class Endings:
 
     def _continue_later(self, start: RankStart) -> int:
         if start.ended.outcome is Outcome.FAILED:
-            self.restart(start)
+            self._note(start, FAILURE)
+            self._report(start)
         log(f"{start.ended.describe()}; putting the job back into the queue")
         try:
             how = self._put_back()
@@ -218,12 +219,12 @@ class Endings:
     def _leave(self, start: RankStart) -> int:
         """Leave a job that Slurm or a person has requeued or cancelled."""
         requeued = show_job(self._context.job_id).restarts > self._context.restarts
-        how = "Slurm has requeued the job" if requeued else start_records.CANCELLED
+        how = "Slurm has requeued the job" if requeued else CANCELLED
         self._note(start, REQUEUE if requeued else FAILURE, how=how)
         log(f"{start.ended.describe()}; {how}{'' if requeued else '; to resume: submit the same command again'}")
         return start.ended.exit_status
 
-    def on_term(self) -> None:
+    def _on_term(self) -> None:
         """Put the job back when Slurm ends it at its time limit: SIGKILL may come before the ranks have saved."""
         try:
             job = show_job(self._context.job_id, patience_s=0.0)
@@ -234,19 +235,18 @@ class Endings:
             log(str(error))
 
     def _give_up(self, start: RankStart) -> None:
-        run_dir = self._context.run_dir
         self._note(start, FAILURE)
-        fruitless = start_records.fruitless_starts(run_dir, start.record)
+        fruitless = fruitless_starts(self._run_dir, start.record)
         self._report(start)
         why = f"gave up: {len(fruitless)} starts in a row made no progress; {start.record.describe()}"
-        append_event(run_dir, GIVE_UP, why=why, job_id=self._context.job_id)
+        append_event(self._run_dir, GIVE_UP, why=why, job_id=self._context.job_id)
         log(why)
         for event in fruitless:
             show(f"  {event.get('attempt')}: {event.get('why')}")
-        show(f"evidence of each is in {run_dir / ATTEMPTS_DIR}; fix the cause and submit again")
+        show(f"evidence of each is in {self._run_dir / ATTEMPTS_DIR}; fix the cause and submit again")
 
     def _report(self, start: RankStart) -> None:
-        for line in report(start.failures, self._context.run_dir / ATTEMPTS_DIR / start.record.name):
+        for line in report(start.failures, self._run_dir / ATTEMPTS_DIR / start.record.name):
             show(line)
         if not start.failures:
             show(f"error: {start.ended.why}")
@@ -255,7 +255,7 @@ class Endings:
         if event == FAILURE:
             first = start.failures[0].rank if start.failures else None
             details = {"exit_status": start.ended.exit_status, "first_rank": first, **details}
-        start_records.finish(self._context.run_dir, start.record, event, start.ended.why, **details)
+        finish(self._run_dir, start.record, event, start.ended.why, **details)
 
 
 if __name__ == "__main__":

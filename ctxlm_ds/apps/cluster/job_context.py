@@ -7,7 +7,6 @@ runs it there.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import os
 import shlex
@@ -31,16 +30,6 @@ EARLY_VARIABLE = "CTXLM_NOTICE"
 MARK = "ctxlm-run-folder "
 TIMEOUT_S = 600.0
 RESTART_MODES = ("requeue", "off")
-VARIABLES = (
-    "CTXLM_CONTAINER", "CTXLM_CONTAINER_OPTIONS", "CTXLM_CONTAINER_PYTHON", "CTXLM_ENV", "CTXLM_GPU", "CTXLM_HOME",
-    "CTXLM_MAX_RESTARTS", "CTXLM_PREFLIGHT", "CTXLM_PYTHON", "CTXLM_PYXIS", "CTXLM_PYXIS_OPTIONS", "CTXLM_RESTART",
-    "CTXLM_RESTART_DELAY_S", "CTXLM_RUNS", "CTXLM_SRUN_OPTIONS", "CTXLM_STAGE_DIR", "CTXLM_VENV",
-)  # fmt: skip
-OWN_VARIABLES = (
-    "CTXLM_ATTEMPT", "CTXLM_FOUND_PYTHON", "CTXLM_LOCAL_RANKS", "CTXLM_LOG_FILE", "CTXLM_NEEDED_RUN", "CTXLM_NOTICE",
-    "CTXLM_PATH_HEAD",
-)  # fmt: skip
-"""Messages between the parts of a job."""
 
 
 def show(text: str) -> None:
@@ -131,16 +120,6 @@ def read_settings(environ: Mapping[str, str]) -> JobSettings:
         pyxis_options=_words(environ, "CTXLM_PYXIS_OPTIONS"),
         container_python=environ.get("CTXLM_CONTAINER_PYTHON") or "python3",
     )
-
-
-def misspelt(environ: Mapping[str, str]) -> list[str]:
-    """Return a line for each unknown variable whose name resembles a setting."""
-    lines = []
-    for name in sorted(environ):
-        near = difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.85) if name.startswith("CTXLM_") else []
-        if near and name not in VARIABLES + OWN_VARIABLES:
-            lines.append(f"{name} is no setting and is ignored; did you mean {near[0]}?")
-    return lines
 
 
 def _number(environ: Mapping[str, str], name: str, default: float, lowest: float) -> float:

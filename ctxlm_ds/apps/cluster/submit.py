@@ -15,7 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -84,8 +84,9 @@ def main(argv: Sequence[str] | None = None, submits: bool = True) -> None:
     if submits and is_complete:
         print("not queued, there is nothing to train; a larger training.max_steps continues a run")
         return
-    size_options = [f"--nodes={args.nodes}", f"--ntasks-per-node={args.ranks}", *gpus]
-    Submission(args, config, profile, [*size_options, *options, *own_options], scripts / "pretrain.sbatch").run(submits)
+    sizes_of_job = [f"--nodes={args.nodes}", f"--ntasks-per-node={args.ranks}", *gpus]
+    job = [*sizes_of_job, *options, *own_options, str(scripts / "pretrain.sbatch")]
+    hand_over(args, config.directory, job, profile, submits)
 
 
 def check_main(argv: Sequence[str] | None = None) -> None:
@@ -183,74 +184,69 @@ def find_profile(name: str | None, scripts: Path) -> Path:
     return found.resolve()
 
 
-class Submission:
-    """A checked job on its way to sbatch."""
+def hand_over(args: argparse.Namespace, run_dir: Path, job: Sequence[str], profile: Path, submits: bool) -> None:
+    """Ask sbatch whether a checked job can run; queue it if `submits`.
 
-    def __init__(
-        self, args: argparse.Namespace, config: RunConfig, profile: Path, options: Sequence[str], script: Path
-    ) -> None:
-        self._args, self._config, self._script = args, config, script
-        self._run_dir = config.directory
-        log = f"{self._run_dir}/slurm-%j.log"
-        tasks: list[str] = []
-        if args.sweep is not None:
-            self._num_tasks = len(read_sweep(args.sweep))
-            tasks, log = [f"--array=0-{self._num_tasks - 1}"], f"{self._run_dir}/%a/slurm-%A.log"
-        self._options = [f"--job-name={self._run_dir.name}", f"--output={log}", *tasks, *options]
-        self._environ = {**os.environ, "CTXLM_ENV": str(profile), "CTXLM_HOME": str(script.parent.parent)}
+    Args:
+        args: of the command line.
+        run_dir: of the run, or the folder of a sweep's runs.
+        job: options of sbatch, and the script.
+        profile: settings of the cluster.
+        submits: False only asks.
 
-    def run(self, submits: bool) -> None:
-        """Ask sbatch whether the job can run; queue it if `submits`. Raises ConfigError if sbatch refuses it."""
-        if shutil.which("sbatch") is None:
-            if submits:
-                raise ConfigError("sbatch: not found; submit on a login node of the cluster")
-            print("  sbatch: not asked, it is not installed here")
-            return
-        # The number of its trial is not that of the job.
-        print(f"  {TRIAL_NUMBER.sub('to start', self._sbatch('--test-only').strip())}")
-        if not submits:
-            return
-        self._make_folders()
-        job = self._sbatch("--parsable").strip().split(";")[0]
-        size = f"{counted(self._args.nodes, 'node')} x {counted(self._args.ranks, 'rank')}"
-        logs = str(self._run_dir) if self._args.sweep is None else f"{self._run_dir}/*"
-        tasks = "" if self._args.sweep is None else f"{counted(self._num_tasks, 'task')} of "
-        print(f"job {job}: {self._run_dir.name}, {tasks}{size}; log: {logs}/slurm-{job}.log")
-        print(f"next: ctxlm status {self._run_dir} --watch 60")
-        print(f"next: scancel --signal=INT {job}          (save and stop)", flush=True)
-        self._record(job)
+    Raises:
+        ConfigError: sbatch refuses the job, or is not there.
+    """
+    if shutil.which("sbatch") is None:
+        if submits:
+            raise ConfigError("sbatch: not found; submit on a login node of the cluster")
+        print("  sbatch: not asked, it is not installed here")
+        return
+    num_tasks = 0 if args.sweep is None else len(read_sweep(args.sweep))
+    log = f"{run_dir}/%a/slurm-%A.log" if num_tasks else f"{run_dir}/slurm-%j.log"
+    words = [f"--job-name={run_dir.name}", f"--output={log}", *([f"--array=0-{num_tasks - 1}"] if num_tasks else [])]
+    words += [*job, args.recipe]
+    words += [] if args.deepspeed_config is None else ["--deepspeed_config", args.deepspeed_config]
+    words += [OPTION, str(run_dir / SWEEP_NAME)] if num_tasks else []
+    words += ["--set", *args.set] if args.set else []
+    environ = {**os.environ, "CTXLM_ENV": str(profile), "CTXLM_HOME": str(Path(job[-1]).parent.parent)}
+    # The number of its trial is not that of the job.
+    print(f"  {TRIAL_NUMBER.sub('to start', _sbatch('--test-only', words, environ).strip())}")
+    if not submits:
+        return
+    _make_folders(run_dir, args.sweep, num_tasks)
+    job_id = _sbatch("--parsable", words, environ).strip().split(";")[0]
+    size = f"{counted(args.nodes, 'node')} x {counted(args.ranks, 'rank')}"
+    tasks, logs = (f"{counted(num_tasks, 'task')} of ", f"{run_dir}/*") if num_tasks else ("", str(run_dir))
+    print(f"job {job_id}: {run_dir.name}, {tasks}{size}; log: {logs}/slurm-{job_id}.log")
+    print(f"next: ctxlm status {run_dir} --watch 60")
+    print(f"next: scancel --signal=INT {job_id}          (save and stop)", flush=True)
+    # Name the job in its run, so that a second one is refused before this one begins.
+    if not num_tasks:
+        update_status(run_dir, submitted=job_id)
+    for task in sorted(set(range(num_tasks)) & (args.tasks or set(range(num_tasks)))):
+        update_status(run_dir / str(task), submitted=f"{job_id}_{task}")
 
-    def _make_folders(self) -> None:
-        """Make the run directories, which Slurm needs for the log, and keep the sweep."""
-        run_dir, sweep = make_run_dir(self._config.directory), self._args.sweep
-        if sweep is None:
-            return
-        kept, text = run_dir / SWEEP_NAME, sweep.read_text(encoding="utf-8")
-        if kept.exists() and kept.read_text(encoding="utf-8") != text:
-            raise ConfigError(f"{kept} has other settings than {sweep}; set run_dir to another folder")
-        kept.write_text(text, encoding="utf-8")
-        for task in range(self._num_tasks):
-            (run_dir / str(task)).mkdir(exist_ok=True)
 
-    def _record(self, job: str) -> None:
-        """Name the job in its run, so that a second one is refused before this one begins."""
-        if self._args.sweep is None:
-            update_status(self._run_dir, submitted=job)
-            return
-        for task in sorted(set(range(self._num_tasks)) & (self._args.tasks or set(range(self._num_tasks)))):
-            update_status(self._run_dir / str(task), submitted=f"{job}_{task}")
+def _make_folders(run_dir: Path, sweep: Path | None, num_tasks: int) -> None:
+    """Make the run directories, which Slurm needs for the log, and keep the sweep."""
+    make_run_dir(run_dir)
+    if sweep is None:
+        return
+    kept, text = run_dir / SWEEP_NAME, sweep.read_text(encoding="utf-8")
+    if kept.exists() and kept.read_text(encoding="utf-8") != text:
+        raise ConfigError(f"{kept} has other settings than {sweep}; set run_dir to another folder")
+    kept.write_text(text, encoding="utf-8")
+    for task in range(num_tasks):
+        (run_dir / str(task)).mkdir(exist_ok=True)
 
-    def _sbatch(self, mode: str) -> str:
-        args = self._args
-        words = [args.recipe]
-        words += [] if args.deepspeed_config is None else ["--deepspeed_config", args.deepspeed_config]
-        words += [] if args.sweep is None else [OPTION, str(self._run_dir / SWEEP_NAME)]
-        words += ["--set", *args.set] if args.set else []
-        command = ["sbatch", mode, *self._options, str(self._script), *words]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=self._environ)
-        if done.returncode != 0:
-            raise ConfigError(f"{shlex.join(command)}: {done.stderr.strip() or 'refused without a message'}")
-        return done.stdout or done.stderr
+
+def _sbatch(mode: str, words: Sequence[str], environ: Mapping[str, str]) -> str:
+    command = ["sbatch", mode, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
+    if done.returncode != 0:
+        raise ConfigError(f"{shlex.join(command)}: {done.stderr.strip() or 'refused without a message'}")
+    return done.stdout or done.stderr
 
 
 def _count(gpus: str | None) -> int:

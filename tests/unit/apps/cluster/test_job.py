@@ -1,4 +1,4 @@
-"""The job refuses a run that another job has or is queued for, and says at its end whether the run continues."""
+"""The job's decision table, whose run it refuses, and what it says at its end."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.apps.cluster import job, start_records
-from ctxlm_ds.apps.cluster.job import Action, Endings, refuse_run_of_another
+from ctxlm_ds.apps.cluster import job, rank_start
+from ctxlm_ds.apps.cluster.job import Action, Supervisor, decide, refuse_run_of_another
 from ctxlm_ds.apps.cluster.job_context import JobContext, JobSettings, JobSignals
 from ctxlm_ds.apps.cluster.rank_start import Ended, Outcome, RankStart
 from ctxlm_ds.apps.cluster.slurm_commands import Job
@@ -35,7 +35,7 @@ def slurm(**states: str) -> Callable[[str], Job]:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    start_records.begin(tmp_path, "job-7-0-0", "7", "n1")
+    rank_start.begin(tmp_path, "job-7-0-0", "7", "n1")
     return tmp_path
 
 
@@ -51,7 +51,7 @@ def test_a_job_that_ends_in_order_to_start_again_has_the_run(run_dir: Path, tmp_
 
     with pytest.raises(ConfigError, match="job 7, which is requeued"):
         refuse_run_of_another(run_dir, "9", show)
-    start_records.begin(tmp_path / "for good", "job-7-1-0", "7", "n1")
+    rank_start.begin(tmp_path / "for good", "job-7-1-0", "7", "n1")
     refuse_run_of_another(tmp_path / "for good", "9", show)
 
 
@@ -75,7 +75,7 @@ def test_who_may_have_it(run_dir: Path, tmp_path: Path) -> None:
 
 
 def stopped(run_dir: Path) -> RankStart:
-    record = start_records.begin(run_dir, "job-9-0-0", "9", "n1")
+    record = rank_start.begin(run_dir, "job-9-0-0", "9", "n1")
     return RankStart(record, Ended(Outcome.STOPPED, "stopped by signal SIGTERM", 0))
 
 
@@ -91,7 +91,7 @@ def test_a_job_that_slurm_ends_says_whether_it_goes_on(
 ) -> None:
     shown = Job("9", {"JobState": "CANCELLED", "Restarts": restarts})
     monkeypatch.setattr(job, "show_job", lambda job_id: shown)
-    assert Endings(context(tmp_path)).end(Action.LEAVE, stopped(tmp_path)) == 0
+    assert Supervisor(context(tmp_path), JobSignals()).end(Action.LEAVE, stopped(tmp_path)) == 0
     assert capfd.readouterr().out.endswith(f"job: stopped in order: stopped by signal SIGTERM; {told}\n")
 
 
@@ -103,9 +103,11 @@ def test_where_requeueing_is_disabled_the_next_task_of_an_array_continues(
 
     monkeypatch.setattr(job, "requeue", refuse)
     with pytest.raises(ClusterError, match=r"presently disabled.*--array=1-10%1"):
-        Endings(context(tmp_path)).end(Action.CONTINUE_LATER, stopped(tmp_path))
+        Supervisor(context(tmp_path), JobSignals()).end(Action.CONTINUE_LATER, stopped(tmp_path))
     assert read_history(tmp_path)[-1]["event"] == FAILURE
-    assert Endings(context(tmp_path, is_followed=True)).end(Action.CONTINUE_LATER, stopped(tmp_path)) == 0
+    assert (
+        Supervisor(context(tmp_path, is_followed=True), JobSignals()).end(Action.CONTINUE_LATER, stopped(tmp_path)) == 0
+    )
     assert read_history(tmp_path)[-1]["event"] == REQUEUE
     assert capfd.readouterr().out.endswith("the next task of the array continues the run\n")
 
@@ -117,5 +119,37 @@ def test_later_tasks_of_an_array_end_when_the_run_is_complete(
     append_event(tmp_path, END, step=100, reason="done", completed=True, failed=False)
     environ = {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_MAX": "3"}
     task = JobContext("9", 0, "n1", ("n1",), (), (), tmp_path, 100, JobSettings(), environ, in_series=True)
-    assert task.is_followed and job.supervise(task, JobSignals()) == 0
+    assert task.is_followed and Supervisor(task, JobSignals()).run() == 0
     assert "nothing is left for this task" in capfd.readouterr().out
+
+
+CALM = {
+    "outcome": Outcome.FAILED, "still_ours": True, "time_is_up": False, "broken_nodes": False, "may_continue": True,
+    "gives_up": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, Action.RESTART),
+        ({"time_is_up": True}, Action.CONTINUE_LATER),
+        ({"broken_nodes": True}, Action.CONTINUE_LATER),
+        ({"gives_up": True}, Action.GIVE_UP),
+        ({"gives_up": True, "time_is_up": True}, Action.GIVE_UP),
+        ({"still_ours": False}, Action.LEAVE),
+        ({"may_continue": False}, Action.STOP),
+        ({"outcome": Outcome.STOPPED}, Action.CONTINUE_LATER),
+        ({"outcome": Outcome.STOPPED, "gives_up": True}, Action.GIVE_UP),
+        ({"outcome": Outcome.STOPPED, "still_ours": False}, Action.LEAVE),
+        ({"outcome": Outcome.STOPPED, "may_continue": False}, Action.STOP),
+        ({"outcome": Outcome.COMPLETED}, Action.DONE),
+        ({"outcome": Outcome.COMPLETED, "still_ours": False, "time_is_up": True}, Action.DONE),
+        ({"outcome": Outcome.STOPPED_FOR_GOOD}, Action.DONE),
+        ({"outcome": Outcome.USER_ERROR}, Action.STOP),
+        ({"outcome": Outcome.USER_ERROR, "broken_nodes": True}, Action.STOP),
+        ({"outcome": Outcome.TRAINING_ERROR, "time_is_up": True}, Action.STOP),
+    ],
+)
+def test_the_table(changes: dict[str, object], expected: Action) -> None:
+    assert decide(**{**CALM, **changes}) is expected  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a job knows of itself: tasks a node, the arguments of its script, what it shows."""
+"""What a job knows of itself: tasks a node, the arguments of its script, its settings, what it shows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ctxlm_ds.apps.cluster.job_context import plan_tasks, pretrain_words, show
+from ctxlm_ds.apps.cluster.job_context import plan_tasks, pretrain_words, read_settings, show
 from ctxlm_ds.errors import ConfigError
 
 
@@ -54,3 +54,18 @@ def test_the_batch_script_s_arguments() -> None:
             pretrain_words(wrong)
     with pytest.raises(ConfigError, match="--check needs no job: python -m ctxlm_ds.pretrain --config a.yaml --check"):
         pretrain_words(["a.yaml", "--check"])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("CTXLM_RESTART", "successor"), ("CTXLM_MAX_RESTARTS", "0"), ("CTXLM_RESTART_DELAY_S", "soon"),
+     ("CTXLM_SRUN_OPTIONS", "--comment='open")],
+)  # fmt: skip
+def test_wrong_settings_are_named(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        read_settings({name: value})
+
+
+def test_two_kinds_of_containers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="one of them"):
+        read_settings({"CTXLM_CONTAINER": "a.sif", "CTXLM_PYXIS": "b.sqsh"})

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
-from ctxlm_ds.apps.cluster.job_context import JobContext, JobSignals
+from ctxlm_ds.apps.cluster.job_context import JobContext, JobSettings, JobSignals
 from ctxlm_ds.apps.cluster.rank_output import RankFailure
-from ctxlm_ds.apps.cluster.rank_start import Ended, Outcome, RankStarter, read_outcome
+from ctxlm_ds.apps.cluster.rank_start import (
+    Ended,
+    Outcome,
+    RankStarter,
+    is_known_host,
+    read_outcome,
+    srun_command,
+    start_srun,
+    step_environment,
+)
 from ctxlm_ds.apps.cluster.slurm_commands import Job
 from ctxlm_ds.errors import ClusterError
 from ctxlm_ds.process.run_history import END, START, append_event, read_history
@@ -88,17 +98,17 @@ def test_a_lock_that_this_job_left_is_no_user_s_error(tmp_path: Path, holder: st
     assert judge(tmp_path, 2, failure(2, "RunLockedError")).outcome is expected
 
 
-class Step:
-    """A stand-in for a running srun that ends when it is asked to."""
+def starter_with(signals: JobSignals) -> RankStarter:
+    return RankStarter(cast("JobContext", SimpleNamespace(job_id="7")), signals, lambda: None)
 
-    def __init__(self) -> None:
-        self.status: int | None = None
 
-    def wait(self, timeout_s: float) -> int | None:
-        return self.status
-
-    def stop_in_order(self) -> None:
-        self.status = 0
+def told_srun(signals: JobSignals, lines: list[str]) -> int:
+    """Status of a stand-in for srun that ends at USR1, which it gets because of `signals`."""
+    script = "trap 'echo told; exit 5' USR1; echo up; while :; do sleep 0.05; done"
+    step = start_srun(["bash", "-c", script], {"PATH": "/usr/bin:/bin"})
+    assert step.stdout is not None
+    lines.append(step.stdout.readline())  # the trap is set
+    return starter_with(signals).watch(step, lines.append)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +131,27 @@ def test_the_notice_says_how_near_the_limit_is(
     monkeypatch.setattr("ctxlm_ds.apps.cluster.rank_start.show_job", show)
     signals = JobSignals()
     signals.name, signals.count = "SIGUSR1", 1
-    starter: Any = RankStarter(cast("JobContext", SimpleNamespace(job_id="7")), signals, lambda: None)
-    assert starter._watch(Step()) == 0
+    lines: list[str] = []
+    assert (told_srun(signals, lines), lines) == (5, ["up\n", "told"])
     assert re.fullmatch(rf"\d\d:\d\d:\d\d job: {told}\n", capfd.readouterr().out)
+
+
+def test_ranks_in_containers() -> None:
+    apptainer = JobSettings(container="a.sif", container_options=("--bind", "/d"), srun_options=("--cpu-bind=cores",))
+    words = srun_command([apptainer.python, "-m", "x"], apptainer)
+    assert " ".join(words).endswith("--cpu-bind=cores apptainer exec --nv --bind /d a.sif python3 -m x")
+    pyxis = JobSettings(pyxis="b.sqsh", pyxis_options=("--container-mounts=/d",))
+    words = srun_command([pyxis.python, "-m", "x"], pyxis)
+    assert " ".join(words).endswith("--container-image=b.sqsh --container-mounts=/d python3 -m x")
+    assert JobSettings().python == sys.executable
+
+
+def test_the_ranks_environment() -> None:
+    found = step_environment({"RANK": "3", "SLURM_CPUS_PER_TASK": "8", "A": "b"}, "job-1-0-0")
+    assert "RANK" not in found and found["A"] == "b" and found["CTXLM_ATTEMPT"] == "job-1-0-0"
+    assert found["SRUN_CPUS_PER_TASK"] == "8", "a step of Slurm 22.05 does not take the job's --cpus-per-task by itself"
+    assert step_environment({"MASTER_PORT": "1"}, "a")["MASTER_PORT"] == "1"
+
+
+def test_hosts() -> None:
+    assert is_known_host("localhost") and not is_known_host("no-such-host.invalid")

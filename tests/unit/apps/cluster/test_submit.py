@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.cluster import start_records, submit
+from ctxlm_ds.apps.cluster import submit
 from ctxlm_ds.apps.cluster.job import refuse_run_of_another
+from ctxlm_ds.apps.cluster.rank_start import begin
 from ctxlm_ds.apps.plan import check_run
 from ctxlm_ds.checkpoint.folders import step_name
 from ctxlm_ds.checkpoint.manifest import hash_files, write_manifest
@@ -148,7 +149,7 @@ def test_a_run_goes_on_or_is_complete(site: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_run_of_another_job_is_refused(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    start_records.begin(Path("runs/mine"), "job-18-0-0", "18", "n1")
+    begin(Path("runs/mine"), "job-18-0-0", "18", "n1")
     (site / "bin" / "scontrol").write_text("#!/bin/sh\necho JobId=$3 JobState=RUNNING\n")
     for main in (submit.main, submit.check_main):
         with pytest.raises(ConfigError, match="runs/mine is the run of job 18, which is running. Wait until it ends"):

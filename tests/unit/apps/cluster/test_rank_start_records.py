@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ctxlm_ds.apps.cluster.start_records import (
+from ctxlm_ds.apps.cluster.rank_start import (
     CANCELLED,
     StartRecord,
     begin,
