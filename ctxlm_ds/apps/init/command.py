@@ -1,7 +1,6 @@
 """Write a recipe for this machine, or for the arguments of Megatron's or transformers' scripts.
 
-The recipe extends a shipped one, has a comment for each setting, and is loaded before it is written. On a terminal,
-what is not given is asked.
+The recipe extends a shipped one, has a comment for each setting, and is loaded before it is written.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import argparse
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,9 +61,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _migrate("run_mlm", args.from_run_mlm, arguments[end + 1 :], args)
     else:
         if not arguments:
-            if not sys.stdin.isatty():
-                parser.error("give --family, and --data or --text; questions need a terminal")
-            _ask(args)
+            parser.error("give --family, and --data or --text")
         _start(args)
 
 
@@ -82,31 +79,6 @@ def _copy_slurm(folder: Path) -> None:
 
 def _cd(folder: Path) -> str:
     return "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
-
-
-def _ask(args: argparse.Namespace) -> None:
-    """Ask for what a recipe needs; Enter takes the default."""
-    from ctxlm_ds.apps.init.start import SIZES, families, shipped_recipe
-
-    print(f"Families: {', '.join(families())}")
-    args.family = _answer("Family", str, "bert")
-    args.size = _answer(f"Size ({', '.join(SIZES)})", str, "laptop")
-    shipped_recipe(args.family, args.size)
-    given = _answer("Dataset prefix, or text file", str)
-    args.data, args.text = (given, None) if Path(f"{given}.idx").is_file() else (None, given)
-    args.tokenizer = _answer("Tokenizer folder (empty: train one)", str)
-    args.ranks = _answer("GPUs or CPU processes (empty: all GPUs, or one process)", at_least(1))
-    args.hours = _answer("Hours (empty: steps of the shipped recipe)", float)
-    args.output = _answer("Write to", Path, f"{args.family}.yaml")
-
-
-def _answer(question: str, kind: Callable[[str], Any], default: str = "") -> Any:
-    while True:
-        text = input(f"{question}{f' [{default}]' if default else ''}: ").strip() or default
-        try:
-            return kind(text) if text else None
-        except (ValueError, argparse.ArgumentTypeError) as error:
-            print(f"{text}: {error}")
 
 
 def _start(args: argparse.Namespace) -> None:

@@ -20,6 +20,8 @@ from ctxlm_ds.untrusted_json import read_text
 _RANKS = {"--nproc-per-node", "--nnodes", "--num-gpus", "--num-nodes", "--num-processes"}
 _COMMENT_COLUMN = 40
 _PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
+NAMES_OF_ENTRIES = ("family", "name", "sample_format")
+"""Settings that come first in their sections."""
 _RESERVED = {"true", "false", "null", "~", ".inf", ".nan"}
 
 
@@ -169,42 +171,21 @@ def recipe_text(head: Sequence[str], settings: Mapping[str, Setting]) -> str:
     order = ["extends", *RunConfig.model_fields]
     names = {key.partition(".")[0] for key in settings}
     for name in sorted(names, key=order.index):
-        if name in settings:
-            lines.append(_line(name, settings[name], ""))
-            continue
-        lines.append(f"{name}:")
         inside = {key.partition(".")[2]: one for key, one in settings.items() if key.startswith(f"{name}.")}
-        lines += [_line(key, one, "  ") for key, one in sorted(inside.items(), key=lambda item: _rank(name, item[0]))]
+        lines += [f"{name}:"] if inside else _lines(name, settings[name], "")
+        for key in sorted(inside, key=lambda key: key not in NAMES_OF_ENTRIES):
+            lines += _lines(key, inside[key], "  ")
     return "\n".join(lines) + "\n"
 
 
-def _rank(section: str, key: str) -> tuple[int, int]:
-    """Return the place of a setting: what names an entry first, then the section's order."""
-    annotation: Any = RunConfig.model_fields[section].annotation
-    fields = list(getattr(annotation, "model_fields", {}))
-    first = {"family", "name", "sample_format"}
-    return (0 if key in first else 1, fields.index(key) if key in fields else len(fields))
-
-
-def _line(key: str, setting: Setting, indent: str) -> str:
-    if isinstance(setting.value, list) and any(isinstance(item, dict) for item in setting.value):
-        items = [f"{indent}  - {_flow(item)}" for item in setting.value]
-        return "\n".join([f"{indent}{key}:".ljust(_COMMENT_COLUMN) + _comment(setting), *items])
-    return (f"{indent}{key}: {_flow(setting.value)}".ljust(_COMMENT_COLUMN) + _comment(setting)).rstrip()
-
-
-def _comment(setting: Setting) -> str:
-    return f"  # {setting.source}" if setting.source else ""
-
-
-def _flow(value: Any) -> str:
-    if isinstance(value, str):
-        return value if _PLAIN.fullmatch(value) and value.lower() not in _RESERVED else json.dumps(value)
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_flow(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(_flow(item) for item in value) + "]"
-    return json.dumps(value)
+def _lines(key: str, setting: Setting, indent: str) -> list[str]:
+    value, comment = setting.value, f"  # {setting.source}" if setting.source else ""
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        head = f"{indent}{key}:".ljust(_COMMENT_COLUMN) + comment
+        return [head.rstrip(), *(f"{indent}  - {json.dumps(item)}" for item in value)]
+    is_plain = isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _RESERVED
+    text = value if is_plain else json.dumps(value)
+    return [(f"{indent}{key}: {text}".ljust(_COMMENT_COLUMN) + comment).rstrip()]
 
 
 def check_output(path: Path) -> None:

@@ -23,7 +23,6 @@ from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.recipe.yaml_source import read_yaml
 from ctxlm_ds.registry import FAMILIES
 
-SIZES = ("laptop", "small", "base")
 MOST_EPOCHS = 40.0
 """Passes over the data if no hours are given, at most: about as many as BERT's (Devlin 2018, A.2)."""
 _WARMUP = 0.06
@@ -108,27 +107,20 @@ class Answers:
 
 
 @cache
-def _sizes() -> dict[str, dict[str, str]]:
+def recipe_sizes() -> dict[str, dict[str, str]]:
+    """Return the shipped recipe of each size, by family."""
     path = Path(__file__).resolve().parent / "sizes.yaml"
     table: dict[str, dict[str, str]] = read_yaml(path.read_text(encoding="utf-8"), str(path)).data
     return table
 
 
-def families() -> list[str]:
-    """Return the families of which recipes ship."""
-    return list(_sizes())
-
-
 def shipped_recipe(family: str, size: str) -> str:
-    """Return the shipped recipe of a family and size.
-
-    Raises ConfigError if there is none.
-    """
-    recipes = _sizes().get(family)
+    """Return the shipped recipe of a family and size. Raises ConfigError if there is none."""
+    recipes = recipe_sizes().get(family)
     if recipes is None:
         raise ConfigError(
-            f"--family {family}: no recipe of such a family ships{did_you_mean(family, _sizes()) or '.'} "
-            f"Families: {', '.join(_sizes())}"
+            f"--family {family}: no recipe of such a family ships{did_you_mean(family, recipe_sizes()) or '.'} "
+            f"Families: {', '.join(recipe_sizes())}"
         )
     if size not in recipes:
         known = ", ".join(f"{key} ({recipe})" for key, recipe in recipes.items())
@@ -200,7 +192,7 @@ def preprocess_options(data: DataSection) -> list[str]:
 
 def first_recipe_of(tokenizer_kind: str) -> RunConfig | None:
     """Return the smallest shipped recipe of the first family with this kind of tokenizer; None if none has it."""
-    recipes = (load_config(next(iter(sizes.values()))) for sizes in _sizes().values())
+    recipes = (load_config(next(iter(sizes.values()))) for sizes in recipe_sizes().values())
     return next((one for one in recipes if FAMILIES.get(one.model.family).tokenizer == tokenizer_kind), None)
 
 

@@ -8,13 +8,10 @@ GPT = "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 -
 REST = " --max-position-embeddings 32 --micro-batch-size 4 --train-iters 50 --data-path a_text_document"
 
 
-def test_questions_and_flags_write_a_recipe(tmp_path, monkeypatch, capsys):
+def test_flags_write_a_recipe(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    answers = iter(["gpt2", "", "corpus.txt", "", "2", "zero", "0.1", ""])
-    monkeypatch.setattr("builtins.input", lambda question: next(answers))
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     (tmp_path / "corpus.txt").write_text("A text.\n")
-    main([])
+    main(["--family", "gpt2", "--text", "corpus.txt", "--ranks", "2", "--hours", "0.1"])
     printed = capsys.readouterr().out
     assert "ctxlm tokenizer --input corpus.txt --type gpt2 --vocab-size 4000 --output-dir tokenizer" in printed
     assert "--append-eod --output-prefix data/corpus" in printed

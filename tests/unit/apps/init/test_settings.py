@@ -23,7 +23,7 @@ def test_settings_are_written_in_the_schemas_order_and_read_back(tmp_path):
     lines = [line.partition("  #")[0].rstrip() for line in text.splitlines()]
     assert lines == [
         "# first", "#", 'name: "true"', "tokenizer:", "  path: null", "data:", "  train:",
-        '    - {path: "a b", weight: 0.5}', "  blend: megatron", "training:", "  max_steps: 7",
+        '    - {"path": "a b", "weight": 0.5}', "  blend: megatron", "training:", "  max_steps: 7",
     ]  # fmt: skip
     config = write_recipe(tmp_path / "x.yaml", text)
     assert (config.name, config.training.max_steps, config.data.train[0].path) == ("true", 7, "a b")
