@@ -15,7 +15,7 @@ import numpy as np
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.numba_random import stream_key
 from ctxlm_ds.data.stream.loader import TRAIN_MASKS
-from ctxlm_ds.objectives.denoisers import Denoiser
+from ctxlm_ds.objectives.span_corruption import Denoiser
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.objective_statistics import FEWEST, LONGEST_SHOWN, Figure, share, two_shares
 

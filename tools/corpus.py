@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 
 from ctxlm_ds.console import at_least, run_command
-from ctxlm_ds.data.sources.bad_records import BadRecords
+from ctxlm_ds.data.sources.corpus import BadRecords
 from ctxlm_ds.data.sources.parsing import parse_chunk
 from ctxlm_ds.data.sources.reading import find_sources, read_chunks, source_signature
 from ctxlm_ds.data.sources.types import BadRecord, InputShard

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import fsync_path, write_text
-from ctxlm_ds.data.dataset.checksums import file_digest
+from ctxlm_ds.data.dataset.metadata import file_digest
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.untrusted_json import read_json
 

@@ -195,6 +195,11 @@ class Objective(ABC):
         return render_tokens(example.input_ids, tokenizer)
 
 
+def count_positions(arrays: Arrays) -> int:
+    """Count the positions that are not padding."""
+    return int((arrays["sequence_ids"] > 0).sum())
+
+
 def token_fields(data: DataSection, pad_id: int) -> tuple[Field, ...]:
     """Return the fields of tokens and of the sequences that they belong to."""
     length = data.seq_length

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import Field as Setting
 
 from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field
-from ctxlm_ds.objectives.base import LossTerm
+from ctxlm_ds.objectives.base import LossTerm, count_positions
 from ctxlm_ds.objectives.masked_lm import MaskedLM, MaskedLMSection
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import DataSection, ModelSection
@@ -56,17 +56,12 @@ class DistillationSection(MaskedLMSection):
             )
 
 
-def count_tokens(arrays: Arrays) -> int:
-    """Return the number of tokens that are not padding."""
-    return int((arrays["sequence_ids"] > 0).sum())
-
-
 LOSSES = "ctxlm_ds.parallel.cross_entropy"
 LOGITS = ("predicted_logits", "teacher.predicted_logits")
 SOFT_TARGETS = LossTerm("soft_targets", LOGITS, ("soft_target_labels",), f"{LOSSES}:soft_target_sums")
 COSINE = LossTerm(
     "cosine", (LAST_HIDDEN, f"teacher.{LAST_HIDDEN}"), ("sequence_ids",), f"{LOSSES}:cosine_sums",
-    count=count_tokens, has_accuracy=False,
+    count=count_positions, has_accuracy=False,
 )  # fmt: skip
 
 

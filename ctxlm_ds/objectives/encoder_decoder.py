@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 DECODER_FIELDS = ("decoder_input_ids", "decoder_position_ids", "decoder_sequence_ids", "decoder_sequence_starts")
 FRAME = 2
 """Tokens around a text: <s> and </s>, or </s> and a language."""
+END_TOKENS = 1
+"""The end-of-text token after inputs and targets of denoisers."""
 LABELS = "decoder_labels"
-FRAME = 2
-"""Tokens around a text: <s> and </s>, or </s> and a language."""
 
 
 def target_term(name: str) -> LossTerm:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ctxlm_ds.objectives.base import BINARY_SUMS, LossTerm
+from ctxlm_ds.objectives.base import BINARY_SUMS, LossTerm, count_positions
 from ctxlm_ds.objectives.masked_lm import MaskedLM, MaskedLMSection
 from ctxlm_ds.recipe.sections import NonNegativeFloat, Probability
 
 if TYPE_CHECKING:
-    from ctxlm_ds.objectives.base import Arrays
     from ctxlm_ds.tokenizers.base import Tokenizer
 
 
@@ -26,11 +25,6 @@ class ReplacedTokensSection(MaskedLMSection):
     """Weight of the generator's loss."""
     discriminator_weight: NonNegativeFloat = 50.0
     """Weight of the discriminator's loss."""
-
-
-def count_positions(fields: Arrays) -> int:
-    """Count the positions that are not padding."""
-    return int((fields["sequence_ids"] > 0).sum())
 
 
 GENERATOR = LossTerm("generator", ("generator_logits",), ("masked_lm_labels",))

@@ -1,20 +1,32 @@
-"""Span corruption (T5): spans of a text become sentinels, and the decoder writes the spans."""
+"""Denoising by a decoder: it writes spans that became sentinels (T5), the end of a text (prefix LM), or both (UL2).
+
+Source: google-research/text-to-text-transfer-transformer t5/data/preprocessors.py (`random_spans_helper`,
+`random_spans_noise_mask`, `random_prefix_noise_mask`, `prefix_lm`). Prefix LM is of Raffel 2020, section 3.2.1, the
+mixture of Tay 2022, arXiv:2205.05131, section 3.1 and table 1.
+"""
 
 from __future__ import annotations
 
 import shlex
+import struct
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field as Setting
 
 from ctxlm_ds.data.fields import Field
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.objectives.denoisers import MOST_NOISE, Denoiser
-from ctxlm_ds.objectives.encoder_decoder import LABELS, EncoderDecoder, EncoderDecoderSection, target_term
+from ctxlm_ds.objectives.encoder_decoder import (
+    END_TOKENS,
+    LABELS,
+    EncoderDecoder,
+    EncoderDecoderSection,
+    target_term,
+)  # fmt: skip
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.sections import DataSection
+from ctxlm_ds.recipe.sections import DataSection, Probability
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,6 +35,81 @@ if TYPE_CHECKING:
     from ctxlm_ds.data.sample import Samples, TargetExamples
     from ctxlm_ds.objectives.corruption.noise_spans import DenoiserTables
     from ctxlm_ds.tokenizers.base import Tokenizer
+
+SHORTEST_TEXT = 2
+"""A shorter text has nothing to replace."""
+MOST_NOISE = 0.9
+"""Largest share of replaced tokens; at 1 a text of any length makes a short input."""
+ROUNDED, ROUNDED_SHARE = 3, 1e-6
+"""More than rounding to integers and to fp32 adds to an input, in tokens and as a share of the text."""
+LONGEST_TEXT = 16
+"""Most tokens of text for a token of the input, more than MOST_NOISE needs."""
+
+
+@dataclass(frozen=True)
+class Denoiser:
+    """One way to make an input and a target of a text."""
+
+    noise_density: float = 0.15
+    """Share of the tokens to replace; of a prefix denoiser, the largest mean share that is the target."""
+    mean_span_length: float | None = 3.0
+    """Mean length of a replaced span; None makes the text's end the target, from a random place on (prefix LM)."""
+    mode_token: str | None = None
+    """Token before the input that names the denoiser."""
+    share: float = 1.0
+    """Share of the samples, relative to the other denoisers'."""
+
+    @property
+    def is_prefix(self) -> bool:
+        return self.mean_span_length is None
+
+    def counts(self, length: int) -> tuple[int, int]:
+        """Return how many of `length` tokens are replaced, and in how many spans; 0, 0 if there is nothing to replace.
+
+        The products and quotients are rounded to fp32, halves to even numbers, as in the original.
+        """
+        if self.mean_span_length is None or length < SHORTEST_TEXT:
+            return 0, 0
+        noise = min(max(round(_fp32(length * _fp32(self.noise_density))), 1), length - 1)
+        spans = max(round(_fp32(noise / _fp32(self.mean_span_length))), 1)
+        return noise, min(spans, noise, length - noise)
+
+    def prefix_bounds(self, length: int) -> tuple[int, int]:
+        """Return the fewest and the most of `length` tokens that are a prefix denoiser's input."""
+        most = max(length - 1, 0)
+        return min(most, max(1, round(_fp32(_fp32(1.0 - 2.0 * self.noise_density) * most)))), most
+
+    def lengths(self, length: int) -> tuple[int, int]:
+        """Return the tokens of input and target of `length` tokens, the most that a prefix denoiser can make."""
+        first = END_TOKENS + (self.mode_token is not None)
+        if self.is_prefix:
+            fewest, most = self.prefix_bounds(length)
+            return most + first, length - fewest + END_TOKENS
+        noise, spans = self.counts(length)
+        return length - noise + spans + first, noise + max(spans, 1) + END_TOKENS
+
+    def text_length(self, input_length: int) -> int:
+        """Return how many tokens of text make an input of at most `input_length` tokens (568 make 512)."""
+        first = END_TOKENS + (self.mode_token is not None)
+        length = input_length - first
+        if self.mean_span_length is None:
+            return length
+        # The length from which to count: up to it, inputs fit with all that rounding adds to noise and spans.
+        kept = 1.0 - self.noise_density
+        rate = kept + min(kept, self.noise_density / self.mean_span_length)
+        most = LONGEST_TEXT * input_length
+        length = max(length, min(most, int((input_length - first - ROUNDED) / (rate + ROUNDED_SHARE))))
+        while length < most and self.lengths(length + 1)[0] <= input_length:
+            length += 1
+        # Where inputs and targets have equal shares, as the original.
+        inputs, targets = self.lengths(length)
+        return length - 1 if self.noise_density == 0.5 and targets > inputs else length
+
+
+def _fp32(value: float) -> float:
+    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    return rounded
+
 
 NUMBER = "{}"
 SHORTEST_INPUT = 8
@@ -165,3 +252,65 @@ class SpanCorruption(Denoising):
     name = "span_corruption"
     section = SpanCorruptionSection
     terms = (target_term("span_corruption"),)
+
+
+class PrefixLMSection(DenoisingSection):
+    """The continuation of a text from a random place on."""
+
+    name: str = "prefix_lm"
+    noise_density: Annotated[float, Setting(ge=0.0, le=0.5)] = 0.5
+    """Mean share of a text that is the target; 0.5 cuts anywhere (T5), 0.25 in the second half (UL2)."""
+
+    @property
+    def idle_settings(self) -> tuple[str, ...]:
+        return ("sentinel_tokens",)
+
+    def denoisers(self) -> Sequence[Denoiser]:
+        return (Denoiser(self.noise_density, None),)
+
+    def problems(self, data: DataSection) -> Iterator[Problem]:
+        if self.noise_density == 0.0:
+            yield Problem("objective.noise_density", "0 leaves nothing to write; expected above 0 (0.5 as published)")
+            return
+        yield from super().problems(data)
+
+
+class PrefixLM(Denoising):
+    """The prefix LM objective of T5's comparison."""
+
+    name = "prefix_lm"
+    section = PrefixLMSection
+    terms = (target_term("prefix_lm"),)
+
+
+REGULAR = ((0.15, 3.0), (0.15, 8.0))
+EXTREME = ((0.5, 3.0), (0.5, 8.0), (0.15, 64.0), (0.5, 64.0))
+"""Share of the tokens that are replaced, and mean length of a span."""
+PREFIX_DENSITY = 0.25
+
+
+class DenoiserMixtureSection(DenoisingSection):
+    """Short spans, long or many spans, and continuations, one of them for each sample (UL2)."""
+
+    name: str = "denoiser_mixture"
+    prefix_share: Probability = 0.2
+    """Share of the samples that are continuations (S-denoisers); the other six denoisers have equal shares."""
+    mode_tokens: tuple[str, str, str] | None = ("[NLU]", "[NLG]", "[S2S]")
+    """Tokens before the inputs of R-denoisers, X-denoisers and S-denoisers; null for none."""
+
+    def denoisers(self) -> Sequence[Denoiser]:
+        regular, extreme, prefix = self.mode_tokens or (None, None, None)
+        share = (1.0 - self.prefix_share) / (len(REGULAR) + len(EXTREME))
+        return (
+            *(Denoiser(density, length, regular, share) for density, length in REGULAR),
+            *(Denoiser(density, length, extreme, share) for density, length in EXTREME),
+            Denoiser(PREFIX_DENSITY, None, prefix, self.prefix_share),
+        )
+
+
+class DenoiserMixture(Denoising):
+    """The objective of UL2. A denoiser for which a text is too long leaves its end out."""
+
+    name = "denoiser_mixture"
+    section = DenoiserMixtureSection
+    terms = (target_term("denoiser_mixture"),)

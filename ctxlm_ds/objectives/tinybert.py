@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import Field as Setting
 
 from ctxlm_ds.data.fields import FITS, Field
-from ctxlm_ds.objectives.base import LossTerm, fill_token_fields, token_fields
+from ctxlm_ds.objectives.base import LossTerm, count_positions, fill_token_fields, token_fields
 from ctxlm_ds.objectives.masked_lm import Masking, MaskingSection
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import DataSection, ModelSection, PositiveFloat, Probability, SmallInt
@@ -105,11 +105,6 @@ class TinyBertSection(MaskingSection):
             return self.layer_map
         share = num_teacher_layers // num_layers
         return range(share, num_teacher_layers + 1, share)
-
-
-def count_positions(arrays: Arrays) -> int:
-    """Count the positions that are not padding."""
-    return int((arrays["sequence_ids"] > 0).sum())
 
 
 def count_sequences(arrays: Arrays) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.data.index import build_once
+from ctxlm_ds.data.index import storage
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.topology import build_topology

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ctxlm_ds.data.preprocess.folder import FOLDER_SUFFIX, PROGRESS_NAME
+from ctxlm_ds.data.preprocess.job import FOLDER_SUFFIX, PROGRESS_NAME
 from tests.slurm.cluster import Cluster, Finished, wait_for
 from tests.slurm.runs import Runs
 from tests.text import write_corpus

@@ -236,7 +236,7 @@ def report() -> None:
     from ctxlm_ds.data.sources.corpus import Corpus
     from ctxlm_ds.tokenizers.load import load_tokenizer
     from ctxlm_ds.tokenizers.report import ALL_LANGUAGES, tokenizer_report
-    from ctxlm_ds.tokenizers.sampling import KeyedSample
+    from ctxlm_ds.tokenizers.train import KeyedSample
 
     tokenizers = {path: load_tokenizer(path) for path in args.tokenizer}
     keys = [args.json_key] + ([args.language_key] if args.language_key else [])

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.console import byte_progress
-from ctxlm_ds.data.dataset.checksums import check_digest, file_digest, manifest_path, write_manifest
+from ctxlm_ds.data.dataset.metadata import check_digest, file_digest, manifest_path, write_manifest
 from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.tokenizers.base import Tokenizer

@@ -25,13 +25,11 @@ import numpy as np
 
 from ctxlm_ds.atomic import PARTIAL_MARK, is_full_disk, stop_signals_interrupt
 from ctxlm_ds.console import byte_progress, format_size
-from ctxlm_ds.data.dataset.checksums import check_digest
 from ctxlm_ds.data.dataset.inspection import check_spans_digest
-from ctxlm_ds.data.dataset.locked_folder import LockedFolder
 from ctxlm_ds.data.dataset.merge_inputs import MergeInput, find_parts, open_parts
-from ctxlm_ds.data.dataset.metadata import METADATA_VERSION
+from ctxlm_ds.data.dataset.metadata import METADATA_VERSION, check_digest
 from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file
-from ctxlm_ds.data.dataset.writer import IndexedDatasetWriter, publish_parts, refuse_existing
+from ctxlm_ds.data.dataset.writer import IndexedDatasetWriter, LockedFolder, publish_parts, refuse_existing
 from ctxlm_ds.errors import DataError
 
 logger = logging.getLogger("ctxlm_ds")

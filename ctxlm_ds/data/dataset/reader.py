@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.dataset.checksums import check_digest, manifest_path, read_manifest
 from ctxlm_ds.data.dataset.index_file import check_index, read_index
-from ctxlm_ds.data.dataset.metadata import METADATA_FORMAT, read_metadata
+from ctxlm_ds.data.dataset.metadata import METADATA_FORMAT, check_digest, manifest_path, read_manifest, read_metadata
 from ctxlm_ds.errors import DataError
 
 _DECIDING = ("sha256", "tokenizer_fingerprint", "split_sentences", "append_eod", "eod_id")

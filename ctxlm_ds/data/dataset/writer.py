@@ -3,7 +3,7 @@
 Memory does not grow with the dataset: tokens, lengths and document ends go into three files of a separate folder, and
 the .idx is made from them at the end. Everything is flushed before any file gets its name. The .idx, without which no
 reader (ours or Megatron's) opens a dataset, gets its name last, so a dataset is complete or does not exist. An
-interrupted job resumes from such a folder at the state of its last `save`.
+interrupted job resumes from such a folder (LockedFolder) at the state of its last `save`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -22,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.atomic import fsync_path, publish
-from ctxlm_ds.data.dataset.checksums import dataset_manifest
 from ctxlm_ds.data.dataset.index_file import DTYPES, HEADER, LONGEST_SEQUENCE, MAGIC, VERSION
-from ctxlm_ds.data.dataset.metadata import METADATA_FORMAT, METADATA_VERSION
+from ctxlm_ds.data.dataset.metadata import METADATA_FORMAT, METADATA_VERSION, dataset_manifest
 from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file
-from ctxlm_ds.errors import DataError
+from ctxlm_ds.errors import DataError, RunLockedError
+from ctxlm_ds.process.run_lock import RunLock
 
 EXTENSIONS = ("bin", "spans", "json", "sha256", "errors.jsonl", "idx")
 """In the order in which finished files get their names; `errors.jsonl` exists only if records were skipped, `spans`
@@ -285,3 +286,46 @@ class IndexedDatasetWriter:
         for file in self._files.values():
             with suppress(OSError):  # on a full disk closing flushes and fails again
                 file.close()
+
+
+class LockedFolder:
+    """Folder of unfinished files, locked while the block lasts; one that another process left is taken over."""
+
+    unfinished: tuple[str, ...] = ("*.part",)
+    """Patterns of the files to delete."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        self._lock = RunLock(self.path, remedy="choose another --output-prefix")
+
+    def __enter__(self) -> LockedFolder:
+        """Lock the folder. Raises DataError if another process works in it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._lock.acquire()
+        except RunLockedError as error:
+            raise DataError(str(error)) from error
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with suppress(RunLockedError):  # another process took the lock over and works in the folder now
+            self._lock.check()
+            if kind is None or not self.is_kept:
+                shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.release()
+
+    @property
+    def is_kept(self) -> bool:
+        """True if the folder stays after an error."""
+        return False
+
+    def check(self) -> None:
+        """Raise RunLockedError if another process took the folder over (this one had been suspended)."""
+        self._lock.check()
+
+    def clear(self) -> bool:
+        """Delete all unfinished files. Returns True if there were any."""
+        left = [path for pattern in self.unfinished for path in self.path.glob(pattern)]
+        for path in left:
+            path.unlink()
+        return bool(left)

@@ -21,12 +21,17 @@ from numpy.typing import NDArray
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.formats.base import Making, SampleFormat, SequenceTemplate
 from ctxlm_ds.data.formats.loops.packing import pack_samples
-from ctxlm_ds.data.index.build_once import build_once
-from ctxlm_ds.data.index.index import RowSource, SampleIndex, SampleReader
+from ctxlm_ds.data.index.index import (
+    PREDICTION_BYTES,
+    RowSource,
+    SampleIndex,
+    SampleReader,
+    id_dtype,
+    write_masked_copies,
+)
 from ctxlm_ds.data.index.record import INDEX_VERSION, SAMPLE_DTYPE, SampleSettings, Source, SourcePart, sample_settings
 from ctxlm_ds.data.index.sentence_table import is_split
-from ctxlm_ds.data.index.static import PREDICTION_BYTES, id_dtype, write_masked_copies
-from ctxlm_ds.data.index.storage import META_NAME, NpyAppender, open_array, verify_files, write_meta
+from ctxlm_ds.data.index.storage import META_NAME, NpyAppender, build_once, open_array, verify_files, write_meta
 from ctxlm_ds.data.sample import NO_LANGUAGE
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.sections import DataSection, RowSettings

@@ -3,37 +3,39 @@
 The result, `{prefix}_{key}_{sentence|document}.{bin,idx,json,sha256}` and `.errors.jsonl` for skipped records, has the
 same bytes for any number of workers and of interruptions. Memory is bounded by the chunks in flight (two per worker, a
 megabyte each) and the words that a worker remembers (120 MB). An interrupted run resumes from its last saved progress
-(folder.py); a finished dataset of the same build is not built again.
+in PREFIX.partial/, which is locked; a finished dataset of the same build is not built again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.atomic import is_full_disk, stop_signals_interrupt
+from ctxlm_ds.atomic import is_full_disk, stop_signals_interrupt, write_text
 from ctxlm_ds.console import byte_progress, counted
 from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file, token_dtype
 from ctxlm_ds.data.dataset.writer import (
     DamagedPartsError,
     IndexedDatasetWriter,
+    LockedFolder,
+    WriterState,
     part_file,
     publish_parts,
     refuse_existing,
 )
 from ctxlm_ds.data.preprocess.config import BUILD_VERSION, PreprocessConfig, build_key, dataset_keys, dataset_prefix
 from ctxlm_ds.data.preprocess.encode import ChunkEncoder, EncodedChunk, encoded_prefix
-from ctxlm_ds.data.preprocess.folder import PartialFolder, Progress
 from ctxlm_ds.data.preprocess.pool import ordered_map
 from ctxlm_ds.data.preprocess.sentences import SPLITTER_VERSION
-from ctxlm_ds.data.sources.bad_records import BadRecords
+from ctxlm_ds.data.sources.corpus import BadRecords
 from ctxlm_ds.data.sources.reading import check_keys, find_sources, read_chunks, source_signature, total_bytes
 from ctxlm_ds.data.sources.types import Position, Source
 from ctxlm_ds.errors import DataError
@@ -41,9 +43,78 @@ from ctxlm_ds.tokenizers.load import load_tokenizer
 
 logger = logging.getLogger("ctxlm_ds")
 
+FOLDER_SUFFIX = ".partial"
+PROGRESS_NAME = "progress.json"
 SAVE_INTERVAL_BYTES = 64 << 20
 """Input after which progress is saved."""
 SAVE_INTERVAL_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """State that an interrupted run resumes from."""
+
+    build_key: str
+    position: Position
+    writers: list[WriterState]
+    counts: dict[str, int]
+    bad_records: dict[str, Any] = field(default_factory=dict)
+    is_prepared: bool = False
+    """True if every file is complete and only has to get its name."""
+
+
+class PartialFolder(LockedFolder):
+    """Folder of an unfinished dataset, which stays after an error if it holds progress.
+
+    `build_key` is what the dataset is made of; progress of another one is not continued.
+    """
+
+    unfinished = (PROGRESS_NAME, "*.part")
+
+    def __init__(self, prefix: str, build_key: str) -> None:
+        super().__init__(f"{prefix}{FOLDER_SUFFIX}")
+        self.build_key = build_key
+
+    @property
+    def is_kept(self) -> bool:
+        """True if some progress is on the disk."""
+        return (self.path / PROGRESS_NAME).exists()
+
+    def load(self) -> Progress | None:
+        """Return the progress to resume from; None, and an empty folder, if there is none of this build."""
+        progress = self._read()
+        if progress is not None and progress.build_key == self.build_key:
+            return progress
+        if progress is not None:
+            logger.warning("%s: holds progress of another input, tokenizer or setting; starting again", self.path)
+        self.clear()
+        return None
+
+    def save(self, progress: Progress) -> None:
+        """Replace the progress; what it counts must be on the disk. Raises RunLockedError like `check`."""
+        self.check()
+        value = asdict(progress)
+        write_text(self.path / PROGRESS_NAME, json.dumps(value | {"sha256": _digest(value)}))
+
+    def _read(self) -> Progress | None:
+        path = self.path / PROGRESS_NAME
+        try:
+            value = json.loads(path.read_bytes())
+            if value.pop("sha256") != _digest(value):
+                raise DataError("changed since it was written")
+            states = [WriterState(**state) for state in value.pop("writers")]
+            return Progress(**(value | {"position": Position(**value["position"]), "writers": states}))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError, AttributeError, DataError) as error:
+            logger.warning("%s: damaged (%s); starting again", path, error)
+            return None
+
+
+def _digest(value: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
 
 
 @dataclass(frozen=True, slots=True)

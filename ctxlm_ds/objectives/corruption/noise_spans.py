@@ -15,14 +15,17 @@ replaced tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.numba_random import below, compiled, stream, uniform, word_at
 from ctxlm_ds.data.sample import Samples, TargetExamples, starts_of
-from ctxlm_ds.objectives.denoisers import END_TOKENS, Denoiser
+from ctxlm_ds.objectives.encoder_decoder import END_TOKENS
+
+if TYPE_CHECKING:
+    from ctxlm_ds.objectives.span_corruption import Denoiser
 
 FIRST_TOKEN_WORD = 2
 

@@ -28,7 +28,7 @@ from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection
 from ctxlm_ds.registry import OBJECTIVES
 from tests.ragged import Rows
 from tests.sample_data import FakeTokenizer, random_documents, run_config, train_loader, write_dataset
-from tests.unit.objectives.test_denoiser_mixture import ModeTokenizer
+from tests.unit.objectives.test_span_corruption_denoiser_mixture import ModeTokenizer
 
 NAME = "spans_of_a_test"
 SLOTS, DECODER_LENGTH = 3, 11

@@ -15,7 +15,7 @@ import pytest
 
 from ctxlm_ds.data.dataset import writer as writer_module
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.preprocess import folder as folder_module
+from ctxlm_ds.data.preprocess import job as job_module
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, PreprocessResult, preprocess
 from ctxlm_ds.data.sources.types import InputShard
 from ctxlm_ds.errors import DataError
@@ -53,7 +53,7 @@ def kill_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module.IndexedDatasetWriter, "add_documents",
                         counted(writer_module.IndexedDatasetWriter.add_documents))  # fmt: skip
     monkeypatch.setattr(writer_module.IndexedDatasetWriter, "save", counted(writer_module.IndexedDatasetWriter.save))
-    monkeypatch.setattr(folder_module, "write_text", counted(folder_module.write_text))
+    monkeypatch.setattr(job_module, "write_text", counted(job_module.write_text))
     monkeypatch.setattr(writer_module, "publish", counted(writer_module.publish))
     monkeypatch.setattr(shutil, "rmtree", lambda *arguments, **named: None)
 
@@ -67,7 +67,7 @@ def test_a_killed_run_is_gone_on_with_to_the_same_bytes(
     with pytest.MonkeyPatch.context() as patch:
         if step < 0:  # the last ones: preparing and renaming
             steps: list[int] = []
-            patch.setattr(folder_module, "write_text", lambda *_: steps.append(1))
+            patch.setattr(job_module, "write_text", lambda *_: steps.append(1))
             run(corpus, tokenizer, tmp_path / "count" / "data")
             step += 3 * len(steps) + 5
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
@@ -128,15 +128,15 @@ def test_a_dataset_that_appears_meanwhile_is_not_replaced(
         path.unlink()
     lines = [json.dumps({"title": f"Title {number}.", "text": "Some text."}) for number in range(20)]
     corpus[0].write_text("\n".join(lines))
-    check = folder_module.PartialFolder.check
+    check = job_module.PartialFolder.check
     others: list[PreprocessResult] = []
 
-    def meanwhile(self: folder_module.PartialFolder) -> None:
-        monkeypatch.setattr(folder_module.PartialFolder, "check", check)
+    def meanwhile(self: job_module.PartialFolder) -> None:
+        monkeypatch.setattr(job_module.PartialFolder, "check", check)
         others.append(run(corpus[:1], tokenizer, tmp_path / "data", json_keys=("title",)))
         check(self)
 
-    monkeypatch.setattr(folder_module.PartialFolder, "check", meanwhile)
+    monkeypatch.setattr(job_module.PartialFolder, "check", meanwhile)
     with pytest.raises(DataError, match=r"data_title_sentence\.bin, .* exist\(s\) already"):
         run(corpus[:1], tokenizer, tmp_path / "data", json_keys=("text", "title"))
     assert json.loads(Path(f"{others[0].prefix}.json").read_text()) == others[0].metadata

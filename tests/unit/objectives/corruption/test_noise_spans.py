@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ctxlm_ds.data.numba_random import below, stream, stream_key, word_at
 from ctxlm_ds.data.sample import Sample, Samples, TargetExample, TargetExamples
 from ctxlm_ds.objectives.corruption.noise_spans import FIRST_TOKEN_WORD, NO_MODE, denoise, denoiser_tables
-from ctxlm_ds.objectives.denoisers import Denoiser
+from ctxlm_ds.objectives.span_corruption import Denoiser
 from tests.ragged import samples_from
 
 KEY = stream_key(1, "mask")

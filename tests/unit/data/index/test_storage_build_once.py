@@ -19,9 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.data.index import build_once as building
-from ctxlm_ds.data.index.build_once import build_once
-from ctxlm_ds.data.index.storage import META_NAME
+from ctxlm_ds.data.index import storage
+from ctxlm_ds.data.index.storage import META_NAME, build_once
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock, this_process
 from tests.sample_data import FakeTokenizer, build_sample_index, random_documents, run_config, write_dataset
@@ -97,7 +96,7 @@ def foreign_lock(workplace: Path, age_s: float) -> Path:
 
 
 def test_another_hosts_lock_expires_and_one_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "RunLock", partial(RunLock, stale_after_s=0.5, heartbeat_s=0.1))
+    monkeypatch.setattr(storage, "RunLock", partial(RunLock, stale_after_s=0.5, heartbeat_s=0.1))
     log, final = tmp_path / "log", tmp_path / "built" / "index"
     foreign_lock(final.with_name("index.building"), age_s=1000.0)
     (final.with_name("index.building") / "index-dead").mkdir()
@@ -109,7 +108,7 @@ def test_another_hosts_lock_expires_and_one_takes_over(tmp_path: Path, monkeypat
 def test_another_hosts_living_lock_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(building, "RunLock", partial(RunLock, stale_after_s=0.5, heartbeat_s=0.1))
+    monkeypatch.setattr(storage, "RunLock", partial(RunLock, stale_after_s=0.5, heartbeat_s=0.1))
     log, final = tmp_path / "log", tmp_path / "index"
     path = foreign_lock(final.with_name("index.building"), age_s=0.0)
     with caplog.at_level(logging.INFO, logger="ctxlm_ds"):

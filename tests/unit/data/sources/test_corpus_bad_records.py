@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.data.sources.bad_records import MAX_KEPT
-from ctxlm_ds.data.sources.corpus import Corpus
+from ctxlm_ds.data.sources.corpus import MAX_KEPT, Corpus
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.text import make_documents

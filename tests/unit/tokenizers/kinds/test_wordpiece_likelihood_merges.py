@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.tokenizers import likelihood_merges
+from ctxlm_ds.tokenizers.kinds import wordpiece
 from ctxlm_ds.tokenizers.kinds.wordpiece import WordPieceSettings, learn_tokens
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from ctxlm_ds.tokenizers.training_words import count_words
@@ -88,7 +88,7 @@ def test_merges_are_those_of_the_plain_algorithm(seed: int, likelihood: bool) ->
 def test_a_table_that_grows_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     words = count_words(TEXTS, pre_tokenizers.BertPreTokenizer())
     before = _merges(words, 300, 2, True)
-    monkeypatch.setattr(likelihood_merges, "_FIRST_CAPACITY", 64)
+    monkeypatch.setattr(wordpiece, "_FIRST_CAPACITY", 64)
     assert _merges(words, 300, 2, True) == before
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.data.dataset.checksums import file_digest, manifest_text, read_manifest, write_manifest
 from ctxlm_ds.data.dataset.inspection import verify_dataset
+from ctxlm_ds.data.dataset.metadata import file_digest, manifest_text, read_manifest, write_manifest
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.errors import DataError
 from tests.sample_data import random_documents, write_dataset

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.data.preprocess import folder as folder_module
+from ctxlm_ds.data.preprocess import job as job_module
 from ctxlm_ds.errors import DataError, RunLockedError
 from ctxlm_ds.process.run_lock import RunLock
 from ctxlm_ds.tokenizers.train import train_tokenizer
@@ -94,9 +94,9 @@ def test_two_processes_do_not_write_one_dataset(corpus: list[Path], tokenizer: P
 def test_a_run_that_lost_its_lock_stops(
     corpus: list[Path], tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save = folder_module.PartialFolder.save
+    save = job_module.PartialFolder.save
 
-    def taken_over(self: folder_module.PartialFolder, progress: folder_module.Progress) -> None:
+    def taken_over(self: job_module.PartialFolder, progress: job_module.Progress) -> None:
         (self.path / "lock.json").unlink(missing_ok=True)
         thief = RunLock(self.path)
         thief.acquire()
@@ -105,7 +105,7 @@ def test_a_run_that_lost_its_lock_stops(
         finally:
             thief.release()
 
-    monkeypatch.setattr(folder_module.PartialFolder, "save", taken_over)
+    monkeypatch.setattr(job_module.PartialFolder, "save", taken_over)
     with pytest.raises(RunLockedError, match="no longer locked by this process"):
         run(corpus, tokenizer, tmp_path / "data")
     assert not (tmp_path / "data_text_sentence.idx").exists()

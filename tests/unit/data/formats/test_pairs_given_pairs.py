@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import transformers
 
-from ctxlm_ds.data.formats.given_pairs import longest_first
+from ctxlm_ds.data.formats.pairs import longest_first
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.data.stream.blend import PlannedRows
 from ctxlm_ds.data.stream.collate import split_fields

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.tokenizers.sampling import KeyedSample, sampled_texts
-from ctxlm_ds.tokenizers.train import train_tokenizer
+from ctxlm_ds.tokenizers.train import KeyedSample, sampled_texts, train_tokenizer
 from tests.text import make_documents
 
 

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 
-from ctxlm_ds.objectives.denoisers import LONGEST_TEXT, MOST_NOISE, Denoiser
+from ctxlm_ds.objectives.span_corruption import LONGEST_TEXT, MOST_NOISE, Denoiser
 from tests.each import each
 
 PUBLISHED = Denoiser(0.15, 3.0)
