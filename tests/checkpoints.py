@@ -1,13 +1,15 @@
-"""Small checkpoints and tokenizers for tests, written through the project's own writers as a run writes them."""
+"""Small checkpoints, Hugging Face folders and tokenizers for tests, written through the project's own writers."""
 
 from __future__ import annotations
 
 import json
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from ctxlm_ds.checkpoint.chunk_index import ChunkWriter, merge_index
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
@@ -15,6 +17,7 @@ from ctxlm_ds.models.program import plain_program
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig, TokenizerConfig
+from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.sections import data_section, model_section, objective_section
 
@@ -32,9 +35,13 @@ def make_tokenizer(kind: str, folder: Path) -> Path:
 
 
 def make_config(
-    kind: str, tokenizer: Path, vocab_size: int, model_settings: dict | None = None, **settings: object
+    kind: str, tokenizer: Path, vocab_size: int | None = None, model_settings: dict | None = None, **settings: object
 ) -> RunConfig:
-    """A recipe: `bert_nsp` (BertForPreTraining), `bert` (BertForMaskedLM), `spanbert`, or a family."""
+    """A recipe: `bert_nsp` (BertForPreTraining), `bert` (BertForMaskedLM), `spanbert`, or a family.
+
+    The vocabulary is as large as the tokenizer's where no size is given.
+    """
+    vocab_size = vocab_size or load_tokenizer(tokenizer).vocab_size
     family = "bert" if kind in ("bert_nsp", "spanbert") else kind
     eps = 1e-12 if family in ("bert", "albert", "electra") else 1e-5
     model = {"family": family, "vocab_size": vocab_size, "max_position_embeddings": 40, "layer_norm_eps": eps, **SIZES}
@@ -116,3 +123,22 @@ def write_run(run: Path, config: RunConfig, weights: dict[str, torch.Tensor], st
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 1, "eval/cut')
     return run
+
+
+def write_random_run(run: Path, kind: str, tokenizer: Path, model_settings: dict | None = None) -> Path:
+    """A run of `make_config` with random weights."""
+    config = make_config(kind, tokenizer, model_settings=model_settings)
+    return write_run(run, config, random_weights(config))
+
+
+def change_json(path: Path, **values: object) -> None:
+    """Set values of a JSON file, such as a Hugging Face config.json."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Change the tensors of a Hugging Face folder."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})

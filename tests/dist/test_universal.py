@@ -53,7 +53,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def config(tokenizer: Path) -> RunConfig:
-    return make_config("bert_nsp", tokenizer, load_tokenizer(tokenizer).vocab_size)
+    return make_config("bert_nsp", tokenizer)
 
 
 @pytest.fixture(scope="module")

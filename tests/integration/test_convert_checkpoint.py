@@ -33,7 +33,7 @@ def convert(*arguments: object) -> Finished:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     tokenizer = make_tokenizer("wordpiece", tmp_path / "tokenizer")
-    config = make_config("bert_nsp", tokenizer, load_tokenizer(tokenizer).vocab_size)
+    config = make_config("bert_nsp", tokenizer)
     return write_run(tmp_path / "run", config, random_weights(config))
 
 
@@ -41,7 +41,7 @@ def run(tmp_path: Path) -> Path:
                                                               ("roberta", "byte_bpe", "<mask>")])  # fmt: skip
 def test_to_hf_fills_a_mask_and_from_hf_goes_back(kind: str, tokenizer_kind: str, mask: str, tmp_path: Path) -> None:
     tokenizer = make_tokenizer(tokenizer_kind, tmp_path / "tokenizer")
-    config = make_config(kind, tokenizer, load_tokenizer(tokenizer).vocab_size)
+    config = make_config(kind, tokenizer)
     run = write_run(tmp_path / "run", config, random_weights(config))
     words = ("to-hf", "--checkpoint", run, "--output", tmp_path / "hf", "--max-shard-size", "20KB")
     done = convert_in_process(*words)

@@ -22,7 +22,6 @@ from ctxlm_ds.parallel.placement import COLUMNS, ROWS, VOCABULARY, Split
 from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig, TokenizerConfig
-from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, make_tokenizer
 from tests.rank_files import STEP, Layout, Values, checkpoint_of, random_states, write_as_ranks
 from tests.real_disks import memory_disk
@@ -35,7 +34,7 @@ NAME = "encoder.1.mlp.up.weight"
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
     tokenizer = make_tokenizer("wordpiece", tmp_path_factory.mktemp("tokenizer") / "t")
-    return make_config("bert", tokenizer, load_tokenizer(tokenizer).vocab_size)
+    return make_config("bert", tokenizer)
 
 
 @pytest.fixture(scope="module")

@@ -11,17 +11,8 @@ from transformers import BertConfig, BertModel, RobertaConfig
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.hf_config import from_hf_config
 from ctxlm_ds.export.huggingface import from_hf
-from tests.unit.export.test_huggingface import CLASSES, hf_folder
-
-
-@pytest.fixture(params=list(CLASSES))
-def kind(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-@pytest.fixture
-def tokenizer_folder(kind: str, wordpiece_folder: Path, byte_bpe_folder: Path) -> Path:
-    return byte_bpe_folder if kind in ("roberta", "modernbert") else wordpiece_folder
+from tests.checkpoints import change_json
+from tests.unit.export.test_huggingface import hf_folder
 
 
 def test_other_models_are_refused(tmp_path: Path, wordpiece_folder: Path) -> None:
@@ -47,35 +38,51 @@ def test_other_models_are_refused(tmp_path: Path, wordpiece_folder: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("kind", "values", "reason"),
+    ("model_type", "values", "reason"),
     [
         ("bert", {"is_decoder": True}, "is_decoder"),
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
         ("bert", {"tie_word_embeddings": False}, "tie_word_embeddings"),
         ("bert", {"hidden_act": "silu"}, "silu"),
         ("bert", {"hidden_size": "wide"}, "config.json"),
-        ("bert", {"num_hidden_layers": 3}, "encoder.layer.2"),
-        ("bert", {"intermediate_size": 47}, "shape"),
-        ("bert", {"num_attention_heads": 5}, "5 does not divide model.hidden_size 32"),
-        ("roberta", {"hidden_act": "relu"}, "hidden_activation"),
+        ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ("gpt2", {"activation_function": "silu"}, "activation_function 'silu' is not one of"),
+        ("gpt2", {"tie_word_embeddings": False}, "tie_word_embeddings"),
+        ("openai-gpt", {"afn": "silu"}, "afn 'silu' is not one of gelu, relu"),
+        ("xlnet", {"clamp_len": 5}, "clamp_len"),
         ("modernbert", {"norm_bias": True}, "norm_bias is True; only"),
         ("modernbert", {"decoder_bias": False}, "decoder_bias is False; only"),
         ("modernbert", {"mlp_dropout": 0.1}, "mlp_dropout is 0.1; only"),
         ("modernbert", {"classifier_activation": "relu"}, "classifier_activation is 'relu' and hidden_activation"),
-        ("modernbert", {"layer_types": ["sliding_attention"] * 5}, "layer_types has no full_attention at layer 0"),
+        ("modernbert", {"layer_types": ["sliding_attention"] * 22}, "layer_types has no full_attention at layer 0"),
         ("modernbert", {"rope_parameters": {
             "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4},
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         }}, "rope_type 'linear'"),
-        ("modernbert", {"local_attention": 7}, "7 is odd"),
     ],
 )  # fmt: skip
 def test_configs_that_compute_something_else_are_refused(
-    kind: str, values: dict, reason: str, tmp_path: Path, wordpiece_folder: Path, byte_bpe_folder: Path
+    model_type: str, values: dict, reason: str, tmp_path: Path
 ) -> None:
-    original = hf_folder(kind, byte_bpe_folder if kind == "roberta" else wordpiece_folder, tmp_path / "original")
-    raw = json.loads((original / "config.json").read_text())
-    (original / "config.json").write_text(json.dumps({**raw, **values}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **values}))
+    with pytest.raises(ExportError, match=reason):
+        from_hf_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"num_hidden_layers": 3}, "encoder.layer.2"),
+        ({"intermediate_size": 47}, "shape"),
+        ({"num_attention_heads": 5}, "5 does not divide model.hidden_size 32"),
+    ],
+)
+def test_a_config_that_does_not_fit_the_weights_is_refused(
+    values: dict, reason: str, tmp_path: Path, wordpiece_folder: Path
+) -> None:
+    original = hf_folder("bert", wordpiece_folder, tmp_path / "original")
+    change_json(original / "config.json", **values)
     with pytest.raises(ExportError, match=reason):
         from_hf(original, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()

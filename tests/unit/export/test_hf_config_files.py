@@ -42,6 +42,7 @@ def test_every_file_is_part_of_the_fingerprint(folder: Path, name: str) -> None:
     [
         ({"x": "c.safetensors"}, "c.safetensors is missing although model.safetensors.index.json lists it"),
         ({"x": "../a.safetensors"}, "is not in the model's folder"),
+        ({"x": "/etc/passwd"}, "is not in the model's folder"),
         ({"x": ".."}, "is not in the model's folder"),
         ({"x": "a" * 300}, "is not in the model's folder"),
         ({"x": 5}, "no weight_map of file names"),

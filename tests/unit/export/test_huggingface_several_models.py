@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoTokenizer, ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
 from ctxlm_ds.errors import CheckpointError, ExportError
@@ -19,7 +18,7 @@ from ctxlm_ds.models import program
 from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from tests.checkpoints import make_config, outputs_of, random_weights, write_run
+from tests.checkpoints import change_json, change_weights, outputs_of, write_random_run
 
 SHARED = {"embedding_size": 24, "num_hidden_layers": 2, "max_position_embeddings": 40, "initializer_range": 0.3}
 SIZES = {
@@ -47,15 +46,8 @@ def original(wordpiece_folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "original"
 
 
-def change_config(folder: Path, **values: object) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-
 def test_embeddings_as_wide_as_the_discriminator_need_no_projection(wordpiece_folder: Path, tmp_path: Path) -> None:
-    size = load_tokenizer(wordpiece_folder).vocab_size
-    config = make_config("electra", wordpiece_folder, size, {"embedding_size": 32})
-    to_hf(write_run(tmp_path / "run", config, random_weights(config)), tmp_path / "hf")
+    to_hf(write_random_run(tmp_path / "run", "electra", wordpiece_folder, {"embedding_size": 32}), tmp_path / "hf")
     found = {part: load_file(tmp_path / "hf" / part / "model.safetensors").keys() for part in CLASSES}
     assert "electra.embeddings_project.weight" in found["generator"] - found[""]
 
@@ -70,8 +62,7 @@ def test_an_export_describes_its_model_once(
             devices.append(torch.empty(0).device.type)
             super().__init__(*arguments)
 
-    config = make_config("electra", wordpiece_folder, load_tokenizer(wordpiece_folder).vocab_size)
-    run = write_run(tmp_path / "run", config, random_weights(config))
+    run = write_random_run(tmp_path / "run", "electra", wordpiece_folder)
     monkeypatch.setattr(program, "LayerSequence", Counted)
     to_hf(run, tmp_path / "hf")
     assert devices.count("meta") == 1
@@ -99,10 +90,7 @@ def test_one_model_alone_is_refused(original: Path, tmp_path: Path) -> None:
 
 
 def test_models_of_two_runs_are_refused(original: Path, tmp_path: Path) -> None:
-    path = original / "generator" / "model.safetensors"
-    tensors = load_file(path)
-    tensors[TABLE][5, 3] += 1.0
-    save_file(tensors, path, metadata={"format": "pt"})
+    change_weights(original / "generator", lambda tensors: tensors[TABLE][5].add_(1.0))
     with pytest.raises(ExportError, match=rf"have different {TABLE}, which the two models share here"):
         from_hf(original, tmp_path / "ours")
 
@@ -119,15 +107,13 @@ def test_models_of_two_runs_are_refused(original: Path, tmp_path: Path) -> None:
 def test_configs_that_do_not_fit_together_are_refused(
     original: Path, tmp_path: Path, values: dict[str, object], text: str
 ) -> None:
-    change_config(original / "generator", **values)
+    change_json(original / "generator" / "config.json", **values)
     with pytest.raises(ExportError, match=text):
         from_hf(original, tmp_path / "ours")
 
 
 def test_an_activation_that_the_generator_does_not_have_is_refused(wordpiece_folder: Path, tmp_path: Path) -> None:
-    size = load_tokenizer(wordpiece_folder).vocab_size
-    config = make_config("electra", wordpiece_folder, size, {"hidden_activation": "relu"})
-    run = write_run(tmp_path / "run", config, random_weights(config))
+    run = write_random_run(tmp_path / "run", "electra", wordpiece_folder, {"hidden_activation": "relu"})
     with pytest.raises(ExportError, match="ElectraForMaskedLM's head always computes the exact gelu"):
         to_hf(run, tmp_path / "hf")
     assert not (tmp_path / "hf").exists()

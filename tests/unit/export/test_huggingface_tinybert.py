@@ -16,7 +16,6 @@ from ctxlm_ds.export.initial_weights import load_initial_weights
 from ctxlm_ds.export.safetensors_files import HEADS_FILE, SafetensorsFiles
 from ctxlm_ds.export.weights import HuggingFaceWeights
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, outputs_of, random_weights, write_run
 from tests.sections import objective_section
 
@@ -25,8 +24,8 @@ WIDE = 48
 
 @pytest.fixture
 def config(wordpiece_folder: Path) -> RunConfig:
-    size = load_tokenizer(wordpiece_folder).vocab_size
-    made = make_config("tinybert", wordpiece_folder, size, {"fit_size": WIDE, "layer_norm_eps": 1e-12})
+    settings = {"fit_size": WIDE, "layer_norm_eps": 1e-12}
+    made = make_config("tinybert", wordpiece_folder, model_settings=settings)
     return made.model_copy(update={"objective": objective_section(name="tinybert")})
 
 

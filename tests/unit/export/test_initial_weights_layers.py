@@ -11,7 +11,7 @@ import transformers
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.export.initial_weights import load_initial_weights, spread
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from tests.checkpoints import make_config, outputs_of, random_weights, write_run
+from tests.checkpoints import make_config, outputs_of, write_random_run
 from tests.unit.export.test_initial_weights import fresh_values
 
 
@@ -54,7 +54,7 @@ def test_a_student_starts_from_layers_of_its_teacher(
 def test_numbers_of_layers_that_do_not_fit_are_refused(
     tmp_path: Path, wordpiece_folder: Path, layers: list[int], message: str
 ) -> None:
-    config = make_config("bert_nsp", wordpiece_folder, load_tokenizer(wordpiece_folder).vocab_size)
-    run = write_run(tmp_path / "run", config, random_weights(config))
+    config = make_config("bert_nsp", wordpiece_folder)
+    run = write_random_run(tmp_path / "run", "bert_nsp", wordpiece_folder)
     with pytest.raises(CheckpointError, match=message):
         load_initial_weights(run, config.model, outputs_of(config), lambda name: torch.empty(0), layers)

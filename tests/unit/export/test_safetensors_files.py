@@ -13,7 +13,6 @@ from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.safetensors_files import parse_size, plan_shards, write_model
 from ctxlm_ds.families.bert.export import EXPORT
-from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, random_weights, write_checkpoint
 
 
@@ -44,7 +43,7 @@ class CountingReader(CheckpointReader):
 
 def test_writing_holds_at_most_two_parameters(tmp_path: Path, wordpiece_folder: Path) -> None:
     """While a single file is written: never the model, never a shard."""
-    config = make_config("bert", wordpiece_folder, load_tokenizer(wordpiece_folder).vocab_size, {"num_layers": 6})
+    config = make_config("bert", wordpiece_folder, model_settings={"num_layers": 6})
     reader = CountingReader(write_checkpoint(tmp_path / "step-00000100", config, random_weights(config)))
     key_map = EXPORT.key_map(config.model, ("predicted_logits",), 0)
     write_model(tmp_path, key_map, reader)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import CtxlmError, ExportError
@@ -18,7 +17,7 @@ from ctxlm_ds.export.verify import Comparison, build_inputs, verify_folder
 from ctxlm_ds.families.bert.export import EXPORT
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from tests.checkpoints import make_config, outputs_of, random_weights, write_checkpoint
+from tests.checkpoints import change_json, change_weights, make_config, outputs_of, random_weights, write_checkpoint
 
 
 class Exported:
@@ -26,7 +25,7 @@ class Exported:
 
     def __init__(self, folder: Path, kind: str, tokenizer: Path) -> None:
         self.tokenizer = load_tokenizer(tokenizer)
-        self.config: RunConfig = make_config(kind, tokenizer, self.tokenizer.vocab_size)
+        self.config: RunConfig = make_config(kind, tokenizer)
         self.checkpoint = write_checkpoint(folder / "step-00000100", self.config, random_weights(self.config))
         self.folder = folder / "hf"
         to_hf(self.checkpoint, self.folder)
@@ -36,14 +35,7 @@ class Exported:
         return verify_folder(self.folder, reader, self.config.model, outputs, self.tokenizer)
 
     def change_weights(self, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
-        path = self.folder / "model.safetensors"
-        tensors = load_file(path)
-        change(tensors)
-        save_file(tensors, path, metadata={"format": "pt"})
-
-    def change_config(self, **values: object) -> None:
-        path = self.folder / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+        change_weights(self.folder, change)
 
 
 @pytest.fixture
@@ -111,7 +103,7 @@ def test_positions_off_by_one_fail_for_roberta(roberta: Exported) -> None:
 @pytest.mark.parametrize("values", [{"hidden_act": "gelu_pytorch_tanh"}, {"layer_norm_eps": 1e-2},
                                     {"num_attention_heads": 2}])  # fmt: skip
 def test_a_wrong_setting_of_the_same_shapes_fails(bert: Exported, values: dict) -> None:
-    bert.change_config(**values)
+    change_json(bert.folder / "config.json", **values)
     with pytest.raises(ExportError, match="differ"):
         bert.verify()
 

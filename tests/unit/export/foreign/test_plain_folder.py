@@ -17,7 +17,7 @@ SHAPE = {"hidden_size": 32, "num_layers": 2, "num_attention_heads": 4, "intermed
 
 
 def weights_of(kind: str, tokenizer: Path, folder: Path) -> ForeignWeights:
-    config = make_config(kind, tokenizer, load_tokenizer(tokenizer).vocab_size)
+    config = make_config(kind, tokenizer)
     return ForeignWeights(folder, "bert", SHAPE, random_weights(config))
 
 
