@@ -1,4 +1,4 @@
-"""Our encoders against transformers' own beside the contract: packed rows, padding as a random token, pre-LN."""
+"""Models against transformers' beside the contract: packed rows, padding as a random token, pre-LN, activations."""
 
 from __future__ import annotations
 
@@ -174,3 +174,19 @@ def test_pre_layer_norm_is_transformers_roberta_prelayernorm() -> None:
     batch = random_batch(LENGTHS, config, SEQ_LENGTH, terms_of(MASKED_LM))
     (got,), (wanted,) = ours.run(batch.fields).values(), their_logits(theirs, batch, config)
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "settings"), [
+    ("gpt2", {"hidden_activation": "gelu"}), ("gpt2", {"hidden_activation": "relu", "intermediate_size": 48}),
+    ("gpt1", {"hidden_activation": "relu"}),
+])  # fmt: skip
+def test_logits_of_decoders_with_other_activations(family: str, settings: dict[str, object]) -> None:
+    config = tiny_model(**{"family": family, "intermediate_size": 128, **settings})
+    ours, theirs, _ = pair(config, ("logits",))
+    places = torch.arange(SEQ_LENGTH).expand(2, -1)
+    ids = torch.randint(2, 61, places.shape, generator=torch.Generator().manual_seed(0))
+    (got,) = ours.run({
+        "input_ids": ids, "position_ids": places, "sequence_ids": torch.ones_like(ids),
+        "sequence_starts": torch.tensor([[0, SEQ_LENGTH]] * 2),
+    }).values()  # fmt: skip
+    torch.testing.assert_close(got, theirs(input_ids=ids).logits, rtol=1e-5, atol=1e-5)

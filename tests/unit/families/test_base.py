@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.families.base import EncoderSection, TransformerSection, nearest_divisor, tiny_transformer
+from ctxlm_ds.families.base import TransformerSection, nearest_divisor
 from ctxlm_ds.recipe.sections import DataSection
 
 DATA = DataSection(sample_format="x", seq_length=128)
@@ -70,15 +70,3 @@ def test_ranks_share_heads_and_feed_forward(size: int, settings: dict[str, Any],
 )
 def test_the_nearest_divisor(number: int, wanted: int, nearest: int) -> None:
     assert nearest_divisor(number, wanted) == nearest
-
-
-def test_what_changes_the_function_and_no_shape_is_compared() -> None:
-    assert set(EncoderSection.same_function) - set(TransformerSection.same_function) == {"pre_layer_norm"}
-    shapes = {"hidden_size", "num_layers", "intermediate_size", "max_position_embeddings"}
-    assert shapes.isdisjoint(EncoderSection.same_function)
-
-
-def test_a_tiny_recipe_takes_further_settings() -> None:
-    sections = tiny_transformer("bert", "masked_lm", "full_sentences", num_layers=2)
-    assert sections["model"]["num_layers"] == 2 and sections["model"]["family"] == "bert"
-    assert (sections["objective"], sections["data"]["sample_format"]) == ({"name": "masked_lm"}, "full_sentences")

@@ -14,9 +14,11 @@ from torch import nn
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import LayerDescription, LayerSequence
+from ctxlm_ds.models.parts.distillation import teacher_layers
 from ctxlm_ds.models.program import build_program
 from ctxlm_ds.models.spec import ModelBuild
-from ctxlm_ds.models.stages import bounds_of_counts, parameter_costs, stage_bounds
+from ctxlm_ds.models.stages import bounds_of_counts, parameter_costs, plan_stages, stage_bounds
+from ctxlm_ds.recipe.schema import ParallelConfig
 from ctxlm_ds.registry import OBJECTIVES
 from tests.dist.training import tiny_config
 
@@ -114,3 +116,11 @@ def test_a_layer_that_each_stage_runs_once_goes_with_its_block() -> None:
     descriptions = [part for layer in plain for part in ((bias, layer) if layer.block else (layer,))]
     assert bounds_of_counts(descriptions, [2, 1, 1]) == [0, 5, 7, 10]
     assert stage_bounds(descriptions, [float(layer.block) for layer in descriptions], 2) == [0, 5, 10]
+
+
+def test_a_stage_of_a_teacher_alone_is_refused() -> None:
+    descriptions = [*teacher_layers(layers(3)), *layers(2)]
+    shapes = {f"{layer.name}.weight": (8, 8) for layer in layers(2)}
+    cut = ParallelConfig(pipeline_parallel_size=2, pipeline_layers=[2, 3])
+    with pytest.raises(ConfigError, match="stage 0 would hold only layers of a teacher"):
+        plan_stages(cut, descriptions, shapes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.kinds.sentencepiece_layouts import MBART_CODES
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
-from tests.checkpoints import random_weights, write_checkpoint
+from tests.checkpoints import change_json, change_weights, random_weights, write_checkpoint
 
 CLASSES: dict[str, Any] = {
     "bart": (BartConfig, BartForConditionalGeneration, BartTokenizer),
@@ -122,12 +121,10 @@ def test_names_of_the_hub_files_are_understood(tokenizers: dict[str, Path], tmp_
 
 def test_what_ours_cannot_compute_is_refused(tokenizers: dict[str, Path], tmp_path: Path) -> None:
     original = their_folder("bart", tokenizers["bart"], tmp_path / "original")
-    path = original / "model.safetensors"
-    save_file(load_file(path) | {"final_logits_bias": torch.ones(1, 300)}, path, metadata={"format": "pt"})
+    change_weights(original, lambda tensors: tensors.update({"final_logits_bias": torch.ones(1, 300)}))
     with pytest.raises(ExportError, match="final_logits_bias is not 0"):
         from_hf(original, tmp_path / "ours")
-    path = original / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"decoder_ffn_dim": 64}))
+    change_json(original / "config.json", decoder_ffn_dim=64)
     with pytest.raises(ExportError, match="decoder_ffn_dim 64 is not encoder_ffn_dim 48"):
         from_hf(original, tmp_path / "ours")
 

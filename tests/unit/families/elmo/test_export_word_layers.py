@@ -6,36 +6,26 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from ctxlm_ds.apps.downstream.features.sources import open_source
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import OwnFormat, Tensors
-from ctxlm_ds.families.elmo.config import ELMO, ElmoSection
+from ctxlm_ds.export.base import OwnFormat
+from ctxlm_ds.families.elmo.config import ElmoSection
 from ctxlm_ds.families.elmo.export import FORMAT
-from ctxlm_ds.families.elmo.layers import elmo_layers
-from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.program import Program
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.tokenizers.kinds.characters import CharacterSettings, char_ids, train_characters
+from tests.numpy_bilm import NumpyBilm
+from tests.unit.families.elmo.test_export import section, weights_of
 
-pytest.importorskip("h5py")
 SENTENCES = [["The", "Fülle", "of", "it"], ["x"], ["a", "b", "c", "d", "e", "f", "characteristically"]]
 
 
 def write(folder: Path, **changes: object) -> ElmoSection:
-    own = {"vocab_size": 40, "cell_clip": 0.4, "projection_clip": 0.3, "max_characters": 12}
-    model = ElmoSection.model_validate(ELMO.tiny()["model"] | own | changes)
-    torch.manual_seed(1)
-    layers = elmo_layers(model, ModelBuild((), KernelSet({}, "cpu", torch.float32)))
-    shapes = Program(layers, tuple(ELMO.outputs)).shapes
-    FORMAT.write(folder, model, Tensors({name: torch.randn(shape) * 0.4 for name, shape in shapes.items()}))
+    model = section(**changes)
+    FORMAT.write(folder, model, weights_of(model))
     return model
 
 
 def test_vectors_are_those_of_the_model_in_numpy(tmp_path: Path) -> None:
-    from tests.numpy_bilm import NumpyBilm
-
     model = write(tmp_path)
     numpy_model, found = NumpyBilm(tmp_path), FORMAT.word_layers(tmp_path)(SENTENCES)
     size = model.projection_size

@@ -1,6 +1,8 @@
-"""The softmax of both directions beside tf.nn.sampled_softmax_loss restated in float64, and beside torch's."""
+"""The sampled softmax beside TensorFlow's definitions restated in float64: the drawn words and the losses."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
@@ -9,8 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
+from ctxlm_ds.data.numba_random import stream_key
 from ctxlm_ds.families.elmo.config import ELMO, ElmoSection
-from ctxlm_ds.families.elmo.softmax import CANDIDATES, Candidates, SharedSoftmax, draw_candidates
+from ctxlm_ds.families.elmo.softmax import CANDIDATES, Candidates, SharedSoftmax, draw_candidates, log_expected_counts
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
@@ -18,6 +21,7 @@ from ctxlm_ds.parallel.random import DropoutStreams
 
 ROWS, LENGTH, VOCABULARY, SAMPLED = 3, 7, 60, 16
 STEP, MICRO_BATCH = 4, 2
+WORDS = 50
 
 
 def softmax(**changes: object) -> SharedSoftmax:
@@ -116,3 +120,41 @@ def test_evaluation_compares_with_all_words(changes: dict[str, object], monkeypa
         wanted = F.cross_entropy(logits, labels, ignore_index=IGNORE_LABEL, reduction="sum")
         assert found[2 * direction].item() == pytest.approx(wanted.item(), rel=1e-6)
         assert found[2 * direction + 1] == (logits.argmax(dim=1) == labels).sum()
+
+
+def probabilities(vocabulary: int) -> np.ndarray:
+    """range_sampler.cc."""
+    words = np.arange(vocabulary, dtype=np.float64)
+    return np.log((words + 2) / (words + 1)) / math.log1p(vocabulary)
+
+
+def test_words_differ_and_belong_to_the_key() -> None:
+    first, again, other = (draw_candidates(stream_key(key), 8192, 793_471) for key in (1, 1, 2))
+    assert np.array_equal(first.words, again.words) and first.tries == again.tries > 8192
+    assert not np.array_equal(first.words, other.words)
+    assert (np.diff(first.words) > 0).all() and first.words[0] >= 0 and first.words[-1] < 793_471
+
+
+def test_a_word_is_drawn_as_often_as_expected() -> None:
+    """One try has the log-uniform distribution; distinct words are about as frequent as so many tries suggest."""
+    singles = np.array([draw_candidates(stream_key(key), 1, WORDS).words[0] for key in range(20_000)])
+    shares = np.bincount(singles, minlength=WORDS) / len(singles)
+    assert np.abs(shares - probabilities(WORDS)).max() < 0.01
+    draws = [draw_candidates(stream_key(key), 10, WORDS) for key in range(5000)]
+    drawn = np.bincount(np.concatenate([each.words for each in draws]), minlength=WORDS) / len(draws)
+    expected = np.mean([1 - (1 - probabilities(WORDS)) ** each.tries for each in draws], axis=0)
+    assert np.abs(drawn - expected).max() < 0.03
+
+
+@pytest.mark.parametrize("tries", [4, 9, 100_000])
+def test_expected_counts_are_those_of_tensorflow(tries: int) -> None:
+    """Without repeated words the count is p times the number of words, else 1 - (1 - p)^tries."""
+    p = probabilities(793_471)
+    wanted = p * 4 if tries == 4 else -np.expm1(tries * np.log1p(-p))
+    found = log_expected_counts(torch.arange(793_471), Candidates(np.arange(4), tries), 793_471)
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found.double().numpy(), np.log(wanted), rtol=1e-6, atol=1e-12)
+
+
+def test_all_words_can_be_drawn() -> None:
+    assert draw_candidates(stream_key(3), 5, 5).words.tolist() == [0, 1, 2, 3, 4]

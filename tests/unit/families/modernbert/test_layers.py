@@ -1,4 +1,4 @@
-"""ModernBERT's layers: windows, sequences of a row, initial values, no biases, long rows beside transformers."""
+"""ModernBERT's layers: windows, sequences of a row, initial values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.models.program import build_program, plain_program
 from ctxlm_ds.models.spec import ModelBuild
 from tests.encoder_batches import batch_of, random_rows, tiny_model
-from tests.parity.mapping import copy_weights, hf_inputs, hf_model, key_map_of, randomize
+from tests.parity.mapping import hf_model, key_map_of, randomize
 
 OUTPUTS, TERMS = ("predicted_logits",), ("masked_lm",)
 SEQ_LENGTH, WINDOW, SLOTS = 40, 8, 12
@@ -77,31 +77,6 @@ def test_a_packed_row_gives_what_its_sequences_give_alone(attention: str) -> Non
     torch.testing.assert_close(packed, single, rtol=1e-5, atol=1e-5)
     for got, wanted in zip(packed_gradients, single_gradients, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_a_row_longer_than_the_window_gives_transformers_hidden_states() -> None:
-    """Of a complete row, and of rows with padding."""
-    config = tiny(global_rotary_base=500.0, local_rotary_base=50.0)
-    ours = build_program(config, build_of()).module(0)
-    theirs = hf_model(config, OUTPUTS).eval()
-    randomize(theirs)
-    copy_weights(theirs, ours, key_map_of(config, OUTPUTS))
-    batch = batch_of(random_rows([[SEQ_LENGTH], [29], [3]], 61, seed=0), SEQ_LENGTH, TERMS, SLOTS)
-    with torch.no_grad():
-        got = ours.eval().run(batch.fields)["predicted_logits"]
-        wanted = theirs(**hf_inputs(batch, config)).logits
-    places = batch.fields["prediction_positions"]
-    inside = batch.fields["masked_lm_labels"] >= 0
-    wanted = wanted.gather(1, places[:, :, None].expand(-1, -1, 61))
-    torch.testing.assert_close(got[inside], wanted[inside], rtol=0, atol=1e-5 * wanted.abs().max().item())
-
-
-def test_only_the_decoder_has_a_bias_and_the_first_layer_no_norm() -> None:
-    facts = plain_program(tiny(), OUTPUTS).facts
-    assert [name for name in facts if name.endswith("bias")] == ["mlm_bias.bias"]
-    norms = {name for name in facts if name.startswith("encoder.") and "attention_layer_norm" in name}
-    assert norms == {f"encoder.{layer}.attention_layer_norm.weight" for layer in range(1, 5)}
-    assert not any(facts[name].decays for name in norms)
 
 
 def test_initial_values_are_those_of_transformers() -> None:

@@ -1,4 +1,4 @@
-"""XLNet's memory and directions beside XLNetLMHeadModel, and attention beside its definition in float64."""
+"""XLNet's memory and directions beside XLNetLMHeadModel, and what a prediction sees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ctxlm_ds.families.xlnet.config import XlnetSection
 from ctxlm_ds.families.xlnet.export import EXPORT
-from ctxlm_ds.families.xlnet.layers import _shifted
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.models.program import build_program
@@ -22,13 +21,13 @@ ROWS, LENGTH, SLOTS, MEMORY, VOCAB = 4, 12, 3, 9, 40
 OUTPUT = "permuted_logits"
 
 
-def model_of(dtype: torch.dtype = torch.float32, **settings: Any) -> LayerSequence:
+def model_of(**settings: Any) -> LayerSequence:
     """A model without dropout whose weights are all random."""
     section = XlnetSection(
         vocab_size=VOCAB, hidden_size=16, num_layers=3, num_attention_heads=2, intermediate_size=24,
         hidden_dropout=0.0, attention_dropout=0.0, **settings,
     )  # fmt: skip
-    model = build_program(section, ModelBuild((OUTPUT,), KernelSet({}, "cpu", dtype))).module(0).to(dtype)
+    model = build_program(section, ModelBuild((OUTPUT,), KernelSet({}, "cpu", torch.float32))).module(0)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -137,48 +136,3 @@ def test_predictions_see_only_what_is_before_them() -> None:
         ids[:, place] = ids[:, place] % (VOCAB - 1) + 1
         changed = (model.run(fields | {"input_ids": ids})[OUTPUT] - before).abs().amax(-1)[:, :SLOTS] > 1e-7
         assert torch.equal(changed, ranks.gather(1, slots) > ranks[:, place, None]), place
-
-
-@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (1, 4), (2, 2), (5, 5), (4, 9)])
-def test_shifted_products_are_those_of_the_distances(rows: int, keys: int) -> None:
-    products = torch.randn(2, 3, rows, keys + rows - 1)
-    got = _shifted(products, keys)
-    for row in range(rows):
-        begin = rows - 1 - row
-        assert torch.equal(got[:, :, row], products[:, :, row, begin : begin + keys])
-
-
-def test_scores_are_those_of_the_definition_in_float64() -> None:
-    """One layer's attention beside equation 5 of Dai 2019 and section 2.6 of Yang 2019, term by term."""
-    model = model_of(torch.float64).eval()
-    layer = dict(model.named_modules())["layer.0"].attention
-    (fields,) = batches(1)
-    names = ("ranks", "token_type_ids", "sequence_ids", "directions", "target_positions")
-    reads = tuple(fields[name] for name in names)
-    distances, hidden_keys, others = dict(model.named_modules())["places"](*reads)
-    tokens = torch.randn(ROWS, LENGTH + SLOTS + 1, 16, dtype=torch.float64)
-    got = layer(tokens, None, distances, hidden_keys, others, fields["target_positions"])
-    query, key, value = (
-        (tokens @ weight.T).view(ROWS, -1, 2, 8) for weight in (layer.query.weight, *layer.key_value.weight.chunk(2))
-    )
-    far, segments = (distances @ layer.distance.weight.T).view(ROWS, -1, 2, 8), layer.segments.view(2, 2, 8)
-    places = torch.cat([torch.arange(LENGTH).expand(ROWS, -1), fields["target_positions"]], dim=1)
-    context = torch.zeros(ROWS, LENGTH + SLOTS + 1, 2, 8, dtype=torch.float64)
-    for row in range(ROWS):
-        for number, place in enumerate(places[row].tolist()):
-            if place == LENGTH:
-                continue
-            for head in range(2):
-                vector = query[row, number, head]
-                scores = torch.full((LENGTH,), -torch.inf, dtype=torch.float64)
-                for other in range(LENGTH):
-                    if hidden_keys[row, number, other]:
-                        continue
-                    segment = segments[int(others[row, number, other]), head]
-                    scores[other] = (vector + layer.content_bias[head]) @ key[row, other, head]
-                    scores[other] += (vector + layer.distance_bias[head]) @ far[row, LENGTH - 1 - place + other, head]
-                    scores[other] += (vector + layer.segment_bias[head]) @ segment
-                if scores.isinf().all():
-                    scores[:] = 0.0
-                context[row, number, head] = torch.softmax(scores / 8**0.5, 0) @ value[row, :LENGTH, head]
-    torch.testing.assert_close(got, context.flatten(2) @ layer.output.weight.T)

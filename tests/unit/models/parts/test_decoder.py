@@ -9,7 +9,7 @@ from torch import Tensor
 from ctxlm_ds.kernels.attention_spec import AttentionSpec
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import LayerSequence
-from ctxlm_ds.models.parts.decoder import decoder_block, encoder_block
+from ctxlm_ds.models.parts.decoder import decoder_block
 from ctxlm_ds.models.parts.transformer import BlockSettings
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.parameters import Normal, initialize_parameters
@@ -72,16 +72,3 @@ def test_a_bias_changes_what_self_attention_weighs() -> None:
         one, other = (module.run(fields)["hidden"] for fields in (flat, steep))
     assert torch.equal(one[0, 0], other[0, 0])  # the first token sees itself alone
     assert not torch.allclose(one[0, 1], other[0, 1])
-
-
-def test_an_encoder_block_reads_the_bias_of_its_stack() -> None:
-    kernels = KernelSet({}, "cpu", torch.float32)
-    settings = BlockSettings(
-        hidden_size=WIDTH, num_heads=HEADS, intermediate_size=16, activation="relu", norm_eps=1e-5, hidden_dropout=0.0,
-        attention=AttentionSpec(WIDTH // HEADS, bias=True), pre_layer_norm=True, init=Normal(0.5),
-        residual_init=Normal(0.5), rms_norm=True, linear_bias=False,
-    )  # fmt: skip
-    block = encoder_block("encoder.0", settings, ModelBuild(("hidden",), kernels), "some_bias")
-    assert block.reads == ("hidden", "sequence_ids", "sequence_starts", "some_bias") and block.block
-    names = [name for name, _ in block.build().named_parameters()]
-    assert not [name for name in names if name.endswith("bias")]

@@ -1,4 +1,4 @@
-"""GPT-2 and GPT as lists of layers: what a position sees, what travels between layers, what recomputing changes."""
+"""Decoders: documents of a row do not see each other, and a head of keys serves several heads of queries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.models.program import build_program
@@ -22,26 +21,17 @@ from tests.sections import objective_section
 
 OBJECTIVE = build_objective(objective_section(name="causal_lm"))
 SEQ_LENGTH = 12
-CONFIGS = {
+CAUSAL = {
     "gpt2": tiny_model(family="gpt2", hidden_activation="gelu_tanh"),
     "gpt1": tiny_model(family="gpt1", hidden_activation="gelu_tanh"),
-}
-
-
-@pytest.fixture(params=list(CONFIGS))
-def config(request: pytest.FixtureRequest) -> TransformerSection:
-    return CONFIGS[request.param]
-
-
-CAUSAL = CONFIGS | {
     "llama": tiny_model(family="llama", num_key_value_heads=2),
     "one head of keys": tiny_model(family="llama", num_key_value_heads=1, tie_word_embeddings=True),
 }
 
 
-def build(recompute: bool = False, attention: str = "auto") -> ModelBuild:
+def build(attention: str) -> ModelBuild:
     kernels = KernelSet({"attention": attention}, "cpu", torch.float32)
-    return ModelBuild(OBJECTIVE.outputs, kernels, recompute=recompute, shares_rows=True)
+    return ModelBuild(OBJECTIVE.outputs, kernels, shares_rows=True)
 
 
 def batch(lengths: list[list[int]], seed: int = 0) -> Batch:
@@ -55,23 +45,10 @@ def logits(model: LayerSequence, given: Batch) -> Tensor:
         return model.run(given.fields)["logits"]
 
 
-def test_a_position_sees_earlier_ones_of_its_document_and_no_other(config: TransformerSection) -> None:
-    model = build_program(config, build()).module(1).eval()
-    given = batch([[5, 7]])
-    before = logits(model, given)
-    assert before.shape == (1, SEQ_LENGTH, 61)
-    for changed in range(SEQ_LENGTH):
-        other = batch([[5, 7]])
-        other.fields["input_ids"][0, changed] = 60 if given.fields["input_ids"][0, changed] != 60 else 59
-        differs = (logits(model, other) != before).any(dim=-1)[0].tolist()
-        end = 5 if changed < 5 else SEQ_LENGTH
-        assert differs == [changed <= position < end for position in range(SEQ_LENGTH)]
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "bmm", "reference"])
 @pytest.mark.parametrize("family", CAUSAL)
 def test_documents_of_a_row_have_the_results_of_rows_of_their_own(family: str, attention: str) -> None:
-    model = build_program(CAUSAL[family], build(attention=attention)).module(1)
+    model = build_program(CAUSAL[family], build(attention)).module(1)
     lengths = [4, 5, 3]
     rng = np.random.default_rng(0)
     documents = [rng.integers(2, 61, length + 1) for length in lengths]
@@ -92,8 +69,8 @@ def test_documents_of_a_row_have_the_results_of_rows_of_their_own(family: str, a
 @pytest.mark.parametrize("attention", ["sdpa", "bmm", "reference"])
 def test_a_head_of_keys_serves_a_group_of_query_heads(attention: str) -> None:
     """Grouped heads give what as many heads as queries give whose weights are equal within a group."""
-    grouped = build_program(CAUSAL["llama"], build(attention=attention)).module(1).eval()
-    full = build_program(tiny_model(family="llama"), build(attention=attention)).module(1).eval()
+    grouped = build_program(CAUSAL["llama"], build(attention)).module(1).eval()
+    full = build_program(tiny_model(family="llama"), build(attention)).module(1).eval()
     weights = dict(full.named_parameters())
     with torch.no_grad():
         for name, value in grouped.named_parameters():
@@ -104,39 +81,3 @@ def test_a_head_of_keys_serves_a_group_of_query_heads(attention: str) -> None:
             weights[name].copy_(value)
     given = batch([[5, 7], [4, 4]])
     torch.testing.assert_close(logits(grouped, given), logits(full, given), rtol=1e-5, atol=1e-5)
-
-
-def test_what_travels_between_layers(config: TransformerSection) -> None:
-    """From the embeddings on hidden states, sequence ids and starts; the last layers get hidden states alone."""
-    descriptions = build_program(config, build()).layers
-    names = [description.name for description in descriptions]
-    final = ["final_layer_norm"] if config.family == "gpt2" else []
-    assert names == ["word_embeddings", "embeddings", "decoder.0", "decoder.1", *final, "word_embeddings"]
-    assert [description.block for description in descriptions].count(True) == config.num_layers
-    model = build_program(config, build()).module(1).eval()
-    tensors = batch([[5, 7], [3]]).fields
-    for index, (description, module, _) in enumerate(model._steps):
-        written = module(*(tensors[name] for name in description.reads), **description.call_kwargs)
-        tensors |= dict(zip(description.writes, (written,), strict=True))
-        crossing = model.flow.before(index + 1)
-        shapes = {name: tuple(tensors[name].shape) for name in crossing.names}
-        if description.name in ("embeddings", "decoder.0"):
-            assert shapes == {"hidden": (2, SEQ_LENGTH, 32), "sequence_ids": (2, SEQ_LENGTH), "sequence_starts": (2, 3)}
-        elif description.name in ("decoder.1", "final_layer_norm"):
-            assert shapes == {"hidden": (2, SEQ_LENGTH, 32)}
-        if index > 0:
-            assert crossing.with_gradient == (("hidden",) if index + 1 < len(names) else ("logits",))
-    assert shapes == {"logits": (2, SEQ_LENGTH, 61)}
-
-
-def test_recomputing_changes_no_gradient(config: TransformerSection) -> None:
-    given = batch([[5, 7], [4, 4]])
-    losses = TermLosses(OBJECTIVE.terms, OBJECTIVE.outputs, ParallelContext())
-    gradients = []
-    for recompute in (False, True):
-        model = build_program(config, build(recompute)).module(1).train()
-        losses(model.run(given.fields), given.fields, torch.ones(1))[0].backward()
-        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
-    assert gradients[0].keys() == gradients[1].keys()
-    for name, gradient in gradients[0].items():
-        assert gradient is not None and gradient.abs().max() > 0 and torch.equal(gradient, gradients[1][name]), name
