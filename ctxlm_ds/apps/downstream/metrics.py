@@ -96,6 +96,11 @@ def answer_f1(right: str, predicted: str) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
+def is_exact(right: Sequence[str], predicted: str) -> bool:
+    """Return whether an answer is one of the right ones; the empty text is right for a question without any."""
+    return answer_scores([right], [predicted], ["exact_match"])["exact_match"] == 1
+
+
 def answer_scores(right: Sequence[Sequence[str]], predicted: Sequence[str], metrics: Sequence[str]) -> dict[str, float]:
     """Return exact match and F1 of answers, each question judged by the right answer that fits best.
 

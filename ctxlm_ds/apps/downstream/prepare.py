@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ctxlm_ds.apps.downstream.examples import Example, Files, read_files
+from ctxlm_ds.apps.downstream.examples import Files, read_files
 from ctxlm_ds.apps.downstream.fit import Sets
 from ctxlm_ds.apps.downstream.kinds.base import Kind
 from ctxlm_ds.apps.downstream.kinds.entries import TASKS
@@ -18,12 +18,9 @@ from ctxlm_ds.registry import load_object
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Examples of the parts of a task."""
+class Parts(Files):
+    """Examples of a task's files, and their labels."""
 
-    train: list[Example]
-    dev: list[Example]
-    test: list[Example] | None
     labels: list[str]
     """Labels of the complete training file."""
 

@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.apps.downstream.examples import Example
 from ctxlm_ds.apps.downstream.kinds.base import Features, Kind, Prediction
-from ctxlm_ds.apps.downstream.metrics import answer_scores
+from ctxlm_ds.apps.downstream.metrics import answer_scores, is_exact
 
 
 class QuestionAnswering(Kind):
     """Start and end of the answer in windows of the paragraph; a long paragraph has several."""
 
-    def check(self, examples: Sequence[Example]) -> None:
-        """Accept all: the reader has checked that each answer is at its offset."""
+    auto = "AutoModelForQuestionAnswering"
 
     def features(self, examples: Sequence[Example]) -> Features:
         questions, contexts = self._questions(examples), [example.text for example in examples]
@@ -59,16 +58,6 @@ class QuestionAnswering(Kind):
         cls = self.tokenizer.cls_token_id
         return ids.index(cls) if cls in ids else 0
 
-    def auto_class(self) -> Any:
-        from transformers import AutoModelForQuestionAnswering
-
-        return AutoModelForQuestionAnswering
-
-    def collator(self) -> Any:
-        from transformers import DataCollatorWithPadding
-
-        return DataCollatorWithPadding(self.tokenizer)
-
     def predict(self, outputs: Any, features: Features) -> list[Prediction]:
         starts, ends = outputs[0], outputs[1]
         best: list[tuple[float, str]] = [(-np.inf, "")] * len(features.examples)
@@ -97,8 +86,7 @@ class QuestionAnswering(Kind):
         return outputs[:2]
 
     def is_right(self, prediction: Prediction, example: Example) -> bool:
-        right = [answer for answer, _ in example.answers]
-        return answer_scores([right], [prediction.value], ["exact_match"])["exact_match"] == 1
+        return is_exact([answer for answer, _ in example.answers], prediction.value)
 
     def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, float]:
         right = [[answer for answer, _ in example.answers] for example in examples]

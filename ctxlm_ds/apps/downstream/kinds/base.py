@@ -50,6 +50,10 @@ class Prediction:
 class Kind(ABC):
     """One kind of task, with the tokenizer of the model that is fine-tuned."""
 
+    auto: ClassVar[str]
+    """Name of transformers' auto class of the kind."""
+    collates: ClassVar[str] = "DataCollatorWithPadding"
+    """Name of transformers' class that makes a batch of features."""
     reads_whole: ClassVar[bool] = False
     """True if the head reads one vector of a row, false if one of each token."""
     new_tokens: ClassVar[bool] = False
@@ -66,9 +70,8 @@ class Kind(ABC):
         """Return the labels in order; [] if the kind has none."""
         return []
 
-    @abstractmethod
-    def check(self, examples: Sequence[Example]) -> None:
-        """Refuse examples that do not fit (DataError with file and line)."""
+    def check(self, examples: Sequence[Example]) -> None:  # noqa: B027
+        """Refuse examples that do not fit (DataError with file and line); here none, the reader has checked them."""
 
     @abstractmethod
     def features(self, examples: Sequence[Example]) -> Features:
@@ -77,9 +80,11 @@ class Kind(ABC):
     def configure(self, config: Any) -> None:  # noqa: B027
         """Adapt the model's configuration; refuse a model that the kind cannot use (ConfigError)."""
 
-    @abstractmethod
     def auto_class(self) -> Any:
         """Return transformers' auto class of this kind."""
+        import transformers
+
+        return getattr(transformers, self.auto)
 
     def model(self, folder: Path, config: Any, random: bool) -> Any:
         """Return the model in fp32: from a folder's weights (safetensors only), or of random weights.
@@ -90,9 +95,11 @@ class Kind(ABC):
             return self.auto_class().from_config(config, dtype=torch.float32)
         return read_model(self.auto_class(), folder, config)
 
-    @abstractmethod
     def collator(self) -> Any:
         """Return what makes a batch of features."""
+        import transformers
+
+        return getattr(transformers, self.collates)(self.tokenizer)
 
     def arguments(self, **given: Any) -> Any:
         """Return transformers' TrainingArguments, or a class of it."""

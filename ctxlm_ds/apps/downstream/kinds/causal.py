@@ -29,6 +29,7 @@ CLASSIFIER_DROPOUT = 0.1
 class Gpt1Inputs(Kind):
     """Rows of start, text, delimiter, text and extract tokens; the head reads the last one."""
 
+    auto = "AutoModelForCausalLM"
     new_tokens: ClassVar[bool] = True
     lm_weight: float = 0.5
     """Weight of the language model's loss."""
@@ -75,11 +76,6 @@ class Gpt1Inputs(Kind):
         if self.task.entry.answer == "choice":
             return choice_number(example, len(example.choices))
         return self.labels.index(example.label)
-
-    def auto_class(self) -> Any:
-        from transformers import AutoModelForCausalLM
-
-        return AutoModelForCausalLM
 
     def configure(self, config: Any) -> None:
         from transformers import AutoModelForMaskedLM

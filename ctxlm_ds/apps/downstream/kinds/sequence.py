@@ -18,6 +18,7 @@ from ctxlm_ds.recipe.problems import show_value
 class Classification(Kind):
     """One label of a text, or of a pair of texts."""
 
+    auto = "AutoModelForSequenceClassification"
     reads_whole = True
 
     @classmethod
@@ -37,16 +38,6 @@ class Classification(Kind):
 
     def features(self, examples: Sequence[Example]) -> Features:
         return _text_features(self, examples, lambda label: self.labels.index(label))
-
-    def auto_class(self) -> Any:
-        from transformers import AutoModelForSequenceClassification
-
-        return AutoModelForSequenceClassification
-
-    def collator(self) -> Any:
-        from transformers import DataCollatorWithPadding
-
-        return DataCollatorWithPadding(self.tokenizer)
 
     def predict(self, outputs: Any, features: Features) -> list[Prediction]:
         probabilities = softmax(outputs)
@@ -92,6 +83,8 @@ class Regression(Classification):
 class MultipleChoice(Kind):
     """The right one of several continuations of a text (SWAG), or answers to a question (RACE)."""
 
+    auto = "AutoModelForMultipleChoice"
+    collates = "DataCollatorForMultipleChoice"
     reads_whole = True
 
     def check(self, examples: Sequence[Example]) -> None:
@@ -112,16 +105,6 @@ class MultipleChoice(Kind):
             row["labels"] = 0 if example.label is None else choice_number(example, len(seconds))
             rows.append(row)
         return Features(rows, [{} for _ in rows], examples)
-
-    def auto_class(self) -> Any:
-        from transformers import AutoModelForMultipleChoice
-
-        return AutoModelForMultipleChoice
-
-    def collator(self) -> Any:
-        from transformers import DataCollatorForMultipleChoice
-
-        return DataCollatorForMultipleChoice(self.tokenizer)
 
     def predict(self, outputs: Any, features: Features) -> list[Prediction]:
         return [Prediction(int(row.argmax()), row.tolist()) for row in softmax(outputs)]

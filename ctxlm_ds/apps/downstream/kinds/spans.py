@@ -43,6 +43,8 @@ SPAN_INPUTS = ("span_starts", "span_ends", "span_widths", "labels")
 class SpanClassification(Kind):
     """A label, or none, of each span of words."""
 
+    auto = "AutoModelForTokenClassification"
+
     @classmethod
     def find_labels(cls, task: TaskDescription, train: Sequence[Example]) -> list[str]:
         return [OUTSIDE, *sorted({label for example in train for _, _, label in _spans(task, example)})]
@@ -85,11 +87,6 @@ class SpanClassification(Kind):
         first = np.array([positions[0] for positions in places.values()], dtype=np.int64)[begin]
         last = np.array([positions[-1] for positions in places.values()], dtype=np.int64)[finish]
         return spans, first, last
-
-    def auto_class(self) -> Any:
-        from transformers import AutoModelForTokenClassification
-
-        return AutoModelForTokenClassification
 
     def model(self, folder: Path, config: Any, random: bool) -> Any:
         made = _with_span_head(concrete_class(self.auto_class(), config), self.task.max_span_words)

@@ -39,6 +39,8 @@ SCHEME = "iob2"
 class Tagging(Kind):
     """One tag per word."""
 
+    auto = "AutoModelForTokenClassification"
+    collates = "DataCollatorForTokenClassification"
     train_on: Literal["first", "all"] = "first"
     """Subwords of a word that have a label in training."""
     read_from: Literal["first", "sum"] = "first"
@@ -70,16 +72,6 @@ class Tagging(Kind):
             rows.append(row)
             sources.append({"example": owner, "words": words})
         return Features(rows, sources, examples)
-
-    def auto_class(self) -> Any:
-        from transformers import AutoModelForTokenClassification
-
-        return AutoModelForTokenClassification
-
-    def collator(self) -> Any:
-        from transformers import DataCollatorForTokenClassification
-
-        return DataCollatorForTokenClassification(self.tokenizer)
 
     def predict(self, outputs: Any, features: Features) -> list[Prediction]:
         words = self._word_probabilities(outputs, features)

@@ -17,7 +17,7 @@ import torch
 from ctxlm_ds.apps.downstream.examples import Example
 from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind, Prediction
 from ctxlm_ds.apps.downstream.kinds.sequence import Classification
-from ctxlm_ds.apps.downstream.metrics import UNKNOWN, answer_scores
+from ctxlm_ds.apps.downstream.metrics import UNKNOWN, answer_scores, is_exact
 from ctxlm_ds.apps.downstream.task import FIELD
 from ctxlm_ds.console import counted
 from ctxlm_ds.errors import ConfigError, DataError, TokenizerError
@@ -32,6 +32,7 @@ STEPS_PER_UNIT = 5
 class TextToText(Kind):
     """A text for a text, generated at evaluation."""
 
+    auto = "AutoModelForSeq2SeqLM"
     beams: int = 1
     """Hypotheses of the beam search; 1 is greedy."""
 
@@ -118,11 +119,6 @@ class TextToText(Kind):
             return needed
         return longest
 
-    def auto_class(self) -> Any:
-        from transformers import AutoModelForSeq2SeqLM
-
-        return AutoModelForSeq2SeqLM
-
     def collator(self) -> Any:
         from transformers import DataCollatorForSeq2Seq
 
@@ -176,7 +172,7 @@ class TextToText(Kind):
     def is_right(self, prediction: Prediction, example: Example) -> bool:
         if self.judge is not None:
             return self.judge.is_right(prediction, example)
-        return answer_scores([_right_texts(example)], [prediction.value], ["exact_match"])["exact_match"] == 1
+        return is_exact(_right_texts(example), prediction.value)
 
     def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, float]:
         if self.judge is not None:
