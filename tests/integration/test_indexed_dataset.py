@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from ctxlm_ds.data.dataset.inspection import round_trip
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.integration.conftest import SHARDS
+from tests.integration.test_preprocess_data import command_of, run_tool
 from tests.sample_data import random_documents, write_dataset
-
-TOOLS = Path(__file__).parents[2] / "tools"
-
-
-def run_tool(tool: str, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(TOOLS / f"{tool}.py"), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done
-
-
-@pytest.mark.parametrize("tool", ["merge_datasets", "inspect_dataset"])
-def test_help_within_a_second(tool: str) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert "usage:" in run_tool(tool, "--help").stdout
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 1.0
 
 
 def test_verify_shows_the_text_and_finds_a_changed_byte(shards: Path) -> None:
@@ -105,10 +85,7 @@ def test_memory_of_a_join_does_not_grow_with_the_tokens(tmp_path: Path) -> None:
 
 def test_a_join_of_many_parts_keeps_few_files_open(tmp_path: Path) -> None:
     parts = [write_dataset(tmp_path / f"p{number:03d}", random_documents(1, seed=number)) for number in range(60)]
-    command = [sys.executable, str(TOOLS / "merge_datasets.py"), "--input", *map(str, parts)]
-    done = subprocess.run(
-        ["prlimit", "--nofile=48", *command, "--output-prefix", str(tmp_path / "joined")],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    command = command_of("merge_datasets", "--input", *parts, "--output-prefix", tmp_path / "joined")
+    done = subprocess.run(["prlimit", "--nofile=48", *command], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert IndexedDataset(tmp_path / "joined").num_documents == 60

@@ -20,7 +20,7 @@ from ctxlm_ds.errors import DataError
 from tests.text import write_corpus
 
 ROOT = Path(__file__).parents[2]
-TOOLS = ("train_tokenizer", "preprocess_data", "inspect_dataset", "extract_docstrings")
+TOOLS = ("train_tokenizer", "preprocess_data", "inspect_dataset", "merge_datasets", "extract_docstrings")
 
 
 def command_of(tool: str, *arguments: object) -> list[str]:

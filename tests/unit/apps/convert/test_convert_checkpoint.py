@@ -1,13 +1,30 @@
-"""The next step that a conversion prints."""
+"""The next step that a conversion prints.
+
+Uploads to a stand-in for the Hub's HTTP interface, from `ctxlm convert to-hf --push`; facts of model cards.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from ctxlm_ds.apps.convert.convert_checkpoint import loading_call
+from ctxlm_ds.apps.convert.convert_checkpoint import CardFacts, add_facts, loading_call
+from ctxlm_ds.errors import ConfigError, ExportError
 from ctxlm_ds.export.huggingface import Conversion
+from ctxlm_ds.tokenizers.load import load_tokenizer
+from tests.checkpoints import make_config, make_tokenizer, random_weights, write_run
 
 
 @pytest.mark.parametrize(("pipeline", "call"), [
@@ -16,3 +33,125 @@ from ctxlm_ds.export.huggingface import Conversion
 ])  # fmt: skip
 def test_a_model_without_a_pipeline_is_loaded_by_its_class(pipeline: str | None, call: str) -> None:
     assert loading_call(Conversion(Path("run"), Path("out"), "T5ForConditionalGeneration", pipeline, 1, [])) == call
+
+
+ROOT = Path(__file__).parents[4]
+TOKEN = "hf_aToken"
+CARD = "---\nlibrary_name: transformers\ntags:\n- ctxlm_ds\n---\n\n# tiny\n"
+
+
+class Hub:
+    """What was uploaded: files by repository, and which of these are private."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, dict[str, bytes]] = {}
+        self.private: dict[str, bool] = {}
+
+    def answer(self, path: str, body: bytes, token: str) -> tuple[int, dict[str, Any]]:
+        """The Hub's answers, as its documentation has them: create, ask how to upload, commit."""
+        if token != f"Bearer {TOKEN}":
+            return 401, {"error": "Invalid credentials"}
+        parts = path.partition("?")[0].split("/")
+        if path == "/api/repos/create":
+            asked = json.loads(body)
+            name = f"{asked.get('organization') or 'me'}/{asked['name']}"
+            self.files.setdefault(name, {})
+            self.private.setdefault(name, asked.get("visibility") == "private" or asked.get("private") is True)
+            return 200, {"url": f"https://huggingface.co/{name}", "name": name}
+        name, action = "/".join(parts[3:5]), parts[5] if len(parts) > 5 else ""
+        if action == "preupload":
+            files = json.loads(body)["files"]
+            how = {"uploadMode": "regular", "shouldIgnore": False}
+            return 200, {"files": [{"path": one["path"], **how} for one in files]}
+        if action == "commit":
+            for entry in map(json.loads, body.splitlines()):
+                if entry["key"] == "file":
+                    self.files[name][entry["value"]["path"]] = base64.b64decode(entry["value"]["content"])
+            return 200, {"commitUrl": f"https://huggingface.co/{name}/commit/1", "commitOid": "1" * 40, "success": True}
+        return 200, {"id": name, "sha": "0" * 40, "siblings": []}
+
+
+@contextmanager
+def serving(hub: Hub) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, answer = hub.answer(self.path, body, self.headers.get("Authorization", ""))
+            text = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        do_GET = do_POST = do_HEAD = _answer
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def export(endpoint: str, home: Path, *words: object, token: str = TOKEN) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if key not in ("HF_HUB_OFFLINE", "HF_TOKEN")}
+    hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
+    environment = {**kept, **hub, **({"HF_TOKEN": token} if token else {})}
+    command = [sys.executable, str(ROOT / "tools" / "convert_checkpoint.py"), "to-hf", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
+
+
+def test_an_export_is_uploaded_with_its_card(tmp_path: Path) -> None:
+    wordpiece_folder = make_tokenizer("wordpiece", tmp_path / "wordpiece")
+    config = make_config("bert_nsp", wordpiece_folder, load_tokenizer(wordpiece_folder).vocab_size)
+    run, out, hub = write_run(tmp_path / "run", config, random_weights(config)), tmp_path / "hf", Hub()
+    facts = ("--license", "apache-2.0", "--language", "en", "de", "--dataset", "wikimedia/wikipedia")
+    words = ("--checkpoint", run, "--output", out)
+    with serving(hub) as endpoint:
+        done = export(endpoint, tmp_path, *words, *facts, "--push", "me/tiny", "--private")
+        assert done.returncode == 0, done.stderr
+        assert f"uploaded as {endpoint}/me/tiny" in done.stdout and "Traceback" not in done.stderr
+        assert hub.private == {"me/tiny": True}
+        assert hub.files["me/tiny"] == {
+            str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()
+        }
+        header = yaml.safe_load(hub.files["me/tiny"]["README.md"].decode().split("---\n")[1])
+        assert (header["license"], header["language"]) == ("apache-2.0", ["en", "de"])
+        assert header["datasets"] == ["wikimedia/wikipedia"] and "ctxlm_ds" in header["tags"]
+        done = export(endpoint, tmp_path, *words, "--push", "me/again", token="hf_other")
+        assert done.returncode == 2 and "me/again: the Hub refuses the upload" in done.stderr
+    done = export(endpoint, tmp_path, *words, "--push", "me/again")
+    assert done.returncode == 2 and "me/again: the Hub cannot be reached" in done.stderr
+    assert "Traceback" not in done.stderr and "me/again" not in hub.files
+    for name, token, message in (("me/tiny", "", "no token of the Hub"), ("a/b/c", TOKEN, "give USER/MODEL")):
+        done = export(endpoint, tmp_path, "--checkpoint", run, "--output", tmp_path / "no", "--push", name, token=token)
+        assert done.returncode == 2 and message in done.stderr and not (tmp_path / "no").exists()
+
+
+def test_facts_that_are_not_given_stay(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(CARD)
+    add_facts(tmp_path, CardFacts())
+    assert (tmp_path / "README.md").read_text() == CARD
+    add_facts(tmp_path, CardFacts(license="mit", datasets=("a/b",)))
+    add_facts(tmp_path, CardFacts(languages=("cs",)))
+    text = (tmp_path / "README.md").read_text()
+    header = yaml.safe_load(text.split("---\n")[1])
+    assert (header["license"], header["language"], header["datasets"]) == ("mit", ["cs"], ["a/b"])
+    assert header["tags"] == ["ctxlm_ds"] and text.endswith("# tiny\n") and "\n- ctxlm_ds\n" in text
+    with pytest.raises(ExportError, match="has no model card"):
+        add_facts(tmp_path / "empty", CardFacts(license="mit"))
+
+
+@pytest.mark.parametrize(
+    ("facts", "name"), [(CardFacts(license="Apache 2"), "--license"), (CardFacts(languages=("English",)), "--language")]
+)
+def test_what_the_hub_does_not_know_is_refused(facts: CardFacts, name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        facts.check()

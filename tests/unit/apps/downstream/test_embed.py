@@ -1,4 +1,7 @@
-"""tools/embed.py: what it writes is transformers' hidden states, or ELMo's layers; mistakes are one message."""
+"""tools/embed.py: what it writes is transformers' hidden states, or ELMo's layers; mistakes are one message.
+
+Both forms of files are read back; nothing incomplete stays.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from ctxlm_ds.apps.downstream.embed import main
+from ctxlm_ds.apps.downstream.embed import main, vector_writer
 from ctxlm_ds.errors import ConfigError
 from tests.downstream_models import write_bert
 
@@ -40,10 +43,12 @@ def plain(files: Path, line: str) -> tuple[np.ndarray, list[int | None]]:
 
 
 def test_words_are_hidden_states(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from safetensors.numpy import load_file
+    from safetensors import safe_open
 
     run(monkeypatch, files, "--layers", "concat:2", "--output", tmp_path / "v.safetensors")
-    found = load_file(tmp_path / "v.safetensors")
+    with safe_open(tmp_path / "v.safetensors", "np") as file:
+        assert file.metadata()["layers"] == "concat:2"
+        found = {name: file.get_tensor(name) for name in ("vectors", "offsets")}
     assert found["offsets"].tolist() == [0, 5, 11] and found["vectors"].shape == (11, 1, 64)
     for number, line in enumerate(LINES):
         states, word_ids = plain(files, line)
@@ -59,6 +64,7 @@ def test_sentences_are_the_mean_of_their_words(files: Path, tmp_path: Path, monk
     for unit in ("words", "sentences"):
         run(monkeypatch, files, "--layers", "all", "--unit", unit, "--output", tmp_path / f"{unit}.arrow")
     words, sentences = (pa.ipc.open_file(str(tmp_path / f"{unit}.arrow")).read_all() for unit in ("words", "sentences"))
+    assert words.schema.metadata[b"layers"] == b"all" and words["sentence"].to_pylist() == [0] * 5 + [1] * 6
     assert sentences["word"].to_pylist() == LINES and words["word"].to_pylist() == " ".join(LINES).split()
     assert sentences.column_names == ["sentence", "word", *(f"layer_{at}" for at in range(4))]
     of_words = np.array(words["layer_2"].to_pylist())
@@ -89,3 +95,10 @@ def test_words_without_a_static_vector_are_counted(
     (tmp_path / "glove.txt").write_text("the 1 2\nfilm 2 3\nann 1 1\n")
     run(monkeypatch, files, "--features", tmp_path / "glove.txt", "--output", tmp_path / "v.safetensors")
     assert f"72.7 % of 11 words have no vector in {tmp_path / 'glove.txt'}; theirs is zero" in capsys.readouterr().err
+
+
+def test_nothing_incomplete_stays(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), vector_writer(tmp_path / "v.arrow", {}) as writer:
+        writer.add(0, ["a", "b"], np.ones((2, 1, 3), dtype=np.float32))
+        raise KeyError
+    assert not list(tmp_path.iterdir())

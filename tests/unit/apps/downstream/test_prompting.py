@@ -1,11 +1,18 @@
-"""Answers to prompts: the words decide, calibration divides, long examples are shortened, choices fill the gap."""
+"""Answers to prompts: the words decide, calibration divides, long examples are shortened, choices fill the gap.
+
+Scores equal those of plain models of transformers, one text at a time and unpadded.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from ctxlm_ds.apps.downstream.examples import Example
 from ctxlm_ds.apps.downstream.kinds.sequence import Classification, MultipleChoice
@@ -14,10 +21,9 @@ from ctxlm_ds.apps.downstream.prompt import CONTENT_FREE, PromptDescription
 from ctxlm_ds.apps.downstream.prompting import Prompting, load_scorer
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.errors import ConfigError
-from tests.downstream_models import sentiment, write_bert
+from tests.downstream_models import WORDS, causal_export, sentiment, write_bert
 
-WORDS = {"bad": "bad", "good": "good"}
-PROMPT = PromptDescription(pattern="{text} a {mask} film .", words=WORDS, separator=" ")
+PROMPT = PromptDescription(pattern="{text} a {mask} film .", words={"bad": "bad", "good": "good"}, separator=" ")
 
 
 @pytest.fixture(scope="module")
@@ -92,3 +98,164 @@ def test_choices_fill_the_gap(
     odds = np.exp(tolerant.scorer.scores(given))
     np.testing.assert_allclose(found.probabilities, odds / odds.sum(), rtol=1e-5)
     assert [one.getMessage() for one in caplog.records] == ["unknown tokens in 1 of 2 choices are scored like others"]
+
+
+TEXTS = [("the film was ", "good", " ."), ("Paris was a very very ", "unknown", " film ."), ("", "Ann", " met Paris")]
+RIVERS = """
+task: rivers
+dataset_path: json
+dataset_kwargs: {{data_files: {{validation: {folder}/dev.jsonl}}}}
+validation_split: validation
+output_type: multiple_choice
+doc_to_text: "{{{{text}}}} It was"
+doc_to_choice: ["books", "unhappy times"]
+doc_to_target: label
+metric_list: [{{metric: acc}}]
+"""
+RIVERS_TEXT = """
+task: rivers_text
+dataset_path: json
+dataset_kwargs: {{data_files: {{validation: {folder}/dev.jsonl}}}}
+validation_split: validation
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{{{text}}}}"
+metric_list: [{{metric: word_perplexity}}]
+"""
+SIZES = {"d_model": 16, "num_layers": 2, "num_heads": 2, "d_kv": 8, "d_ff": 24}
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bert(tmp_path_factory.mktemp("masked"), [*WORDS, "<extra_id_0>"])
+
+
+@pytest.fixture(scope="module")
+def causal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return causal_export(tmp_path_factory.mktemp("causal"))
+
+
+def plain_score(model: Any, row: list[int], places: list[int], targets: list[int], **inputs: Any) -> float:
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([row]), **inputs).logits[0]
+    return float(torch.log_softmax(logits, -1)[places, targets].sum())
+
+
+def test_masks_are_predicted_together(masked: Path) -> None:
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(masked), AutoModelForMaskedLM.from_pretrained(masked).eval()
+    scorer = load_scorer(masked, load_tokenizer(masked, False))
+    items = [scorer.item(*text) for text in TEXTS]
+    expected = []
+    for before, word, after in TEXTS:
+        targets = tokenizer(word, add_special_tokens=False).input_ids
+        row = tokenizer(before + tokenizer.mask_token * len(targets) + after).input_ids
+        places = [at for at, token in enumerate(row) if token == tokenizer.mask_token_id]
+        expected.append(plain_score(model, row, places, targets))
+    np.testing.assert_allclose(scorer.scores(items), expected, atol=1e-5)
+    assert scorer.scores(items, mean=True)[1] == pytest.approx(expected[1] / 2, abs=1e-5)
+    with pytest.raises(ConfigError, match="no tokens for 'xyz'"):
+        scorer.item("the film was ", "xyz", "")
+
+
+def test_a_gpu_is_used_if_there_is_one(masked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("transformers.PreTrainedModel.to", lambda model, device: used.append(device) or model)
+    load_scorer(masked, load_tokenizer(masked, False))
+    assert used == ["cuda"]
+
+
+def test_a_causal_model_continues(causal: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(causal), AutoModelForCausalLM.from_pretrained(causal).eval()
+    scorer = load_scorer(causal, load_tokenizer(causal, False))
+    assert scorer.causal
+    texts = [("the river walked ", "slowly"), ("a mountain\n", "unhappy times"), ("", "books")]
+    expected = []
+    for before, word in texts:
+        context = tokenizer(before.rstrip()).input_ids if before else [tokenizer.eos_token_id]
+        row = tokenizer(before + word).input_ids if before else [*context, *tokenizer(word).input_ids]
+        places = list(range(len(context) - 1, len(row) - 1))
+        expected.append(plain_score(model, row, places, row[len(context) :]))
+    found = scorer.scores([scorer.item(before, word, "") for before, word in texts])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_lm_evaluation_harness_finds_the_same_log_probabilities(causal: Path, tmp_path: Path) -> None:
+    """The run of docs/downstream.md: a task of local files, no network."""
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    rows = [{"text": "the river" + " walked slowly" * at, "label": at % 2} for at in range(5)]
+    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "rivers.yaml").write_text(RIVERS.format(folder=tmp_path))
+    (tmp_path / "rivers_text.yaml").write_text(RIVERS_TEXT.format(folder=tmp_path))
+    done = simple_evaluate(
+        model="hf", model_args={"pretrained": str(causal), "dtype": "float32"}, device="cpu", batch_size=4,
+        tasks=["rivers", "rivers_text"], task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
+        bootstrap_iters=0,
+    )  # fmt: skip
+    scorer = load_scorer(causal, load_tokenizer(causal, False))
+    words = ("books", "unhappy times")
+    ours = scorer.scores([scorer.item(f"{row['text']} It was ", word, "") for row in rows for word in words])
+    samples = sorted(done["samples"]["rivers"], key=lambda sample: sample["doc_id"])
+    theirs = [value for sample in samples for value, _ in sample["filtered_resps"]]
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    right = ours.reshape(-1, 2).argmax(-1) == [row["label"] for row in rows]
+    assert done["results"]["rivers"]["acc,none"] == pytest.approx(right.mean())
+    texts = [row["text"] for row in rows]
+    total = scorer.scores([scorer.item("", text, "") for text in texts]).sum()
+    per_word = total / sum(len(text.split()) for text in texts)
+    assert done["results"]["rivers_text"]["word_perplexity,none"] == pytest.approx(np.exp(-per_word), rel=1e-4)
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_a_decoder_writes_the_gap(masked: Path, tmp_path: Path, family: str) -> None:
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, BartConfig, T5Config
+
+    tokenizer = AutoTokenizer.from_pretrained(masked)
+    sentinel, mask = tokenizer.convert_tokens_to_ids("<extra_id_0>"), tokenizer.mask_token_id
+    shared = {"vocab_size": len(tokenizer), "pad_token_id": 0, "decoder_start_token_id": 2}
+    if family == "t5":
+        config: Any = T5Config(**shared, **SIZES)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(write_bert(tmp_path / "bart"))
+        config = BartConfig(**shared | {"vocab_size": len(tokenizer)}, d_model=16, encoder_layers=2, decoder_layers=2,
+                            encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=24,
+                            decoder_ffn_dim=24, max_position_embeddings=32)  # fmt: skip
+    torch.manual_seed(2)
+    AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path / family)
+    tokenizer.save_pretrained(tmp_path / family)
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / family).eval()
+    scorer = load_scorer(tmp_path / family, load_tokenizer(tmp_path / family, False))
+    expected = []
+    for before, word, after in TEXTS:
+        targets = tokenizer(word, add_special_tokens=False).input_ids
+        row = tokenizer(f"{before}[MASK]{after}").input_ids
+        at = row.index(mask)
+        if family == "t5":
+            given, labels, first = [*row[:at], sentinel, *row[at + 1 :]], [sentinel, *targets], 1
+        else:
+            given, labels, first = row, [*row[:at], *targets, *row[at + 1 :]], at
+        places = list(range(first, first + len(targets)))
+        start = config.decoder_start_token_id
+        decoder_input_ids = torch.tensor([[start, *labels[:-1]]])
+        expected.append(plain_score(model, given, places, targets, decoder_input_ids=decoder_input_ids))
+    np.testing.assert_allclose(scorer.scores([scorer.item(*text) for text in TEXTS]), expected, atol=1e-5)
+
+
+def test_a_model_without_words_is_refused(tmp_path: Path) -> None:
+    from transformers import BertModel, XLNetConfig, XLNetLMHeadModel
+
+    folder = write_bert(tmp_path / "bert")
+    BertModel.from_pretrained(folder).save_pretrained(folder)
+    with pytest.raises(ConfigError, match="no weights of cls"):
+        load_scorer(folder, load_tokenizer(folder, False))
+    tokenizer = load_tokenizer(folder, False)
+    config = XLNetConfig(vocab_size=len(tokenizer), d_model=8, n_layer=1, n_head=2, d_inner=8)
+    XLNetLMHeadModel(config).save_pretrained(tmp_path / "xlnet")
+    with pytest.raises(ConfigError, match="permuted positions"):
+        load_scorer(tmp_path / "xlnet", tokenizer)

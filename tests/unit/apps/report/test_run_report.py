@@ -77,13 +77,8 @@ def test_a_sweep_is_compared(
 
 @pytest.mark.parametrize("metrics", ["", '{"st', "[1]\n"])
 def test_what_is_no_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metrics: str) -> None:
-    with pytest.raises(DataError, match="has no complete line"):
-        report(monkeypatch, make_run(tmp_path, metrics))
-
-
-def test_what_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="is missing or has no complete line; give the directory of a run"):
-        report(monkeypatch, tmp_path)
+        report(monkeypatch, make_run(tmp_path, metrics))
 
 
 ENVIRONMENT = {

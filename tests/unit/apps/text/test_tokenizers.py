@@ -1,23 +1,34 @@
-"""tools/train_tokenizer.py: the same command again is done at once, a killed one leaves no folder or a whole one."""
+"""tools/train_tokenizer.py: the same command again is done at once, a killed one leaves no folder or a whole one.
+
+Samples of languages by their share of the text; tools/tokenizer_report.py has the same figures as the training.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.text.tokenizers import build_parser, main
+from ctxlm_ds.apps.text.tokenizers import LanguageSample, build_parser, main, report_lines
 from ctxlm_ds.errors import CtxlmError
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from ctxlm_ds.tokenizers.train import tokenizer_types
+from ctxlm_ds.tokenizers.report import tokenizer_report
+from ctxlm_ds.tokenizers.train import tokenizer_types, train_tokenizer
 from tests.unit.tokenizers.test_report import TEXTS
 
 TOOLS = Path(__file__).parents[4] / "tools"
+
+
+def run_tool(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(TOOLS / tool), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 @pytest.mark.parametrize("name", tokenizer_types())
@@ -42,8 +53,7 @@ def test_the_same_command_again_is_done_at_once(tmp_path: Path) -> None:
     words = ["--input", str(corpus), "--type", "wordpiece", "--vocab-size", "400", "--output-dir", str(folder)]
 
     def run(*more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(TOOLS / "train_tokenizer.py"), *words, *more]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        return run_tool("train_tokenizer.py", *words, *more)
 
     assert run().returncode == 0
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
@@ -81,3 +91,79 @@ def test_a_killed_training_leaves_no_folder(tmp_path: Path, corpus: Path) -> Non
         process.wait()
         if folder.exists():
             assert load_tokenizer(folder).vocab_size == 400
+
+
+LANGUAGES = {"large": 900, "middle": 90, "small": 9}
+
+
+def language_documents() -> list[tuple[str, str]]:
+    """Documents of three languages in turn, of 20 to 60 bytes."""
+    return [
+        (language, f"{language} {number:05d} " + "é" * (number % 20))
+        for number in range(900)
+        for language, count in LANGUAGES.items()
+        if number < count
+    ]
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("max_bytes", [None, 20_000])
+def test_languages_have_their_share_to_the_power_of_the_exponent(exponent: float, max_bytes: int | None) -> None:
+    sample = LanguageSample(language_documents, exponent, max_bytes, seed=3)
+    sizes = {name: sum(len(text.encode()) for one, text in language_documents() if one == name) for name in LANGUAGES}
+    assert sample.bytes_by_language == sizes
+    weights = {name: (size / sum(sizes.values())) ** exponent for name, size in sizes.items()}
+    found = dict.fromkeys(LANGUAGES, 0)
+    for text in sample:
+        found[text.split()[0]] += len(text.encode())
+    wanted = sum(sizes.values()) if max_bytes is None else max_bytes
+    for name, weight in weights.items():
+        share = weight / sum(weights.values())
+        assert sample.shares[name] == pytest.approx(share)
+        # Each text comes a whole number of times; which of two is a draw.
+        assert abs(found[name] - share * wanted) <= 4 * 60 * math.sqrt(LANGUAGES[name]) / 2
+    assert len(list(sample.lines())) == 3
+
+
+def test_texts_come_equally_often_and_the_seed_decides_which_once_more() -> None:
+    first, again, other = (list(LanguageSample(language_documents, 0.3, None, seed)) for seed in (1, 1, 2))
+    assert first == again != other
+    counts = Counter(text for text in first if text.startswith("small"))
+    assert len(counts) == 9 and max(counts.values()) - min(counts.values()) <= 1
+    assert list(LanguageSample(language_documents, 1.0)) == [text for _, text in language_documents()]
+
+
+def test_the_tools_print_the_same_figures(tmp_path: Path, corpus: Path) -> None:
+    folder, figures = tmp_path / "tok", tmp_path / "figures.json"
+    common = ["--input", str(corpus), "--max-bad-records", "1"]
+    made = run_tool(
+        "train_tokenizer.py", *common, "--type", "wordpiece", "--vocab-size", "500", "--output-dir", str(folder)
+    )
+    assert made.returncode == 0, made.stderr
+    record = json.loads((folder / "ctxlm_tokenizer.json").read_text())
+    lines = report_lines({str(folder): {**record, "languages": record["report"]}})
+    assert "\n".join(lines) in made.stdout and "next: ctxlm preprocess" in made.stdout
+    other = tmp_path / "other"
+    train_tokenizer("bpe", TEXTS, 400, other)
+    told = run_tool(
+        "tokenizer_report.py", *common, "--tokenizer", str(folder), str(other), "--language-key", "lang", "--json",
+        str(figures),
+    )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    reports = json.loads(figures.read_text())
+    assert list(reports) == [str(folder), str(other)]
+    assert reports[str(folder)]["languages"]["all"] == record["report"]["all"]
+    assert [line.split()[2] for line in told.stdout.splitlines()[1:]] == ["de", "en", "all"] * 2
+    documents = [("de" if number % 3 == 0 else "en", text) for number, text in enumerate(TEXTS)]
+    assert reports[str(other)]["languages"] == tokenizer_report(load_tokenizer(other), documents)
+
+
+def test_bad_records_beyond_the_limit_and_missing_languages_end_the_tools(tmp_path: Path, corpus: Path) -> None:
+    made = run_tool("train_tokenizer.py", "--input", str(corpus), "--type", "bpe", "--output-dir", str(tmp_path / "t"))
+    assert made.returncode == 2 and "--max-bad-records" in made.stderr and "Traceback" not in made.stderr
+    assert not (tmp_path / "t").exists()
+    made = run_tool(
+        "train_tokenizer.py", "--input", str(corpus), "--type", "elmo", "--output-dir", str(tmp_path / "t"),
+        "--extra-ids", "5",
+    )  # fmt: skip
+    assert made.returncode == 2 and "extra_ids is no setting of elmo" in made.stderr
