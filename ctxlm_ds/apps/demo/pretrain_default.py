@@ -121,16 +121,13 @@ class Job:
 
     def _form(self) -> list[str]:
         """Return the options of ctxlm preprocess that the sample format needs."""
+        from ctxlm_ds.apps.init.start import preprocess_options
         from ctxlm_ds.tokenizers.load import load_tokenizer
 
         data = self.config.data
         joins = data.by_sentence and FORMATS.get(data.sample_format)().joins_sentences(data)
-        options = {
-            "--split-sentences": data.by_sentence,
-            "--leading-space": joins and bool(load_tokenizer(self.tokenizer).sentence_prefix),
-            "--append-eod": data.ends_documents,
-        }
-        return [option for option, needed in options.items() if needed]
+        space = joins and bool(load_tokenizer(self.tokenizer).sentence_prefix)
+        return [*preprocess_options(data), *(["--leading-space"] if space else [])]
 
     def pretrain(self, recipe: str, overrides: Sequence[str], ranks: int) -> None:
         """Train under the deepspeed launcher."""
@@ -175,6 +172,8 @@ def _relative(word: object) -> str:
 
 def show_results(job: Job) -> None:
     """Print the held-out figures next to those of the unigram distribution, and what the model does."""
+    from ctxlm_ds.tokenizers.load import load_tokenizer
+
     term = OBJECTIVES.get(job.config.objective.name).terms[0].name
     title = term.replace("_lm", "-LM").replace("_", " ")
     names = [f"eval/{HELDOUT}/{term}_{figure}" for figure in ("loss", "accuracy")]
@@ -184,7 +183,8 @@ def show_results(job: Job) -> None:
     }  # fmt: skip
     for name, (loss, accuracy) in figures.items():
         say(f"{name:<28} {loss:.3f} nats (perplexity {math.exp(loss):.0f}), top-1 accuracy {accuracy:.1%}")
-    shown, rows = demonstrate(job)
+    folder, task = demonstrated_model(job.config.model.family, job.config.objective)
+    shown, rows = DEMONSTRATIONS[task](job, job.model / folder, load_tokenizer(job.tokenizer))
     say(f"\n{shown}:")
     for text, truth, found in rows:
         say(f"  {text}\n    was: {truth}   {found}")
@@ -225,14 +225,6 @@ def unigram_of(job: Job) -> tuple[float, float]:
     return every.loss, every.accuracy
 
 
-def demonstrate(job: Job) -> tuple[str, Rows]:
-    """Show what the exported model does with held-out sentences: a title, and what DEMONSTRATIONS say."""
-    from ctxlm_ds.tokenizers.load import load_tokenizer
-
-    folder, task = demonstrated_model(job.config.model.family, job.config.objective)
-    return DEMONSTRATIONS[task](job, job.model / folder, load_tokenizer(job.tokenizer))
-
-
 def demonstrated_model(family: str, objective: ObjectiveSection) -> tuple[str, str]:
     """Return the folder of an export that holds a language model, and its task in transformers.
 
@@ -257,7 +249,7 @@ def fill_masks(job: Job, model: Path, tokenizer: Tokenizer) -> tuple[str, Rows]:
 
     from ctxlm_ds.data.stream.held_out import unigram
 
-    pipeline = load_pipeline("fill-mask", model, top_k=NUM_GUESSES)
+    pipeline = quiet_transformers().pipeline("fill-mask", model=str(model), top_k=NUM_GUESSES)
     rows = []
     sentences = heldout_sentences(job.corpus / "heldout.jsonl", lambda word: len(encode_next(tokenizer, word)) == 1)
     for text, word in sentences:
@@ -272,7 +264,7 @@ def fill_masks(job: Job, model: Path, tokenizer: Tokenizer) -> tuple[str, Rows]:
 
 def continue_texts(job: Job, model: Path, tokenizer: Tokenizer) -> tuple[str, Rows]:
     """Continue the first half of held-out sentences with the most probable tokens."""
-    pipeline = load_pipeline("text-generation", model)
+    pipeline = quiet_transformers().pipeline("text-generation", model=str(model))
     rows = []
     for text, word in heldout_sentences(job.corpus / "heldout.jsonl"):
         prompt, rest = text.split(" {}")
@@ -318,11 +310,6 @@ DEMONSTRATIONS: dict[str, Callable[[Job, Path, Tokenizer], tuple[str, Rows]]] = 
 }
 """By pipeline of transformers, or by the card's tag if there is none: return a title, and rows of held-out text, what
 it lacks, and what the model says."""
-
-
-def load_pipeline(task: str, model: Path, **settings: object) -> Any:
-    """Return a pipeline of transformers."""
-    return quiet_transformers().pipeline(task, model=str(model), **settings)
 
 
 def quiet_transformers() -> Any:

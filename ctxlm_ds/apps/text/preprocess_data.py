@@ -13,6 +13,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -191,21 +192,9 @@ def main() -> None:
     setup_logging()
     from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 
-    config = PreprocessConfig(
-        json_keys=tuple(args.json_keys),
-        join_keys=args.join_keys,
-        spans_key=args.spans_key,
-        split_sentences=args.split_sentences,
-        keep_newlines=args.keep_newlines,
-        leading_space=args.leading_space,
-        append_eod=args.append_eod,
-        split_special_tokens=args.split_special_tokens,
-        workers=args.workers,
-        max_bad_records=args.max_bad_records,
-        input_format=args.input_format,
-        shard=InputShard.parse(args.shard),
-        overwrite=args.overwrite,
-    )
+    settings = {field.name: getattr(args, field.name) for field in fields(PreprocessConfig)}
+    settings |= {"json_keys": tuple(args.json_keys), "shard": InputShard.parse(args.shard)}
+    config = PreprocessConfig(**settings)
     start_s = time.monotonic()
     results = preprocess(args.input, args.tokenizer, args.output_prefix, config)
     for result in results:
