@@ -26,22 +26,19 @@ class Prepared:
     train: Path
     heldout: Path
 
-    def recipe(self, path: Path, family: str = "bert", **sections: dict[str, Any]) -> Path:
+    def recipe(self, path: Path, **sections: dict[str, Any]) -> Path:
         """A tiny recipe over this data; `sections` add to or replace its settings."""
-        objective = "masked_lm_nsp" if family == "bert" else "masked_lm"
         settings: dict[str, Any] = {
             "name": "tiny",
             "model": {
-                "family": family, "hidden_size": 32, "num_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
+                "hidden_size": 32, "num_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
                 "max_position_embeddings": 64,
             },
             "tokenizer": {"path": str(self.tokenizer)},
             "data": {
                 "train": [str(self.train)], "validation": [{"name": "heldout", "path": str(self.heldout)}],
                 "seq_length": 32, "num_workers": 1,
-                "sample_format": "segment_pair" if family == "bert" else "full_sentences",
             },
-            "objective": {"name": objective},
             "optimizer": {"learning_rate": 0.001},
             "schedule": {"warmup_steps": 5},
             "training": {"global_batch_size": 8, "micro_batch_size": 2, "max_steps": 12, "precision": "fp32"},
@@ -70,11 +67,6 @@ def prepare(folder: Path, kind: str) -> Prepared:
 @pytest.fixture(scope="session")
 def bert_route(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     return prepare(tmp_path_factory.mktemp("bert"), "wordpiece")
-
-
-@pytest.fixture(scope="session")
-def roberta_route(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    return prepare(tmp_path_factory.mktemp("roberta"), "bpe")
 
 
 @pytest.fixture(scope="session")

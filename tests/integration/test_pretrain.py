@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from tests.integration.conftest import Prepared
-from tests.integration.route import call, free_port, launcher, metrics, pretrain_words, start, tool, wait_for
+from tests.integration.route import call, free_port, launcher, metrics, pretrain_words, start, wait_for
 
 HAS_FP16 = torch.ops.mkldnn._is_mkldnn_fp16_supported()
 """As DeepSpeed asks: newer CPUs have it."""
@@ -86,16 +86,6 @@ def _run_as_srun(words: list[object], folder: Path) -> None:
         tasks.append(start([*launcher("python", 1), *words], folder / f"task{rank}.log", **slurm))
     for rank, task in enumerate(tasks):
         assert task.wait(timeout=240) == 0, (folder / f"task{rank}.log").read_text()[-4000:]
-
-
-def test_roberta_trains_and_exports(roberta_route: Prepared, tmp_path: Path) -> None:
-    recipe = roberta_route.recipe(tmp_path / "recipe.yaml", family="roberta", data={"packing": True})
-    call(*launcher("forked", 1), *pretrain_words(recipe, [f"run_dir={tmp_path / 'run'}"], stage=2))
-    tool("convert_checkpoint.py", "to-hf", "--checkpoint", tmp_path / "run", "--output", tmp_path / "hf")
-    from transformers import AutoModelForMaskedLM, AutoTokenizer
-
-    assert type(AutoModelForMaskedLM.from_pretrained(tmp_path / "hf")).__name__ == "RobertaForMaskedLM"
-    assert AutoTokenizer.from_pretrained(tmp_path / "hf").mask_token == "<mask>"
 
 
 def test_initialize_from_starts_a_second_phase(single: Path, bert_route: Prepared, tmp_path: Path) -> None:

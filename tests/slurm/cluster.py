@@ -13,9 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.integration.route import wait_for
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TESTBED = Path(__file__).resolve().parent / "testbed.sh"
@@ -40,14 +42,6 @@ def user_environment(**extra: str) -> dict[str, str]:
     own_path = f"{Path(sys.executable).parent}:{kept.get('PATH', '/usr/bin:/bin')}"
     quiet = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false"}
     return {**kept, "PATH": own_path, **quiet, **extra}
-
-
-def wait_for(condition: Callable[[], object], timeout_s: float, what: str) -> None:
-    """Poll until `condition()` holds."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"timed out waiting for {what}"
-        time.sleep(0.02)
 
 
 def wait_for_text(path: Path, text: str, timeout_s: float = 180) -> None:

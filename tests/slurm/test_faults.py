@@ -76,14 +76,6 @@ def test_a_second_job_on_the_run_directory_is_refused(runs: Runs, tmp_path: Path
     assert len(first.events(START)) == 1, first.explain()
 
 
-def test_a_changed_recipe_is_refused_with_the_difference(runs: Runs, tmp_path: Path) -> None:
-    runs.submit(tmp_path, **ALONE, training={"max_steps": 10}).assert_finished()
-    changed = runs.submit(tmp_path, **ALONE, training={"max_steps": 10}, overrides=("training.seed=99",))
-    assert changed.end(120) == "FAILED", changed.explain()
-    assert "training.seed" in changed.text() and "99" in changed.text() and "Traceback" not in changed.text()
-    assert changed.restarts() == 0 and len(changed.events(START)) == 1, changed.explain()
-
-
 def test_a_job_without_progress_gives_up_with_a_message(runs: Runs, tmp_path: Path) -> None:
     """Its rank is killed whenever one appears, before the first step."""
     job = runs.submit(tmp_path, **ALONE)
