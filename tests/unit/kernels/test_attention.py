@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ctxlm_ds.kernels.attention import ReferenceAttention, SdpaAttention
-from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionSpec, ProbabilityKeys, Sequences
+from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionKernel, AttentionSpec, ProbabilityKeys, Sequences
 from ctxlm_ds.kernels.dropout import keyed_dropout
 from tests.unit.kernels.attention_oracle import (
     HEAD_SIZE,
@@ -160,6 +160,11 @@ def test_sdpa_is_called_as_in_runs_that_exist(spec: AttentionSpec, spy: Spy) -> 
 @pytest.mark.parametrize("spec", every_spec()[:20], ids=name_of)
 @pytest.mark.parametrize("kind", BOTH)
 def test_rows_of_padding_alone_give_no_nan(kind: type, spec: AttentionSpec) -> None:
+    check_rows_of_padding(kind(spec), spec)
+
+
+def check_rows_of_padding(kernel: AttentionKernel, spec: AttentionSpec) -> None:
+    """Queries or keys of a row are padding alone: values and gradients are finite."""
     inputs, (ids, starts, key_ids, key_starts, _) = inputs_of(spec), sequences_of(spec)
     empty, empty_starts = torch.zeros_like(ids), torch.full_like(starts, SEQ_LENGTH)
     cases = [Sequences(empty, empty_starts, key_ids, key_starts)]
@@ -169,25 +174,9 @@ def test_rows_of_padding_alone_give_no_nan(kind: type, spec: AttentionSpec) -> N
     for sequences in cases:
         leaves = [x.float().requires_grad_() for x in inputs]
         query, key, value, *bias = leaves
-        context = kind(spec)(query, key, value, AttentionCall(sequences, 0.0, *bias))
+        context = kernel(query, key, value, AttentionCall(sequences, 0.0, *bias))
         context.sum().backward()
-        assert context.isfinite().all()
-        assert all(leaf.grad is not None and leaf.grad.isfinite().all() for leaf in leaves)
-
-
-@pytest.mark.parametrize("spec", [PACKED_CAUSAL, AttentionSpec(HEAD_SIZE, window=3)], ids=name_of)
-def test_what_a_position_does_not_see_does_not_reach_it(spec: AttentionSpec) -> None:
-    query, key, value = inputs_of(spec)
-    sequences = sequences_of(spec)
-    hidden = slice(2, None) if spec.causal else slice(4, None)
-    for kernel in (ReferenceAttention(spec), SdpaAttention(spec)):
-        before = kernel(query, key, value, AttentionCall(sequences))
-        changed_key, changed_value = key.clone(), value.clone()
-        changed_key[:, hidden], changed_value[:, hidden] = 7.0, -7.0
-        after = kernel(query, changed_key, changed_value, AttentionCall(sequences))
-        seen_only = hidden.start - 3 if spec.window else hidden.start
-        assert torch.equal(before[0, :seen_only], after[0, :seen_only])
-        assert not torch.equal(before[0, seen_only], after[0, seen_only])
+        assert all(x is not None and x.isfinite().all() for x in (context, *(leaf.grad for leaf in leaves)))
 
 
 def test_reference_dropout_is_dropout_of_the_probabilities() -> None:

@@ -25,7 +25,7 @@ from tests.unit.kernels.attention_oracle import (
     sequences_of,
     values_and_gradients,
 )
-from tests.unit.kernels.test_attention import FAMILIES, every_spec, name_of
+from tests.unit.kernels.test_attention import FAMILIES, check_rows_of_padding, every_spec, name_of
 
 SPECS = [spec for spec in every_spec() if not spec.bias]
 PLAIN, PACKED = AttentionSpec(HEAD_SIZE), AttentionSpec(HEAD_SIZE, shares_rows=True)
@@ -109,16 +109,7 @@ def test_keys_drop_differently_and_dropout_keeps_the_mean() -> None:
 
 @pytest.mark.parametrize("spec", SPECS[:10], ids=name_of)
 def test_rows_of_padding_alone_give_no_nan(spec: AttentionSpec) -> None:
-    inputs, (ids, starts, key_ids, key_starts, _) = inputs_of(spec), sequences_of(spec)
-    empty, empty_starts = torch.zeros_like(ids), torch.full_like(starts, SEQ_LENGTH)
-    cases = [Sequences(empty, empty_starts, key_ids, key_starts)]
-    if key_ids is not None:
-        cases.append(Sequences(ids, starts, torch.zeros_like(key_ids), key_starts))
-    for sequences in cases:
-        leaves = [x.float().requires_grad_() for x in inputs]
-        context = BmmAttention(spec)(leaves[0], leaves[1], leaves[2], AttentionCall(sequences))
-        context.sum().backward()
-        assert all(x is not None and x.isfinite().all() for x in (context, *(leaf.grad for leaf in leaves)))
+    check_rows_of_padding(BmmAttention(spec), spec)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -16,7 +16,7 @@ from ctxlm_ds.kernels.bias_gelu import compiled_bias_gelu, reference_bias_gelu, 
 from ctxlm_ds.kernels.dispatch import OPERATIONS, KernelSet
 from ctxlm_ds.kernels.implementation import Implementation, Need
 from ctxlm_ds.kernels.linear import bf16_is_emulated, float32_linear, torch_linear
-from ctxlm_ds.kernels.norm import reference_layer_norm, reference_rms_norm, torch_rms_norm
+from ctxlm_ds.kernels.norm import reference_layer_norm, reference_rms_norm
 from ctxlm_ds.recipe.schema import KernelsConfig
 from ctxlm_ds.registry import KERNELS
 
@@ -91,10 +91,6 @@ def test_references_by_name() -> None:
     )
 
 
-def test_rms_norm_goes_with_layer_norm() -> None:
-    assert KernelSet({}, "cpu", torch.float32).rms_norm is torch_rms_norm
-
-
 @pytest.mark.skipif(why_compiled_cannot_run("cpu") is not None, reason="needs a C++ compiler")
 def test_compiled_by_name() -> None:
     kernels = KernelSet({"bias_gelu": "compiled"}, "cpu", torch.float32)
@@ -109,12 +105,6 @@ def test_attention_asked_for_by_name_that_cannot_run_is_an_error() -> None:
     )
     with pytest.raises(KernelError, match=message):
         kernels.attention(PACKED)
-
-
-def test_another_kernel_asked_for_by_name_that_cannot_run_is_an_error() -> None:
-    message = r"kernels\.layer_norm: `apex` cannot run here: it needs a CUDA device.* to `auto` \(`torch` here\)\."
-    with pytest.raises(KernelError, match=message):
-        KernelSet({"layer_norm": "apex"}, "cpu", torch.float32)
 
 
 @no_cuda

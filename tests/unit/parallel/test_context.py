@@ -35,7 +35,3 @@ def test_rows_of_the_vocabulary(size: int, multiple: int, rows: int) -> None:
 )
 def test_by_default_a_large_vocabulary_is_aligned(size: int, words: int, rows: int) -> None:
     assert ParallelContext(size, vocab_multiple=None).vocabulary_rows(words) == rows
-
-
-def test_contexts_share_no_counter() -> None:
-    assert ParallelContext().traffic is not ParallelContext().traffic

@@ -8,7 +8,7 @@ from megatron.core.tensor_parallel.utils import VocabUtility
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.models.program import plain_program
-from ctxlm_ds.parallel.placement import COLUMNS, ROWS, VOCABULARY, Shard, Split, shard_of, vocabulary_rows_per_rank
+from ctxlm_ds.parallel.placement import ROWS, Shard, Split, shard_of, vocabulary_rows_per_rank
 from tests.encoder_batches import OUTPUTS
 from tests.rank_files import local_shape
 from tests.sections import model_section
@@ -81,27 +81,6 @@ def test_vocabulary_rows_are_megatrons_of_the_padded_table(vocab: int, size: int
         expected = Shard((vocab, 3), ((min(first, vocab), min(last, vocab)),), (0, 3))
         assert shard == expected
         assert shard_of("mlm_bias.bias", bias, (vocab,), size, rank, multiple).rows == expected.rows
-
-
-def test_splits_of_every_parameter() -> None:
-    """Of an encoder and of decoders: what is split and how, all else whole."""
-    qkv, rows, columns = (
-        {f"attention.qkv.{kind}" for kind in ("weight", "bias")},
-        {f"mlp.up.{kind}" for kind in ("weight", "bias")},
-        {"attention.output.weight", "mlp.down.weight"},
-    )
-    models = [("bert", "encoder", OUTPUTS), ("gpt2", "decoder", ("logits",)), ("gpt1", "decoder", ("logits",))]
-    for family, stack, outputs in models:
-        config = model_section(family=family, **MODEL.model_dump(include={"vocab_size", "hidden_size", "num_layers"}))
-        expected = {f"{stack}.{layer}.{name}": Split("rows", (16, 16, 16)) for layer in range(2) for name in qkv}
-        expected |= {f"{stack}.{layer}.{name}": ROWS for layer in range(2) for name in rows}
-        expected |= {f"{stack}.{layer}.{name}": COLUMNS for layer in range(2) for name in columns}
-        expected["word_embeddings.weight"] = VOCABULARY
-        if family == "bert":
-            expected["mlm_bias.bias"] = VOCABULARY
-        config = config.model_copy(update={"num_attention_heads": 4})
-        facts = plain_program(config, outputs).facts
-        assert {name: facts.split for name, facts in facts.items() if facts.split is not None} == expected
 
 
 def test_what_cannot_be_split_evenly_is_refused() -> None:
