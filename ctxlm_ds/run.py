@@ -31,8 +31,6 @@ from ctxlm_ds.process.signals import StopSignal
 from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig, TeacherConfig
-from ctxlm_ds.recipe.sections import ModelSection
-from ctxlm_ds.registry import FAMILIES, load_object
 from ctxlm_ds.run_data import RunData, build_data, build_loaders, held_out_words
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import resolve
@@ -248,19 +246,9 @@ def build_engine(
         engine = Engine(config, deepspeed_config, program, objective, topology)
     layers = f", layers compiled ({config.training.compile_mode})" if compiled else ""
     logger.info("kernels: %s, %s%s", kernels.describe(), engine.optimizer_choice, layers)
-    engine.load_frozen(frozen_values(engine, config.model, config.teacher.path, config.training.seed))
+    if objective.teacher_outputs:
+        engine.load_frozen(teacher_values(str(config.teacher.path)))
     return engine
-
-
-def frozen_values(engine: Engine, model: ModelSection, teacher: str | None, seed: int) -> Callable[[str], torch.Tensor]:
-    """Return a function from the name of a frozen parameter, of the teacher or of the model, to its complete value."""
-    if engine.objective.teacher_outputs:
-        return teacher_values(str(teacher))
-    family = FAMILIES.get(model.family)
-    if family.frozen:
-        values: Callable[[str], torch.Tensor] = load_object(family.frozen)(model)
-        return values
-    return partial(engine.program.initial_value, seed=seed)
 
 
 def initialize_weights(config: RunConfig, engine: Engine) -> None:

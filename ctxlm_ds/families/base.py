@@ -46,9 +46,6 @@ class Family:
     """`module:object` of its FamilyExport (export/base.py); None if transformers has no such class."""
     own_format: str | None = None
     """`module:object` of its OwnFormat (export/base.py), if transformers has no such class but others do."""
-    frozen: str | None = None
-    """`module:function` from the section to a function from a teacher's parameter name to its complete fp32 value; None
-    draws initial values."""
 
 
 def tiny_transformer(family: str, objective: str, sample_format: str, **model: Any) -> dict[str, Any]:
@@ -149,9 +146,9 @@ class EncoderSection(TransformerSection):
         return None
 
 
-def dropout_problems(section: Any) -> Iterator[Problem]:
-    """Yield a dropout of 1."""
-    for name in ("hidden_dropout", "attention_dropout"):
+def dropout_problems(section: Any, *names: str) -> Iterator[Problem]:
+    """Yield a dropout of 1, of the settings `names` or else of hidden states and attention."""
+    for name in names or ("hidden_dropout", "attention_dropout"):
         if getattr(section, name) >= 1.0:
             yield Problem(f"model.{name}", "1 drops everything; expected below 1 (0.1 as published)")
 
@@ -164,6 +161,18 @@ def head_problems(model: ModelSection, prefix: str = "") -> Iterator[Problem]:
             f"model.{prefix}num_attention_heads",
             f"{heads} does not divide model.{prefix}hidden_size {width}; {nearest_divisor(width, heads)} does",
             (f"model.{prefix}hidden_size",),
+        )
+
+
+def rotary_problems(model: TransformerSection) -> Iterator[Problem]:
+    """Yield a problem if heads have an odd size, whose elements rotary positions cannot turn in pairs."""
+    size, remainder = divmod(model.hidden_size, model.num_attention_heads)
+    if size % 2 and not remainder:
+        yield Problem(
+            "model.num_attention_heads",
+            f"{model.num_attention_heads} makes heads of {size} elements, but rotary positions turn pairs of them; "
+            "choose another number of heads, so that hidden_size / num_attention_heads is even",
+            ("model.hidden_size",),
         )
 
 

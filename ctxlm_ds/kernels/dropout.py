@@ -60,12 +60,6 @@ def _drop(x: Tensor, p: float, lanes: Tensor) -> Tensor:
     return torch.where(lanes >= threshold - LANE_VALUES // 2, x * factor, 0.0)
 
 
-def keyed_uniform(places: Tensor, key: Tensor) -> Tensor:
-    """Draw an fp32 number in (0, 1) for each of `places` (int64, numbers of elements in the complete tensor)."""
-    # 23 bits and a half are exact in fp32; with one bit more the largest number would be rounded to 1.
-    return (_shift_right(_hash(places, key), 41).float() + 0.5) * 2.0**-23
-
-
 def keyed_gumbel(places: Tensor, key: Tensor) -> Tensor:
     """Draw an fp32 number from the standard Gumbel distribution for each of `places`, with a key or broadcast keys.
 

@@ -1,4 +1,4 @@
-"""Section and layers of the toy families.
+"""Toy families, each the smallest that needs one kind of room: their section, layers, and lists of layers.
 
 Shape letters: b rows, s positions of input_ids, t of decoder_ids, h width, n heads of this rank, d size of a head, v
 vocabulary of this rank.
@@ -7,27 +7,24 @@ vocabulary of this rank.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
-from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.kernels.dropout import keyed_uniform
+from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.parts.embeddings import WordEmbeddings, WordTable
 from ctxlm_ds.models.parts.norms import LayerNorm
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.cross_entropy import first_largest, label_losses
-from ctxlm_ds.parallel.layers import column_parallel_linear, replicated_linear, row_parallel_linear
+from ctxlm_ds.parallel.layers import column_parallel_linear, row_parallel_linear
 from ctxlm_ds.parallel.parameters import ONES, Normal, ParameterFacts, declare
-from ctxlm_ds.parallel.placement import COLUMNS
 from ctxlm_ds.recipe.sections import ModelSection
 
-WIDTH, HEADS, VOCAB, REACH = 8, 2, 32, 3
+WIDTH, HEADS, VOCAB = 8, 2, 32
 INIT = Normal(0.3)
 FORWARDS: Counter[str] = Counter()
 """Forward calls of the layers that count them, by label."""
@@ -48,10 +45,6 @@ class ToySection(ModelSection):
         return True  # it has keys to draw with
 
 
-def word_table(build: ModelBuild, **more: Any) -> WordTable:
-    return WordTable(VOCAB, WIDTH, INIT, build, **more)
-
-
 # Layers.
 
 
@@ -66,45 +59,14 @@ class Attend(nn.Module):
         self.both = column_parallel_linear(WIDTH, 2 * WIDTH, INIT, kernels, parallel, blocks=(WIDTH, WIDTH))
         self.output = row_parallel_linear(WIDTH, WIDTH, INIT, kernels, parallel)
 
-    def forward(self, hidden: Tensor, memory: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Map hidden to the same shape; bias [n, t, s] is added to the scores."""
+    def forward(self, hidden: Tensor, memory: Tensor) -> Tensor:
+        """Map hidden to the same shape."""
         if self.label is not None:
             FORWARDS[self.label] += 1
         query = self.query(self.norm(hidden)).unflatten(-1, (self.heads, -1))
         key, value = self.both(self.norm(memory)).unflatten(-1, (2, self.heads, -1)).unbind(2)
         scores = torch.einsum("btnd,bsnd->bnts", query, key)
-        scores = scores if bias is None else scores + bias
         return hidden + self.output(torch.einsum("bnts,bsnd->btnd", scores.softmax(-1), value).flatten(2))
-
-
-class DecoderBlock(nn.Module):
-    """Attends to itself with a bias, then to the encoder's output."""
-
-    def __init__(self, kernels: KernelSet, parallel: ParallelContext) -> None:
-        super().__init__()
-        self.own, self.cross = Attend(kernels, parallel), Attend(kernels, parallel)
-
-    def forward(self, hidden: Tensor, bias: Tensor, memory: Tensor) -> Tensor:
-        return self.cross(self.own(hidden, hidden, bias), memory)
-
-
-class RelativeBias(nn.Module):
-    """A learnt number for each distance and head; each rank holds its heads."""
-
-    def __init__(self, parallel: ParallelContext) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(2 * REACH + 1, HEADS // parallel.size))
-        declare(self, weight=ParameterFacts(INIT, decays=False, split=COLUMNS))
-        if parallel.size > 1:
-            from ctxlm_ds.parallel.megatron import mark_split
-
-            mark_split(self.weight, dim=1)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Map ids [b, s] to the bias [n, s, s] of their positions."""
-        places = torch.arange(ids.shape[1], device=ids.device)
-        distance = (places[:, None] - places[None, :]).clamp(-REACH, REACH) + REACH
-        return self.weight[distance].permute(2, 0, 1)
 
 
 class Exchange(nn.Module):
@@ -130,24 +92,6 @@ class ScaledWords(WordEmbeddings):
         return super().forward(x * self.scale if decode else x, decode=decode, split_tokens=split_tokens)
 
 
-class ChunkedWords(WordEmbeddings):
-    """Compares hidden states with labels some tokens at a time, so that all logits are never held at once."""
-
-    CHUNK = 7
-
-    def forward(self, x: Tensor, labels: Tensor | None = None, **call: Any) -> Any:
-        if labels is None:
-            return super().forward(x, **call)
-
-        def compare(hidden: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-            return label_losses(self.decode(hidden), label, self.parallel)
-
-        pieces = zip(x.flatten(0, 1).split(self.CHUNK), labels.flatten().split(self.CHUNK), strict=True)
-        done = [checkpoint(compare, *piece, use_reentrant=False) for piece in pieces]
-        losses, hits = (torch.cat(parts).view_as(labels) for parts in zip(*done, strict=True))
-        return losses, hits
-
-
 class Facts(nn.Module):
     """Writes tensors without a gradient: floating of two types, boolean, integer."""
 
@@ -167,35 +111,6 @@ class Gated(nn.Module):
         return self.mix(gated + F.one_hot(place.long(), WIDTH), hidden)
 
 
-class Sampler(nn.Module):
-    """Replaces the labelled tokens by words drawn from the generator's distribution (Gumbel-max)."""
-
-    def __init__(self, parallel: ParallelContext) -> None:
-        super().__init__()
-        self.parallel = parallel
-
-    def forward(self, logits: Tensor, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Map logits [b, s, v], ids and labels [b, s] to the new ids, and 1 for each that differs."""
-        flat, parallel = logits.detach().flatten(0, 1), self.parallel
-        tokens, words = (torch.arange(size, device=ids.device) for size in flat.shape)
-        places = tokens[:, None] * VOCAB + words[None, :] + parallel.rank * flat.shape[1]
-        noise = keyed_uniform(places, parallel.dropout.key(0, flat))
-        drawn = first_largest(flat.float() - noise.log().neg().log(), parallel).view_as(ids)
-        new = torch.where(labels != IGNORE_LABEL, drawn, ids)
-        return new, (new != ids).long()
-
-
-class Score(nn.Module):
-    """One logit a position."""
-
-    def __init__(self, kernels: KernelSet) -> None:
-        super().__init__()
-        self.line = replicated_linear(WIDTH, 1, INIT, kernels)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.line(hidden).squeeze(-1)
-
-
 class Recurrent(nn.Module):
     """Reads a lane of text from left to right and goes on in the next step where it stopped."""
 
@@ -212,3 +127,57 @@ class Recurrent(nn.Module):
             state = torch.tanh(self.down(torch.tanh(self.up(x + state))))
             states.append(state)
         return hidden + torch.stack(states, 1), state
+
+
+# Lists of layers.
+
+
+def blocks(
+    factory: type[nn.Module], streams: tuple[str, ...], build: ModelBuild, fields: tuple[str, ...] = ()
+) -> list[LayerDescription]:
+    """Four blocks that read and write the streams and read the fields."""
+    kwargs = {"kernels": build.kernels, "parallel": build.parallel}
+    return [
+        LayerDescription(
+            f"block.{index}", factory, (*streams, *fields), streams, kwargs, block=True, recompute=build.recompute
+        )  # fmt: skip
+        for index in range(4)
+    ]
+
+
+def half_used(section: ToySection, build: ModelBuild) -> list[LayerDescription]:
+    """The first stage holds a tensor of a tie that only the last one uses."""
+    table = WordTable(VOCAB, WIDTH, INIT, build, layer=ScaledWords)
+    attends = [replace(block, reads=("hidden", "hidden")) for block in blocks(Attend, ("hidden",), build)]
+    return [table.look_up(), *attends, table.decode("hidden", "logits")]
+
+
+def two_streams(section: ToySection, build: ModelBuild) -> list[LayerDescription]:
+    """Two floating tensors leave each stage."""
+    table = WordTable(VOCAB, WIDTH, INIT, build)
+    exchanges = [
+        replace(block, kwargs={**block.kwargs, "label": block.name.removeprefix("block.")})
+        for block in blocks(Exchange, ("left", "right"), build)
+    ]
+    return [
+        table.look_up(into="left"), table.look_up("decoder_ids", "right"), *exchanges,
+        table.decode("left", "logits"), table.decode("right", "decoder_logits"),
+    ]  # fmt: skip
+
+
+def without_gradient(section: ToySection, build: ModelBuild) -> list[LayerDescription]:
+    """Tensors of several types without a gradient cross the stages."""
+    table, names = WordTable(VOCAB, WIDTH, INIT, build), ("share", "first", "large", "place")
+    facts = LayerDescription("facts", Facts, ("input_ids", "hidden"), names, no_gradient=frozenset(names))
+    return [table.look_up(), facts, *blocks(Gated, ("hidden",), build, names), table.decode("hidden", "logits")]
+
+
+def lanes(section: ToySection, build: ModelBuild) -> list[LayerDescription]:
+    """Each block goes on from what it wrote in the step before."""
+    table = WordTable(VOCAB, WIDTH, INIT, build)
+    states = [f"state.{index}" for index in range(4)]
+    recurrent = [
+        replace(block, reads=("hidden", state), writes=("hidden", state), carries=frozenset({state}))
+        for block, state in zip(blocks(Recurrent, ("hidden",), build), states, strict=True)
+    ]
+    return [table.look_up(), *recurrent, table.decode("hidden", "logits")]

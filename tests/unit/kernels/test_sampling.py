@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ctxlm_ds.kernels import sampling
 from ctxlm_ds.kernels.bias_gelu import why_compiled_cannot_run
-from ctxlm_ds.kernels.dropout import keyed_gumbel, keyed_uniform
+from ctxlm_ds.kernels.dropout import keyed_gumbel
 from ctxlm_ds.kernels.sampling import compiled_sampling, in_pieces, largest_with_noise
 
 KEY = torch.tensor(0x1234_5678_9ABC_DEF)
@@ -75,12 +75,3 @@ def test_noise_has_the_moments_of_the_gumbel_distribution() -> None:
     assert abs(beyond - wanted) < 4 * math.sqrt(wanted / count)
     # The largest numbers, which decide a maximum, have few equals.
     assert len(noise.topk(1000).values.unique()) > 995
-
-
-def test_uniform_numbers_are_inside_0_and_1() -> None:
-    largest = (torch.tensor((1 << 23) - 1).float() + 0.5) * 2.0**-23
-    smallest = torch.tensor(0.5) * 2.0**-23
-    assert float(smallest) > 0.0 and float(largest) < 1.0
-    numbers = keyed_uniform(torch.arange(1_000_000), KEY)
-    assert float(numbers.min()) > 0.0 and float(numbers.max()) < 1.0
-    assert abs(float(numbers.double().mean()) - 0.5) < 4 / math.sqrt(12 * 1_000_000)
