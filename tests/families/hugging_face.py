@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ctxlm_ds.export.base import FamilyExport, Fields, export_of
+from ctxlm_ds.export.base import FamilyExport, Fields, Tensors, export_of
 from ctxlm_ds.export.hf_config import to_hf_config
 from ctxlm_ds.export.key_maps import KeyMap, Row
 from ctxlm_ds.export.safetensors_files import write_model
@@ -30,21 +30,6 @@ from tests.families.runs import LEARNING_RATE, Run
 
 PARITY_STEPS = 20
 NOISE = 0.1
-
-
-class Weights(NamedTuple):
-    """Parameters by name as the export reads them."""
-
-    values: Mapping[str, Tensor]
-
-    def names(self) -> list[str]:
-        return list(self.values)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.values[name].shape)
-
-    def read_full(self, name: str) -> Tensor:
-        return self.values[name]
 
 
 class Part(NamedTuple):
@@ -135,7 +120,7 @@ def make_pair(config: RunConfig, folder: Path, seed: int, noise: float, least_di
 
     ours, export = noisy(config, seed, noise, least_dims), export_of(config.model.family)
     tokenizer = load_tokenizer(config.tokenizer.path)
-    weights = Weights({name: parameter.detach() for name, parameter in ours.named_parameters()})
+    weights = Tensors({name: parameter.detach() for name, parameter in ours.named_parameters()})
     outputs = build_objective(config.objective).outputs
     parts = []
     for part in export.models():

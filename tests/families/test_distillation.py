@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
-from ctxlm_ds.export.base import export_of
+from ctxlm_ds.export.base import Tensors, export_of
 from ctxlm_ds.export.hf_config import to_hf_config
 from ctxlm_ds.export.safetensors_files import write_model
 from ctxlm_ds.export.teacher import teacher_values
@@ -28,7 +28,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.training.engine.losses import TermLosses
 from tests.families import runs
-from tests.families.hugging_face import Weights, whole_batch
+from tests.families.hugging_face import whole_batch
 from tests.families.runs import STEPS, Layout, Run
 from tests.families.test_contract import Results
 
@@ -69,7 +69,7 @@ def written_student(config: RunConfig, model: LayerSequence, folder: Path) -> to
     own = {name: value.detach() for name, value in model.named_parameters() if not name.startswith("teacher.")}
     key_map = export.key_map(config.model, ("predicted_logits",), tokenizer.pad_id)
     folder.mkdir()
-    write_model(folder, key_map, Weights(own))
+    write_model(folder, key_map, Tensors(own))
     to_hf_config(export, config.model, key_map.hf_class, tokenizer, "fp32").to_json_file(folder / "config.json")
     return transformers.DistilBertForMaskedLM.from_pretrained(folder).double().eval()
 

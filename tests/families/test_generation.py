@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,13 +75,18 @@ def with_noise(run: Run, temperature: float = 0.0) -> tuple[Engine, RunConfig]:
     return engine, config.model_copy(update={"evaluation": config.evaluation.model_copy(update=update)})
 
 
+def writer_of(kind: type[Any], given: list[Any], config: RunConfig) -> Any:
+    """What writes texts for these rows in the engine's evaluation."""
+    tokenizer = load_tokenizer(config.tokenizer.path)
+    objective = build_objective(config.objective, tokenizer)
+    return kind(given, config.data, config.training, config.evaluation, objective, tokenizer)
+
+
 def ours(rank: int, world_size: int, run: Run, count: int, temperature: float = 0.0) -> list[list[int]]:
     """Case: the tokens after each prompt."""
     engine, config = with_noise(run, temperature)
-    tokenizer, given = load_tokenizer(config.tokenizer.path), prompts(run, count)
-    writer = Continuations(
-        given, config.data, config.training, config.evaluation, build_objective(config.objective, tokenizer), tokenizer
-    )
+    given = prompts(run, count)
+    writer = writer_of(Continuations, given, config)
     choice = TokenChoice("logits", temperature, engine.parallel)
     groups = range(0, count, MICRO_ROWS)
     return [row for i in groups for row in writer.tokens(engine, choice, given[i : i + MICRO_ROWS], 0, i)]
@@ -134,9 +140,7 @@ def our_targets(rank: int, world_size: int, run: Run, count: int) -> list[list[i
     start = export_of(config.model.family).start_id(tokenizer)
     rows = zip(fields["input_ids"].tolist(), lengths, strict=True)
     given = [Given(ids[:length], [start], []) for ids, length in rows]
-    writer = WrittenTargets(
-        given, config.data, config.training, config.evaluation, build_objective(config.objective, tokenizer), tokenizer
-    )
+    writer = writer_of(WrittenTargets, given, config)
     choice, groups = TokenChoice("decoder_logits", 0.0, engine.parallel), range(0, count, MICRO_ROWS)
     return [row for i in groups for row in writer.targets(engine, choice, given[i : i + MICRO_ROWS], 0, i)]
 
@@ -144,15 +148,7 @@ def our_targets(rank: int, world_size: int, run: Run, count: int) -> list[list[i
 def our_masks(rank: int, world_size: int, run: Run, count: int) -> list[tuple[str, str]]:
     """Case: the first tokens of held-out texts with the masks that the writer puts there, and what it fills in."""
     engine, config = with_noise(run)
-    tokenizer = load_tokenizer(config.tokenizer.path)
-    return FilledMasks(
-        prompts(run, count),
-        config.data,
-        config.training,
-        config.evaluation,
-        build_objective(config.objective, tokenizer),
-        tokenizer,
-    ).write(engine, 0)
+    return writer_of(FilledMasks, prompts(run, count), config).write(engine, 0)
 
 
 def their_masks(rank: int, world_size: int, run: Run, folder: Path, count: int) -> list[str]:

@@ -53,6 +53,13 @@ def read(folder: Path) -> dict[str, Any]:
         return torch.load(path, weights_only=True)
 
 
+def write(folder: Path, content: dict[str, Any], name: str = "mp_rank_00", **more: Any) -> Path:
+    """Write the file of a rank; returns the checkpoint's folder."""
+    (folder / name).mkdir(parents=True, exist_ok=True)
+    torch.save(content, folder / name / "model_optim_rng.pt", **more)
+    return folder
+
+
 def difference(folder: Path, output: Path, kind: str) -> tuple[float, float]:
     """Largest differences of the converted model's logits: of words, of pairs."""
     expected = torch.load(folder / "reference.pt", weights_only=True)
@@ -123,10 +130,9 @@ def test_ranks_and_stages_are_joined(kind: str, reference: Path, tokenizers: dic
     content = read(reference / kind)
     for stage, state in enumerate(stages(content["model"], kind)):
         for rank in range(2):
-            place = tmp_path / "run" / "iter_0000012" / f"mp_rank_{rank:02d}_{stage:03d}"
-            place.mkdir(parents=True)
-            torch.save(content | {"model": split(state, rank, 2)}, place / "model_optim_rng.pt")
-    from_megatron(tmp_path / "run" / "iter_0000012", tokenizers[kind], tmp_path / "hf")
+            part = content | {"model": split(state, rank, 2)}
+            write(tmp_path / "iter_0000012", part, f"mp_rank_{rank:02d}_{stage:03d}")
+    from_megatron(tmp_path / "iter_0000012", tokenizers[kind], tmp_path / "hf")
     assert max(difference(reference / kind, tmp_path / "hf", kind)) < 1e-5
 
 
@@ -171,10 +177,8 @@ def test_names_and_orders_of_older_versions(
         del content["checkpoint_version"]
     else:
         content["checkpoint_version"] = version
-    place = tmp_path / "run" / "release" / "mp_rank_00"
-    place.mkdir(parents=True)
+    write(tmp_path / "run" / "release", content, _use_new_zipfile_serialization=version is not None)
     (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("release\n")
-    torch.save(content, place / "model_optim_rng.pt", _use_new_zipfile_serialization=version is not None)
     from_megatron(tmp_path / "run", tokenizers[kind], tmp_path / "hf")
     assert max(difference(reference / kind, tmp_path / "hf", kind)) < 1e-5
 
@@ -233,23 +237,19 @@ def test_what_no_plain_class_computes_is_refused(
 ) -> None:
     content = read(reference / "gpt")
     content["args"] = Namespace(**vars(content["args"]) | change)
-    place = tmp_path / "run" / "mp_rank_00"
-    place.mkdir(parents=True)
-    torch.save(content, place / "model_optim_rng.pt")
+    run = write(tmp_path / "run", content)
     with pytest.raises(ExportError, match=re.escape(words)):
-        from_megatron(tmp_path / "run", tokenizers["gpt"], tmp_path / "hf")
+        from_megatron(run, tokenizers["gpt"], tmp_path / "hf")
     assert not (tmp_path / "hf").exists()
 
 
 def test_mismatches_are_named(reference: Path, tokenizers: dict[str, Path], tmp_path: Path) -> None:
     content = read(reference / "gpt")
-    place = tmp_path / "run" / "mp_rank_00"
-    place.mkdir(parents=True)
 
     def refused(model: dict[str, Tensor], words: str) -> None:
-        torch.save(content | {"model": model}, place / "model_optim_rng.pt")
+        run = write(tmp_path / "run", content | {"model": model})
         with pytest.raises(ExportError, match=re.escape(words)):
-            from_megatron(tmp_path / "run", tokenizers["gpt"], tmp_path / "hf")
+            from_megatron(run, tokenizers["gpt"], tmp_path / "hf")
 
     model = content["model"]
     refused(model | {"adapter.weight": torch.zeros(2)}, "the tensor adapter.weight is not part of Megatron-LM's BERT")
@@ -267,8 +267,5 @@ def test_without_a_choice_of_gelu_it_is_the_tanh_form(
     content = read(reference / "gpt_fused")
     for name in ("bias_gelu_fusion", "openai_gelu"):
         delattr(content["args"], name)
-    place = tmp_path / "run" / "mp_rank_00"
-    place.mkdir(parents=True)
-    torch.save(content, place / "model_optim_rng.pt")
-    from_megatron(tmp_path / "run", tokenizers["gpt"], tmp_path / "hf")
+    from_megatron(write(tmp_path / "run", content), tokenizers["gpt"], tmp_path / "hf")
     assert difference(reference / "gpt_fused", tmp_path / "hf", "gpt")[0] < 1e-5

@@ -10,18 +10,14 @@ import torch
 
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.foreign.megatron_checkpoint import read_megatron
+from tests.unit.export.foreign.test_megatron_checkpoint import write
 
 CONTENT = {"args": Namespace(num_attention_heads=4), "checkpoint_version": 3.0, "model": {"a": {"b": torch.ones(2)}}}
 
 
-def write(folder: Path, name: str, content: dict | None = None) -> None:
-    (folder / name).mkdir(parents=True)
-    torch.save(CONTENT if content is None else content, folder / name / "model_optim_rng.pt")
-
-
 def test_the_newest_checkpoint_of_a_run_is_read(tmp_path: Path) -> None:
-    write(tmp_path / "iter_0000001", "mp_rank_00")
-    write(tmp_path / "iter_0000020", "mp_rank_00")
+    write(tmp_path / "iter_0000001", CONTENT, "mp_rank_00")
+    write(tmp_path / "iter_0000020", CONTENT, "mp_rank_00")
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("20")
     found = read_megatron(tmp_path)
     assert found.folder == tmp_path / "iter_0000020" and found.version == 3.0
@@ -31,7 +27,7 @@ def test_the_newest_checkpoint_of_a_run_is_read(tmp_path: Path) -> None:
 def test_virtual_stages_are_in_the_order_of_the_layers(tmp_path: Path) -> None:
     for stage in range(2):
         chunks = {f"model{chunk}": {f"chunk{chunk}stage{stage}": torch.ones(1)} for chunk in range(2)}
-        write(tmp_path, f"mp_rank_00_{stage:03d}", {"args": CONTENT["args"], **chunks})
+        write(tmp_path, {"args": CONTENT["args"], **chunks}, f"mp_rank_00_{stage:03d}")
     names = [next(iter(ranks[0])) for ranks in read_megatron(tmp_path).stages]
     assert names == ["chunk0stage0", "chunk0stage1", "chunk1stage0", "chunk1stage1"]
 
@@ -39,7 +35,7 @@ def test_virtual_stages_are_in_the_order_of_the_layers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../elsewhere", "/etc", ".."])
 def test_a_tracker_cannot_leave_the_folder(name: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    write(tmp_path, "elsewhere/mp_rank_00")
+    write(tmp_path, CONTENT, "elsewhere/mp_rank_00")
     run.mkdir()
     (run / "latest").write_text(name)
     with pytest.raises(ExportError, match="which is no folder there"):
@@ -52,23 +48,23 @@ def test_incomplete_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="no mp_rank_"):
         read_megatron(tmp_path)
     for name in ("mp_rank_00_000", "mp_rank_01_000", "mp_rank_00_001"):
-        write(tmp_path / "run", name)
+        write(tmp_path / "run", CONTENT, name)
     with pytest.raises(ExportError, match="rank 1 of stage 1 is missing"):
         read_megatron(tmp_path / "run")
     (tmp_path / "run" / "mp_rank_01_000" / "model_optim_rng.pt").unlink()
     with pytest.raises(ExportError, match=r"mp_rank_01_000 has neither model_optim_rng\.pt nor"):
         read_megatron(tmp_path / "run")
-    write(tmp_path / "bare", "mp_rank_00", {"model": {"a": torch.ones(1)}})
+    write(tmp_path / "bare", {"model": {"a": torch.ones(1)}}, "mp_rank_00")
     with pytest.raises(ExportError, match="no arguments of the run"):
         read_megatron(tmp_path / "bare")
-    write(tmp_path / "empty", "mp_rank_00", {"args": CONTENT["args"]})
+    write(tmp_path / "empty", {"args": CONTENT["args"]}, "mp_rank_00")
     with pytest.raises(ExportError, match="hold no model"):
         read_megatron(tmp_path / "empty")
-    write(tmp_path / "half", "mp_rank_00")
-    write(tmp_path / "half", "mp_rank_01", {"args": CONTENT["args"]})
+    write(tmp_path / "half", CONTENT, "mp_rank_00")
+    write(tmp_path / "half", {"args": CONTENT["args"]}, "mp_rank_01")
     with pytest.raises(ExportError, match="the file of a rank holds no model"):
         read_megatron(tmp_path / "half")
-    write(tmp_path / "version", "mp_rank_00", CONTENT | {"checkpoint_version": "three"})
+    write(tmp_path / "version", CONTENT | {"checkpoint_version": "three"}, "mp_rank_00")
     with pytest.raises(ExportError, match="checkpoint_version is 'three', not a number"):
         read_megatron(tmp_path / "version")
     (tmp_path / "dist").mkdir()
