@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
-from ctxlm_ds.families.base import Family, TransformerSection, inner_dropout_problems, tiny_transformer
+from ctxlm_ds.families.base import (
+    Family,
+    TransformerSection,
+    dropout_problems,
+    inner_dropout_problems,
+    tiny_transformer,
+)
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import PositiveFraction, Probability, SmallInt, Width
 
@@ -43,8 +50,7 @@ class BartSection(TransformerSection):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
-        if self.activation_dropout >= 1.0:
-            yield Problem("model.activation_dropout", "1 drops everything; expected below 1 (0.1 as published)")
+        yield from dropout_problems(self, "activation_dropout")
 
     def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
         yield from inner_dropout_problems(self, size, "activation_dropout")
@@ -96,15 +102,12 @@ class MBartSection(BartSection):
     """Word vectors are multiplied by the root of hidden_size before positions are added, as published."""
 
 
-MBART = Family(
+MBART = replace(
+    BART,
     name="mbart",
     title="mBART (Liu 2020)",
     section=MBartSection,
-    layers="ctxlm_ds.families.bart.layers:bart_layers",
     export="ctxlm_ds.families.bart.export:MBART_EXPORT",
-    outputs=frozenset({"decoder_logits"}),
-    objective="text_infilling",
-    sample_format="doc_sentences",
     tokenizer="unigram",
     tiny=lambda: tiny_bart("mbart", mask_ratio=0.35, sentence_end=None),
     vocab_size=250_027,

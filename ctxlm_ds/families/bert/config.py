@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar
 
 from ctxlm_ds.families.base import EncoderSection, Family, tiny_transformer
@@ -64,18 +65,13 @@ class MegatronBertSection(BertSection):
             )
 
 
-MEGATRON_BERT = Family(
+MEGATRON_BERT = replace(
+    BERT,
     name="megatron_bert",
     title="Megatron-LM's BERT (Shoeybi 2019)",
     section=MegatronBertSection,
-    layers="ctxlm_ds.models.parts.encoder:encoder_layers",
     export="ctxlm_ds.families.bert.export:MEGATRON_BERT_EXPORT",
-    outputs=frozenset({"predicted_logits", "sentence_logits", "boundary_logits"}),
-    objective="masked_lm_nsp",
-    sample_format="segment_pair",
-    tokenizer="wordpiece",
     tiny=lambda: tiny_transformer("megatron_bert", "masked_lm_nsp", "segment_pair", layer_norm_eps=1e-5),
-    vocab_size=30_522,
 )
 
 
@@ -109,16 +105,14 @@ def _tiny_unilm() -> dict[str, dict[str, object]]:
     return tiny | {"data": tiny["data"] | {"random_next_prob": 0.0}, "objective": tiny["objective"] | shares}
 
 
-UNILM = Family(
+UNILM = replace(
+    BERT,
     name="unilm",
     title="UniLM (Dong 2019)",
     section=UnilmSection,
-    layers="ctxlm_ds.models.parts.encoder:encoder_layers",
     export="ctxlm_ds.families.bert.export:UNILM_EXPORT",
     outputs=frozenset({"ranked_logits", "sentence_logits"}),
     objective="unified_lm",
-    sample_format="segment_pair",
-    tokenizer="wordpiece",
     tiny=_tiny_unilm,
     vocab_size=28_996,
 )
@@ -137,7 +131,8 @@ class TinyBertSection(BertSection):
     """Classes of the task that a fine-tuned teacher was trained for."""
 
 
-TINYBERT = Family(
+TINYBERT = replace(
+    BERT,
     name="tinybert",
     title="TinyBERT (Jiao 2020)",
     section=TinyBertSection,
@@ -145,8 +140,5 @@ TINYBERT = Family(
     export="ctxlm_ds.families.bert.export:TINYBERT_EXPORT",
     outputs=frozenset({"predicted_logits", LAST_HIDDEN, PROJECTED, CLASSES}),
     objective="tinybert",
-    sample_format="segment_pair",
-    tokenizer="wordpiece",
     tiny=lambda: tiny_transformer("tinybert", "masked_lm", "segment_pair", fit_size=32),
-    vocab_size=BERT.vocab_size,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
-from ctxlm_ds.families.base import Family
+from ctxlm_ds.families.base import Family, dropout_problems
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import ModelSection, PositiveFloat, PositiveInt, Probability, SmallInt, Width
 
@@ -76,8 +76,7 @@ class ElmoSection(ModelSection):
         return characters if self.inputs == "words" else ()
 
     def problems(self) -> Iterator[Problem]:
-        if self.dropout >= 1.0:
-            yield Problem("model.dropout", "1 drops everything; expected below 1 (0.1 as published)")
+        yield from dropout_problems(self, "dropout")
         if self.num_sampled is not None and self.num_sampled > (self.vocab_size or self.num_sampled):
             text = f"{self.num_sampled} different words of a vocabulary of {self.vocab_size}; lower it, or set null"
             yield Problem("model.num_sampled", text, ("model.vocab_size",))

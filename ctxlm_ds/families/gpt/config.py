@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ctxlm_ds.families.base import Family, TransformerSection, tiny_transformer
@@ -47,15 +48,13 @@ GPT1 = Family(
     tiny=lambda: _tiny("gpt1"),
     vocab_size=40_478,
 )
-GPT2 = Family(
+GPT2 = replace(
+    GPT1,
     name="gpt2",
     title="GPT-2 (Radford 2019)",
     section=Gpt2Section,
     layers="ctxlm_ds.families.gpt.layers:gpt2_layers",
     export="ctxlm_ds.families.gpt.export:GPT2_EXPORT",
-    outputs=frozenset({"logits"}),
-    objective="causal_lm",
-    sample_format="blocks",
     tokenizer="gpt2",
     tiny=lambda: _tiny("gpt2"),
     vocab_size=50_257,

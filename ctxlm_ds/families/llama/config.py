@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ctxlm_ds.families.base import Family, TransformerSection, nearest_divisor, tiny_transformer
+from ctxlm_ds.families.base import Family, TransformerSection, nearest_divisor, rotary_problems, tiny_transformer
 from ctxlm_ds.recipe.choices import listed
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import PositiveFraction, Probability, SmallInt, Width
@@ -76,14 +76,7 @@ class LlamaSection(TransformerSection):
                 f"as many query heads; {nearest_divisor(heads, shared)} does",
                 ("model.num_attention_heads",),
             )
-        size, remainder = divmod(self.hidden_size, heads)
-        if size % 2 and not remainder:
-            yield Problem(
-                "model.num_attention_heads",
-                f"{heads} makes heads of {size} elements, but rotary positions turn pairs of them; choose another "
-                "number of heads, so that hidden_size / num_attention_heads is even",
-                ("model.hidden_size",),
-            )
+        yield from rotary_problems(self)
         if self.rotary_scaling == "llama3" and self.rotary_low_turns >= self.rotary_high_turns:
             yield Problem(
                 "model.rotary_low_turns",

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ctxlm_ds.families.base import Family, TransformerSection, tiny_transformer
+from ctxlm_ds.families.base import Family, TransformerSection, rotary_problems, tiny_transformer
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import PositiveFraction, Probability, SmallInt, Width
 
@@ -63,14 +63,7 @@ class ModernBertSection(TransformerSection):
                 f"{self.local_attention} is odd, but half of the window is on each side; set it to "
                 f"{self.local_attention + 1}",
             )
-        size, remainder = divmod(self.hidden_size, self.num_attention_heads)
-        if size % 2 and not remainder:
-            yield Problem(
-                "model.num_attention_heads",
-                f"{self.num_attention_heads} makes heads of {size} elements, but rotary positions turn pairs of them; "
-                "choose another number of heads, so that hidden_size / num_attention_heads is even",
-                ("model.hidden_size",),
-            )
+        yield from rotary_problems(self)
 
 
 def _tiny() -> dict[str, Any]:

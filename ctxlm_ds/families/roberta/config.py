@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from ctxlm_ds.families.base import EncoderSection, Family, tiny_transformer
@@ -38,15 +39,12 @@ class XlmRobertaSection(RobertaSection):
     family: str = "xlm_roberta"
 
 
-XLM_ROBERTA = Family(
+XLM_ROBERTA = replace(
+    ROBERTA,
     name="xlm_roberta",
     title="XLM-R (Conneau 2020)",
     section=XlmRobertaSection,
-    layers="ctxlm_ds.models.parts.encoder:encoder_layers",
     export="ctxlm_ds.families.roberta.export:XLM_ROBERTA_EXPORT",
-    outputs=frozenset({"predicted_logits", "boundary_logits"}),
-    objective="masked_lm",
-    sample_format="full_sentences",
     tokenizer="unigram",
     tiny=lambda: tiny_transformer("xlm_roberta", "masked_lm", "full_sentences", layer_norm_eps=1e-5),
     vocab_size=250_002,

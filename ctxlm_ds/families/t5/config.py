@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
-from ctxlm_ds.families.base import Family, inner_dropout_problems
+from ctxlm_ds.families.base import Family, dropout_problems, inner_dropout_problems
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import ModelSection, PositiveFloat, PositiveFraction, Probability, SmallInt, Width
 
@@ -64,9 +64,7 @@ class T5Section(ModelSection):
         return self.hidden_dropout > 0.0 or self.attention_dropout > 0.0
 
     def problems(self) -> Iterator[Problem]:
-        for name in ("hidden_dropout", "attention_dropout"):
-            if getattr(self, name) >= 1.0:
-                yield Problem(f"model.{name}", "1 drops everything; expected below 1 (0.1 as published)")
+        yield from dropout_problems(self)
         least = 4
         if self.relative_buckets < least or self.relative_buckets % least:
             text = (
