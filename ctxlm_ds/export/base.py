@@ -94,6 +94,10 @@ class FamilyExport(ABC):
     """Their settings that our model does not have: an export of imported weights has the source's values."""
     proof_arguments: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Arguments with which the proof of a conversion makes a class, to leave out parts that a model lacks."""
+    fixed_norm_eps: ClassVar[float | None] = None
+    """Epsilon of every LayerNorm if no setting of the class changes it."""
+    exact_gelu: ClassVar[bool] = False
+    """The class's head always computes the exact gelu."""
     next_token_output: ClassVar[str | None] = None
     """The output [b, s, v] with the next token's logits at every position, if transformers' class can generate()."""
 
@@ -130,6 +134,17 @@ class FamilyExport(ABC):
 
     def check(self, model: Any, outputs: Sequence[str]) -> None:
         """Raise ExportError if no class of transformers computes this model."""
+        classes = " and ".join(self.hf_classes.values())
+        if self.fixed_norm_eps not in (None, getattr(model, "layer_norm_eps", None)):
+            raise ExportError(
+                f"model.layer_norm_eps is {model.layer_norm_eps:g}: {classes} always computes {self.fixed_norm_eps:g}; "
+                "train with that to export"
+            )
+        if self.exact_gelu and model.hidden_activation != "gelu":
+            raise ExportError(
+                f"model.hidden_activation is {model.hidden_activation}: {classes}'s head always computes the exact "
+                "gelu; train with model.hidden_activation: gelu to export"
+            )
         if frozenset(outputs) not in self.hf_classes:
             raise ExportError(
                 f"model.family {model.family} with {', '.join(outputs)}: no class of transformers computes these; "
@@ -244,6 +259,15 @@ class EncoderDecoderExport(FamilyExport):
     def their_labels(self, fields: Fields) -> Fields:
         """Return the labels, from which transformers also makes the decoder's inputs."""
         return {"labels": fields["decoder_labels"]}
+
+    def write_card(self, kind: str, text: str) -> CardText:
+        """Describe a model that writes; `text` is Python for what it reads."""
+        usage = (
+            f'inputs = tokenizer({text}, return_tensors="pt")\n'
+            "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))\n"
+        )
+        heads = "Its decoder writes the target of the text that its encoder reads."
+        return CardText(kind, heads, None, "text2text-generation", usage, "sequence-to-sequence")
 
 
 def export_of(family: str) -> FamilyExport:

@@ -9,14 +9,12 @@ from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import CardText, Fields, TokenIds, at_positions
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
 from ctxlm_ds.families.albert.config import AlbertSection
-from ctxlm_ds.families.bert.export import MASKED_LM, WITH_SENTENCES, BertExport, fill_mask_card
+from ctxlm_ds.families.bert.export import MASKED_LM, WITH_SENTENCES, BertExport, fill_mask_card, table_rows
 
 LAYERS = "albert.encoder.albert_layer_groups"
 TABLES = "albert.embeddings"
 ROWS = (
-    Row("word_embeddings.weight", (f"{TABLES}.word_embeddings.weight",)),
-    Row("embeddings.position_embeddings.weight", (f"{TABLES}.position_embeddings.weight",)),
-    Row("embeddings.token_type_embeddings.weight", (f"{TABLES}.token_type_embeddings.weight",)),
+    *table_rows("albert"),
     Row("embeddings.layer_norm.{p}", (f"{TABLES}.LayerNorm.{{p}}",)),
     Row("embedding_projection.{p}", ("albert.encoder.embedding_hidden_mapping_in.{p}",)),
     Row("heads.mlm_transform.{p}", ("predictions.dense.{p}",)),

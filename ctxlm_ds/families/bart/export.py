@@ -15,8 +15,6 @@ PREFIX = "model."
 WORDS = f"{PREFIX}shared.weight"
 LOGITS_BIAS = r"(model\.)?final_logits_bias"
 UNUSED = (r"model\.(encoder|decoder)\.version",)
-LAYER_NORM_EPS = 1e-5
-"""Epsilon of every LayerNorm in transformers' classes, which no setting changes."""
 
 
 def _stack_rows(stack: str, embeddings: str) -> tuple[Row, ...]:
@@ -81,22 +79,9 @@ class BartExport(EncoderDecoderExport):
         "decoder_start_token_id",
         "forced_eos_token_id",
     )
+    fixed_norm_eps = 1e-5
     next_token_output = "decoder_logits"
     title: ClassVar[str] = "BART"
-
-    @property
-    def _class(self) -> str:
-        """The class of transformers."""
-        (name,) = self.hf_classes.values()
-        return name
-
-    def check(self, model: BartSection, outputs: Sequence[str]) -> None:
-        if model.layer_norm_eps != LAYER_NORM_EPS:
-            raise ExportError(
-                f"model.layer_norm_eps is {model.layer_norm_eps:g}: {self._class} always computes {LAYER_NORM_EPS:g}; "
-                "train with that to export"
-            )
-        super().check(model, outputs)
 
     def key_map(self, model: BartSection, outputs: Sequence[str], pad_id: int) -> KeyMap:
         self.check(model, outputs)
@@ -106,7 +91,8 @@ class BartExport(EncoderDecoderExport):
             *expand((*_stack_rows("decoder", "decoder_embeddings"), *CROSS_ROWS), model.num_decoder_layers),
             *(expand(FINAL_ROWS, 0) if model.pre_layer_norm else ()),
         )
-        return KeyMap(self._class, rows, TIED, UNUSED, optional_prefix=PREFIX, zero=(LOGITS_BIAS,))
+        (hf_class,) = self.hf_classes.values()
+        return KeyMap(hf_class, rows, TIED, UNUSED, optional_prefix=PREFIX, zero=(LOGITS_BIAS,))
 
     def start_id(self, ids: TokenIds) -> int:
         return ids.sep_id
@@ -130,20 +116,14 @@ class BartExport(EncoderDecoderExport):
                     f"{folder}/config.json: decoder_{setting} {decoder} is not encoder_{setting} {encoder}; only "
                     "models whose stacks have the same can be imported"
                 )
-        return super().our_settings(config, folder) | {"layer_norm_eps": LAYER_NORM_EPS}
+        return super().our_settings(config, folder) | {"layer_norm_eps": self.fixed_norm_eps}
 
     def pad_id(self, config: Any) -> int:
         return 1 if config.pad_token_id is None else config.pad_token_id
 
     def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
-        usage = (
-            f'inputs = tokenizer("The capital of {mask_token or "the country"} is", return_tensors="pt")\n'
-            "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))\n"
-        )
-        return CardText(
-            f"{self.title} encoder-decoder", "Its decoder writes the target of the text that its encoder reads.", None,
-            "text2text-generation", usage, "sequence-to-sequence",
-        )  # fmt: skip
+        text = f'"The capital of {mask_token or "the country"} is"'
+        return self.write_card(f"{self.title} encoder-decoder", text)
 
 
 EXPORT = BartExport()

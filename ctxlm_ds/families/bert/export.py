@@ -51,18 +51,22 @@ def layer_rows(prefix: str, blocks: str = "encoder", norms: tuple[str, str] = BE
     )  # fmt: skip
 
 
-TABLE_ROWS = (
-    Row("word_embeddings.weight", ("bert.embeddings.word_embeddings.weight",)),
-    Row("embeddings.position_embeddings.weight", ("bert.embeddings.position_embeddings.weight",)),
-    Row("embeddings.token_type_embeddings.weight", ("bert.embeddings.token_type_embeddings.weight",)),
-)
+def table_rows(prefix: str) -> tuple[Row, ...]:
+    """List the rows of the tables of words, positions and token types."""
+    return (
+        Row("word_embeddings.weight", (f"{prefix}.embeddings.word_embeddings.weight",)),
+        Row("embeddings.position_embeddings.weight", (f"{prefix}.embeddings.position_embeddings.weight",)),
+        Row("embeddings.token_type_embeddings.weight", (f"{prefix}.embeddings.token_type_embeddings.weight",)),
+    )
+
+
 HEAD_ROWS = (
     Row("heads.mlm_transform.{p}", ("cls.predictions.transform.dense.{p}",)),
     Row("heads.mlm_layer_norm.{p}", ("cls.predictions.transform.LayerNorm.{p}",)),
     Row("mlm_bias.bias", ("cls.predictions.bias",)),
 )
 ROWS = (
-    *TABLE_ROWS,
+    *table_rows("bert"),
     Row("embeddings.layer_norm.{p}", ("bert.embeddings.LayerNorm.{p}",)),
     *layer_rows("bert"),
     *HEAD_ROWS,
@@ -213,7 +217,7 @@ class MegatronBertExport(BertExport):
     hf_classes = {WITH_SENTENCES: "MegatronBertForPreTraining", MASKED_LM: "MegatronBertForMaskedLM"}
     pre_layer_norm = True
     rows = (
-        *TABLE_ROWS,
+        *table_rows("bert"),
         *layer_rows("bert", norms=("attention.ln", "ln")),
         Row("final_layer_norm.{p}", ("bert.encoder.ln.{p}",)),
         *HEAD_ROWS,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import CardText
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
 from ctxlm_ds.families.bert.export import MASKED_LM, EncoderExport, fill_mask_card
@@ -13,8 +11,6 @@ from ctxlm_ds.families.distilbert.config import DistilbertSection
 
 LAYER = "distilbert.transformer.layer.{i}"
 TABLES = "distilbert.embeddings"
-LAYER_NORM_EPS = 1e-12
-"""Of every LayerNorm of the class, whose config has no such setting."""
 ROWS = (
     Row("word_embeddings.weight", (f"{TABLES}.word_embeddings.weight",)),
     Row("embeddings.position_embeddings.weight", (f"{TABLES}.position_embeddings.weight",)),
@@ -54,14 +50,7 @@ class DistilbertExport(EncoderExport):
     }
     activation_key = "activation"
     plain_settings = {"tie_word_embeddings": True}
-
-    def check(self, model: Any, outputs: Sequence[str]) -> None:
-        if model.layer_norm_eps != LAYER_NORM_EPS:
-            raise ExportError(
-                f"model.layer_norm_eps is {model.layer_norm_eps:g}: DistilBertForMaskedLM always computes with "
-                f"{LAYER_NORM_EPS:g}; train with that to export"
-            )
-        super().check(model, outputs)
+    fixed_norm_eps = 1e-12
 
     def key_map(self, model: DistilbertSection, outputs: Sequence[str], pad_id: int) -> KeyMap:
         self.check(model, outputs)

@@ -6,19 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
-from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import CardText, FamilyExport, Fields
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
-from ctxlm_ds.families.bert.export import EncoderExport, fill_mask_card, layer_rows
+from ctxlm_ds.families.bert.export import EncoderExport, fill_mask_card, layer_rows, table_rows
 from ctxlm_ds.families.electra.config import GENERATOR, ElectraSection
 
 TABLES = "electra.embeddings"
-TABLE_ROWS = (
-    Row("word_embeddings.weight", (f"{TABLES}.word_embeddings.weight",)),
-    Row("embeddings.position_embeddings.weight", (f"{TABLES}.position_embeddings.weight",)),
-    Row("embeddings.token_type_embeddings.weight", (f"{TABLES}.token_type_embeddings.weight",)),
-    Row("embeddings.layer_norm.{p}", (f"{TABLES}.LayerNorm.{{p}}",)),
-)
+TABLE_ROWS = (*table_rows("electra"), Row("embeddings.layer_norm.{p}", (f"{TABLES}.LayerNorm.{{p}}",)))
 PROJECTION = "electra.embeddings_project.{p}"
 BUFFERS = (r"electra\.embeddings\.(position_ids|token_type_ids)",)
 
@@ -127,14 +121,7 @@ class GeneratorExport(ElectraExport):
     )
     tied = {"generator_lm_head.weight": f"{TABLES}.word_embeddings.weight"}
     prefix = GENERATOR
-
-    def check(self, model: ElectraSection, outputs: Sequence[str]) -> None:
-        if model.hidden_activation != "gelu":
-            raise ExportError(
-                f"model.hidden_activation is {model.hidden_activation}: ElectraForMaskedLM's head always computes the "
-                "exact gelu; train with model.hidden_activation: gelu to export"
-            )
-        super().check(model, outputs)
+    exact_gelu = True
 
     def their_outputs(self, result: Any, fields: Fields) -> Fields:
         """Return the predicted positions' logits [b, p, v]."""

@@ -41,17 +41,9 @@ class ModernBertExport(EncoderExport):
     hf_classes = {MASKED_LM: "ModernBertForMaskedLM"}
     extra_outputs = frozenset()
     settings = {
-        "vocab_size": "vocab_size",
-        "hidden_size": "hidden_size",
-        "num_layers": "num_hidden_layers",
-        "num_attention_heads": "num_attention_heads",
-        "intermediate_size": "intermediate_size",
-        "max_position_embeddings": "max_position_embeddings",
-        "layer_norm_eps": "norm_eps",
-        "attention_dropout": "attention_dropout",
-        "initializer_range": "initializer_range",
-        "local_attention": "local_attention",
-    }
+        **{ours: theirs for ours, theirs in EncoderExport.settings.items() if ours != "hidden_dropout"},
+        "layer_norm_eps": "norm_eps", "attention_dropout": "attention_dropout", "local_attention": "local_attention",
+    }  # fmt: skip
     activation_key = "hidden_activation"
     plain_settings = {
         "attention_bias": False,

@@ -74,6 +74,7 @@ class RobertaExport(EncoderExport):
     model_type = "roberta"
     config_class = "RobertaConfig"
     hf_classes = {MASKED_LM: "RobertaForMaskedLM"}
+    exact_gelu = True
     title: ClassVar[str] = "RoBERTa"
 
     @property
@@ -86,11 +87,6 @@ class RobertaExport(EncoderExport):
             raise ExportError(
                 f"model.family is {model.family} with a next-sentence objective: {self._class} has no next-sentence "
                 "head; use objective masked_lm, or family bert"
-            )
-        if model.hidden_activation != "gelu":
-            raise ExportError(
-                f"model.hidden_activation is {model.hidden_activation}: {self._class}'s head always computes the "
-                "exact gelu; train with model.hidden_activation: gelu to export"
             )
         super().check(model, outputs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,15 +125,9 @@ class T5Export(EncoderDecoderExport):
         }
 
     def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
-        usage = (
-            'text = "The capital of"  # with sentinels or a mode token if the inputs of its objective have them\n'
-            'inputs = tokenizer(text, return_tensors="pt")\n'
-            "print(tokenizer.decode(model.generate(**inputs, max_new_tokens=20)[0]))\n"
-        )
-        return CardText(
-            "T5 encoder-decoder", "Its decoder writes the target of the text that its encoder reads.", None,
-            "text2text-generation", usage, "sequence-to-sequence",
-        )  # fmt: skip
+        text = 'text = "The capital of"  # with sentinels or a mode token if the inputs of its objective have them\n'
+        card = self.write_card("T5 encoder-decoder", "text")
+        return replace(card, usage=text + card.usage)
 
 
 EXPORT = T5Export()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.parts.embeddings import VocabularyBias, WordTable, input_embeddings
@@ -26,10 +26,10 @@ SENTENCE_CLASSES = 2
 class EncoderSection(TransformerShape, Protocol):
     """Settings of an encoder (families/base.py)."""
 
+    position_offset: ClassVar[int]
+    embedding_norm: ClassVar[bool]
+    ranked: ClassVar[bool]
     pre_layer_norm: bool
-    position_offset: int
-    embedding_norm: bool
-    ranked: bool
 
     @property
     def num_blocks(self) -> int: ...
