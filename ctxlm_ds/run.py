@@ -35,7 +35,7 @@ from ctxlm_ds.run_data import RunData, build_data, build_loaders, held_out_words
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import resolve
 from ctxlm_ds.tokenizers.report import log_unused_rows
-from ctxlm_ds.training.continuations import build_continuations
+from ctxlm_ds.training.continuations import Writing, build_continuations
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.model_setup import parallel_context
 from ctxlm_ds.training.engine.runtime import compile_setting, device_type, explain_out_of_memory
@@ -133,7 +133,9 @@ def build_trainer(
         stop_signal=stop_signal,
         state=state,
         tokens_per_word=topology.compute_on_rank_0(lambda: held_out_words(*sections, data)),
-        continuations=build_continuations(*sections, data.prompts, rows, data.objective, data.tokenizer, topology),
+        continuations=build_continuations(
+            Writing(*sections, data.objective, data.tokenizer), data.prompts, rows, topology
+        ),
     )
 
 

@@ -201,18 +201,10 @@ class ChunkWriter:
         values: torch.Tensor | LazyTensor,
         shard: Shard | None = None,
     ) -> None:
-        """List one chunk, which `write` writes; an empty one is left out.
+        """List one chunk that fits the parameter (CheckpointError), for `write` to write; an empty one is left out.
 
-        Args:
-            name: the parameter's full name.
-            kind: `weight`, `carried`, or a moment such as `exp_avg` and `exp_avg_sq`.
-            shape: of the full parameter.
-            start: offset of the chunk in the shard's flat local order (of a full parameter: row-major).
-            values: its elements, saved as fp32.
-            shard: what the chunk is a range of; None for the full parameter.
-
-        Raises:
-            CheckpointError: the chunk does not fit the parameter.
+        `start` is its offset in the flat local order of the shard (None: of the full parameter, row-major), `shape`
+        that of the full parameter, `kind` `weight`, `carried` or a moment; elements are saved as fp32.
         """
         where = f"{name} ({kind})"
         if not isinstance(values, LazyTensor):

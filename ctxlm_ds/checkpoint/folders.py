@@ -74,21 +74,13 @@ def find_newest_intact(
     present: Mapping[int, Path] | None = None,
     speaks: bool = True,
 ) -> IntactSearch:
-    """Verify checkpoints, newest first, until one is intact, and log a warning for each damaged one.
+    """Verify checkpoints, newest first, until one is intact; return it and the damaged ones after it, with warnings.
 
-    `latest` does not count: after a crash it may name an older checkpoint.
+    `latest` does not count: after a crash it may name an older checkpoint. `check` verifies one folder; `present` are
+    the folders by step, ascending (None: list the directory); `speaks` is False on ranks that check together with rank
+    0.
 
-    Args:
-        directory: of the checkpoints.
-        check: verifies one folder.
-        present: the folders by step, ascending; None lists the directory.
-        speaks: log; False on ranks that check together with rank 0.
-
-    Returns:
-        The newest intact checkpoint and the damaged ones after it.
-
-    Raises:
-        CheckpointError: there are checkpoints and all are damaged.
+    Raises CheckpointError if there are checkpoints and all are damaged.
     """
     folders = list_checkpoints(directory) if present is None else present
     damaged: dict[Path, str] = {}
@@ -144,15 +136,8 @@ def remove_leftovers(directory: Path) -> None:
 def to_rotate(steps: list[int], newest: int, keep_last: int, keep_every: int | None, damaged: set[int]) -> list[int]:
     """Return the steps whose checkpoints are removed once that of step `newest` is complete.
 
-    Only intact checkpoints count towards `keep_last`; a damaged one is removed when it is older than all that are
-    kept. Checkpoints of later steps are not touched.
-
-    Args:
-        steps: steps of all checkpoints.
-        newest: step just saved.
-        keep_last: number of intact checkpoints to keep, `newest` included.
-        keep_every: multiples of this are kept.
-        damaged: steps known to be damaged.
+    Only intact checkpoints count towards `keep_last`, `newest` included; a damaged one is removed when it is older than
+    all that are kept. Multiples of `keep_every` are kept. Checkpoints of later steps are not touched.
     """
     intact = sorted((step for step in steps if step <= newest and step not in damaged), reverse=True)
     kept = intact[: max(1, keep_last)]

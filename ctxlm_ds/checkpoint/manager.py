@@ -33,11 +33,7 @@ Finish = Callable[[Path, list[Any]], None]
 class CheckpointManager:
     """The checkpoints of one run directory; every rank makes a manager and calls its methods together.
 
-    Args:
-        run_dir: the run directory, on storage that every rank sees.
-        config: rotation.
-        topology: of all ranks.
-        lock: rank 0's lock of the run directory, confirmed before anything is written or removed.
+    `lock` is rank 0's lock of the run directory, confirmed before anything is written or removed.
     """
 
     def __init__(
@@ -132,19 +128,13 @@ class CheckpointManager:
     ) -> PendingSave | None:
         """Begin the checkpoint of a step: check for space, take what is to be written, start to write it.
 
-        Args:
-            step: optimizer step.
-            take: called on every rank once there is space; returns the function that fills the folder it is given.
-                Neither may hold a collective, or a rank that fails would leave the others waiting.
-            finish: called on rank 0 with the folder and the `value` of every rank's WrittenFiles, by rank.
-            needed_bytes: space that must be free.
-            background: write in threads; False writes before this returns.
+        `take` is called on every rank once there is space; it returns the function that fills the folder it is given.
+        Neither may hold a collective, or a rank that fails would leave the others waiting. `finish` is called on rank 0
+        with the folder and the `value` of every rank's WrittenFiles, by rank. Without `background` all is written
+        before this returns.
 
-        Returns:
-            The save, to be advanced to its end; None if the checkpoint exists and verifies.
-
-        Raises:
-            CheckpointError: no space, or a node cannot write; the same on every rank. Older checkpoints are untouched.
+        Return the save, to be advanced to its end; None if the checkpoint exists and verifies. Raises CheckpointError
+        for no space, or if a node cannot write; the same on every rank. Older checkpoints are untouched.
         """
         seen = self._look(needed_bytes)
         if not self._together(step, lambda: self._prepare(step, seen, needed_bytes)):

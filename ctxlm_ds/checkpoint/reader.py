@@ -87,17 +87,10 @@ class CheckpointReader:
     def read(
         self, name: str, kind: str = WEIGHT_KIND, start: int = 0, length: int | None = None, shard: Shard | None = None
     ) -> torch.Tensor:
-        """Return elements start..start+length of a shard's flat local order as 1-D fp32 on the CPU.
+        """Return elements start..start+length (None: to the end) of a shard's flat local order as 1-D fp32 on the CPU.
 
-        Args:
-            name: the parameter's full name.
-            kind: `weight`, `exp_avg`, `exp_avg_sq`, …
-            start: first element.
-            length: number of elements; None reads to the end.
-            shard: what the range is part of, which need not be a shard of the checkpoint; None for the full parameter.
-
-        Raises:
-            CheckpointError: there is no such parameter or kind, the range is outside it, or a file is damaged.
+        `shard` need not be one of the checkpoint; None: the full parameter. Raises CheckpointError if there
+        is no such parameter or kind, the range is outside it, or a file is damaged.
         """
         import torch
 

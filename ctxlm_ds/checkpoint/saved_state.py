@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -88,7 +88,7 @@ def refuse_changed_settings(folder: Path, config: RunConfig) -> None:
     """Raise CheckpointError for changes of the settings that a run cannot change, without data or an engine."""
     # Loading gives settings that are newer than the checkpoint their defaults.
     saved_config = load_saved_config(folder / "config.yaml")
-    before, now = _settings(saved_config), _settings(config)
+    before, now = saved_config.flat(), config.flat()
     fixed = tuple(f"{name}." for name in (*saved_config.fixed_settings, *config.fixed_settings))
     changed = [
         f"  {key}: {before.get(key)!r} -> {now.get(key)!r}"
@@ -153,19 +153,6 @@ def _refuse(folder: Path, changed: Sequence[str]) -> None:
         )
 
 
-def _settings(config: RunConfig) -> dict[str, Any]:
-    """Return every setting of a recipe by its full name."""
-    return dict(_leaves(config.model_dump(mode="json")))
-
-
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, Mapping) or not value:
-        yield path, value
-        return
-    for name, below in value.items():
-        yield from _leaves(below, f"{path}.{name}" if path else name)
-
-
 class Progress(NamedTuple):
     """Where a start of a run would resume."""
 
@@ -182,9 +169,7 @@ class Progress(NamedTuple):
 def read_progress(run_dir: Path, config: RunConfig) -> Progress | None:
     """Return how far a run is; None without a checkpoint. Only the sizes of its files are compared, which is fast.
 
-    Raises:
-        CheckpointError: no checkpoint is intact, or the recipe changes what this run cannot change.
-        ConfigError: the checkpoint's recipe is damaged.
+    Raises CheckpointError if none is intact or the recipe changes what this run cannot change.
     """
     newest = find_newest_intact(run_dir / CHECKPOINTS_DIR, partial(verify, quick=True), speaks=False).newest
     if newest is None:
@@ -207,19 +192,12 @@ def read_progress(run_dir: Path, config: RunConfig) -> Progress | None:
 def report_resume(
     saved: RunConfig, config: RunConfig, step: int, environment: Sequence[str], *, log: bool = True
 ) -> list[str]:
-    """Log how a resume differs from a run without an interruption, one line per changed setting.
+    """Log how a resume after `step` steps differs from a run without an interruption, one line per changed setting.
 
-    Args:
-        saved: the checkpoint's recipe.
-        config: this start's recipe.
-        step: steps that the checkpoint has done.
-        environment: other differences, as `name old -> new`, that change the rounding.
-        log: False on ranks that only return the changes.
-
-    Returns:
-        Every changed setting as `name old -> new`.
+    `environment` are other differences, as `name old -> new`, that change the rounding. Return every changed setting in
+    the same form; without `log` that is all.
     """
-    before, now = _settings(saved), _settings(config)
+    before, now = saved.flat(), config.flat()
     # Another optimizer or schedule has other settings: its name says so.
     of_one_entry = {
         name

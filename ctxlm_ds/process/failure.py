@@ -94,14 +94,6 @@ def write_record(folder: Path, record: FailureRecord) -> None:
             update_status(folder.parent.parent, state=state, why=why, left_s=None, last_failure=why)
 
 
-def clear_evidence(folder: Path, before_unix_s: float) -> None:
-    """Remove the evidence of earlier starts from a folder, which only starts by hand share."""
-    for path in [*folder.glob("rank-*.json"), *folder.glob("stacks*.txt")]:
-        with contextlib.suppress(OSError):
-            if path.stat().st_mtime < before_unix_s:
-                path.unlink()
-
-
 class FailureReport:
     """Reports the error that ends this rank; `ranks` and `run_dir` are set as soon as they are known."""
 

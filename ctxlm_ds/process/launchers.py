@@ -162,7 +162,10 @@ def _watch(parent: int, ties: list[tuple[int, int]]) -> None:
     command = local_deepspeed_command()
     while all(parent_of(child) == above for child, above in ties):
         if interrupted.wait(WATCH_INTERVAL_S):
-            _end_deepspeed_command(command)
+            with contextlib.suppress(OSError):
+                # Interrupted as well, it would print a traceback and end.
+                if command and os.getpgid(command) == os.getpgrp():
+                    os.kill(command, signal.SIGKILL)
             return
     if os.getppid() == parent and not interrupted.is_set():
         logger.error("the deepspeed command, or the connection to it, has ended; its ranks stop")
@@ -199,13 +202,6 @@ def take_terminal() -> None:
             os.setpgid(0, 0)
             os.tcsetpgrp(terminal, os.getpgrp())
     os.close(terminal)
-
-
-def _end_deepspeed_command(command: int) -> None:
-    """Kill the `deepspeed` command at Ctrl-C if it was interrupted as well: it would print a traceback and end."""
-    with contextlib.suppress(OSError):
-        if command and os.getpgid(command) == os.getpgrp():
-            os.kill(command, signal.SIGKILL)
 
 
 def _end_torchrun() -> None:

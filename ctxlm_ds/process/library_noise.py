@@ -30,10 +30,6 @@ KNOWN_PRINTS = (
 )
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(KNOWN_LOG_LINES)
-
-
 def quiet_libraries() -> None:
     """Silence known noise of torch, DeepSpeed and tokenizers; call it before they are imported.
 
@@ -47,7 +43,7 @@ def quiet_libraries() -> None:
         warnings.filterwarnings("ignore", message=message, category=category)
     deepspeed = logging.getLogger("DeepSpeed")
     deepspeed.setLevel(logging.WARNING)
-    deepspeed.addFilter(_is_news)
+    deepspeed.addFilter(lambda record: not record.getMessage().startswith(KNOWN_LOG_LINES))
 
 
 class _DropLines:

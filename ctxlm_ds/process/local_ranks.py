@@ -67,8 +67,7 @@ def without_ranks(words: Sequence[str]) -> list[str]:
 def run_ranks(command: Sequence[str], num_ranks: int) -> int:
     """Run a command once for each rank; return 0, or the exit status of the rank that failed first or was stopped.
 
-    Raises:
-        ConfigError: a launcher has started this process as a rank.
+    Raises ConfigError if a launcher has started this process as a rank.
     """
     check_alone(os.environ)
     ranks = _Ranks()

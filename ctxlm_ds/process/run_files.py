@@ -116,9 +116,7 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 def read_lines(path: Path, most: int | None = None) -> Iterator[dict[str, Any]]:
     """Yield the objects of a metrics.jsonl; damaged lines are left out, a file that cannot be read has none.
 
-    Args:
-        path: the file.
-        most: about how many lines to parse, evenly spread (None: all), and all with held-out figures or texts.
+    About `most` lines are parsed, evenly spread (None: all), and all with held-out figures or texts.
     """
     with contextlib.suppress(OSError), open_regular(path) as file:
         size, length = os.fstat(file.fileno()).st_size, max(1, len(file.readline(MAX_LINE_BYTES)))

@@ -38,14 +38,10 @@ HANDOVER_POLL_S = 0.05
 
 
 class RunLock:
-    """The lock of one run directory.
+    """The lock of one run directory, which is made if missing.
 
-    Args:
-        run_dir: made if missing.
-        stale_after_s: age at which another host's heartbeat counts as stopped.
-        heartbeat_s: time between heartbeats.
-        remedy: advice of a refusal, in addition to waiting and stopping the holder.
-        on_loss: called from the heartbeat's thread when another process has taken the lock over.
+    `remedy` is advice of a refusal, in addition to waiting and stopping the holder; `on_loss` is called from the
+    heartbeat's thread when another process has taken the lock over.
     """
 
     def __init__(
@@ -280,11 +276,7 @@ def _who(holder: ObservedLock | None) -> str:
 
 
 def make_run_dir(run_dir: Path) -> Path:
-    """Create a run directory and return it.
-
-    Raises:
-        ConfigError: it cannot be created or written.
-    """
+    """Create a run directory and return it; ConfigError if it cannot be created or written."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:

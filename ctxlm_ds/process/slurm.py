@@ -12,7 +12,6 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 
 from ctxlm_ds.errors import ConfigError
@@ -32,18 +31,6 @@ _PARTS = re.compile(r"\[([^\[\]]*)\]|([^\[\]]+)")
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
-@dataclass(frozen=True)
-class SlurmTask:
-    """One task of a job step."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    hosts: tuple[str, ...]
-    port: int
-
-
 class Srun(Launcher):
     """srun, which ends all tasks of a step by itself."""
 
@@ -51,24 +38,11 @@ class Srun(Launcher):
         return is_srun_task(environ)
 
     def place(self, environ: Mapping[str, str]) -> RankInfo:
-        task = read_task(environ)
-        address = task.hosts[0] if len(task.hosts) > 1 else "127.0.0.1"
-        visible = environ.get("CUDA_VISIBLE_DEVICES", "")
-        own_device = bool(visible) and "," not in visible
-        return RankInfo(
-            rank=task.rank,
-            world_size=task.world_size,
-            local_rank=task.local_rank,
-            local_world_size=task.local_world_size,
-            master_addr=environ.get("MASTER_ADDR") or address,
-            master_port=read_number(environ, "MASTER_PORT", str(task.port if task.world_size > 1 else free_port())),
-            launcher="",
-            device_index=0 if own_device else task.local_rank,
-        )
+        return read_task(environ)
 
     def prepare(self, ranks: RankInfo) -> None:
         if ranks.world_size > ranks.local_world_size:
-            choose_gloo_interface((*read_task(os.environ).hosts, ranks.master_addr), os.environ)
+            choose_gloo_interface((*hosts_of_step(os.environ), ranks.master_addr), os.environ)
 
 
 SRUN = Srun()
@@ -86,26 +60,36 @@ def is_srun_task(environ: Mapping[str, str]) -> bool:
     return not special and step.isdigit() and int(step) < FIRST_SPECIAL_STEP
 
 
-def read_task(environ: Mapping[str, str]) -> SlurmTask:
-    """Read the task from srun's variables. Raises ConfigError if one is missing or wrong."""
+def read_task(environ: Mapping[str, str]) -> RankInfo:
+    """Read a task's place from srun's variables. Raises ConfigError if one is missing or wrong."""
     rank = read_number(environ, "SLURM_PROCID")
     tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
     world_size = read_number(environ, tasks)
     if not rank < world_size:
         raise ConfigError(f"SLURM_PROCID is {rank} but {tasks} is {world_size}; start the ranks with a plain srun")
-    names = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-    nodes = next(filter(None, map(environ.get, names)), None) if world_size > 1 else "127.0.0.1"
-    if nodes is None:
-        raise ConfigError(f"{names[0]} and {names[1]} are missing; start the ranks with srun --export=ALL")
-    hosts = tuple(expand_hostlist(nodes))
-    return SlurmTask(
+    hosts = hosts_of_step(environ) if world_size > 1 else ["127.0.0.1"]
+    address = hosts[0] if len(hosts) > 1 else "127.0.0.1"
+    port = port_of_step(environ) if world_size > 1 else free_port()
+    visible, local_rank = environ.get("CUDA_VISIBLE_DEVICES", ""), read_number(environ, "SLURM_LOCALID")
+    return RankInfo(
         rank=rank,
         world_size=world_size,
-        local_rank=read_number(environ, "SLURM_LOCALID"),
+        local_rank=local_rank,
         local_world_size=_local_tasks(environ, world_size, len(hosts)),
-        hosts=hosts,
-        port=port_of_step(environ),
+        master_addr=environ.get("MASTER_ADDR") or address,
+        master_port=read_number(environ, "MASTER_PORT", str(port)),
+        launcher="",
+        device_index=0 if visible and "," not in visible else local_rank,
     )
+
+
+def hosts_of_step(environ: Mapping[str, str]) -> list[str]:
+    """Return the hosts of the step, or of the job if the step's are missing."""
+    names = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    nodes = next(filter(None, map(environ.get, names)), None)
+    if nodes is None:
+        raise ConfigError(f"{names[0]} and {names[1]} are missing; start the ranks with srun --export=ALL")
+    return expand_hostlist(nodes)
 
 
 def port_of_step(environ: Mapping[str, str]) -> int:

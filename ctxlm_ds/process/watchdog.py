@@ -26,7 +26,7 @@ from typing import Generic, TypeVar
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_HANG
-from ctxlm_ds.process.failure import FailureRecord, clear_evidence, write_record
+from ctxlm_ds.process.failure import FailureRecord, write_record
 from ctxlm_ds.process.launch import RankInfo
 from ctxlm_ds.process.run_files import say
 from ctxlm_ds.process.run_history import attempt_folder
@@ -82,7 +82,10 @@ class Watchdog:
 
     def clear_old_evidence(self) -> None:
         """Remove the evidence of an earlier start in the same folder; only under the run's lock."""
-        clear_evidence(self._folder, self._began_unix_s)
+        for path in [*self._folder.glob("rank-*.json"), *self._folder.glob("stacks*.txt")]:
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < self._began_unix_s:
+                    path.unlink()
 
     def beat(self, phase: str | None = None, step: int | None = None) -> None:
         """Note progress, in this phase or in the one before."""

@@ -12,8 +12,8 @@ from typing import Any
 from ctxlm_ds.recipe.choices import CHOICES, DATA, MODEL, OBJECTIVE, listed
 from ctxlm_ds.recipe.layout import layout_problems
 from ctxlm_ds.recipe.problems import MAX_NAME_CHARACTERS, Problem, raise_problems
-from ctxlm_ds.recipe.schema import CheckpointConfig, EvaluationConfig, ProfilerConfig, RunConfig, TrainingConfig
-from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection, OptimizerSection, ScheduleSection
+from ctxlm_ds.recipe.schema import CheckpointConfig, EvaluationConfig, RunConfig, TrainingConfig
+from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection, ScheduleSection
 from ctxlm_ds.recipe.source_rules import source_problems, teacher_problems
 
 JUDGED_FOLDERS = ("checkpoint", "hf")
@@ -29,20 +29,20 @@ def find_problems(config: RunConfig, world_size: int | None = None) -> list[Prob
     """Return every impossible combination without raising."""
     model, data, objective, training = config.model, config.data, config.objective, config.training
     return [
-        *_check_sections(model, data, objective),
+        *model.problems(),
+        *model.row_problems(data),
+        *data.problems(model),
+        *objective.problems(data),
+        *objective.model_problems(model),
         *_check_targets(model, data, objective),
         *fit_problems(model, data, objective),
         *source_problems(data, objective),
         *teacher_problems(config.teacher, model, data, objective, config.parallel),
-        *_check_name(config.name),
-        *_check_initial_layers(config.initialize_layers, config.initialize_moments),
-        *_check_optimizer(config.optimizer, config.kernels.optimizer, config.initialize_moments),
+        *_check_single(config),
         *_check_schedule(config.schedule, training.max_steps, config.optimizer.learning_rate),
-        *_check_profiler(config.profiler, training.max_steps),
         *_check_lanes(data, training, config.evaluation),
         *_check_evaluation(config.evaluation, objective),
         *_check_downstream(config.evaluation, config.checkpoint, model.family),
-        *_check_precision(training),
         *layout_problems(config, world_size),
     ]
 
@@ -107,14 +107,6 @@ def unused_settings(config: RunConfig) -> list[str]:
     return sentences
 
 
-def _check_sections(model: ModelSection, data: DataSection, objective: ObjectiveSection) -> Iterator[Problem]:
-    yield from model.problems()
-    yield from model.row_problems(data)
-    yield from data.problems(model)
-    yield from objective.problems(data)
-    yield from objective.model_problems(model)
-
-
 def _check_targets(model: ModelSection, data: DataSection, objective: ObjectiveSection) -> Iterator[Problem]:
     if any(objective.problems(data)):
         return
@@ -127,24 +119,29 @@ def _check_targets(model: ModelSection, data: DataSection, objective: ObjectiveS
         yield Problem("data.seq_length", text, ("objective", "model.max_position_embeddings"))
 
 
-def _check_name(name: str) -> Iterator[Problem]:
+def _check_single(config: RunConfig) -> Iterator[Problem]:
+    """Yield problems of settings that one other setting at most decides."""
+    name, profiler, training = config.name, config.profiler, config.training
     if "/" in name or name in ("", ".", ".."):
         yield Problem("name", f'"{name}" cannot name a folder (runs/NAME); leave out the slashes')
     if len(name) > MAX_NAME_CHARACTERS:
         yield Problem("name", f"{len(name)} characters are too long; give at most {MAX_NAME_CHARACTERS}")
-
-
-def _check_initial_layers(layers: list[int] | str | None, moments: bool) -> Iterator[Problem]:
-    if layers is not None and moments:
+    if config.initialize_layers is not None and config.initialize_moments:
         text = "true, but initialize_layers makes another model, which has no moments; set false"
         yield Problem("initialize_moments", text, ("initialize_layers",))
-
-
-def _check_optimizer(optimizer: OptimizerSection, kernel: str, initialize_moments: bool) -> Iterator[Problem]:
-    yield from optimizer.problems(kernel)
-    if optimizer.handed_over and initialize_moments:
+    yield from config.optimizer.problems(config.kernels.optimizer)
+    if config.optimizer.handed_over and config.initialize_moments:
         text = "true, but moments of an optimizer of the DeepSpeed JSON are unknown before its first update; set false"
         yield Problem("initialize_moments", text, ("optimizer.name",))
+    if profiler.num_steps and profiler.start_step >= training.max_steps:
+        text = f"{profiler.start_step} is never reached: training.max_steps is {training.max_steps}"
+        yield Problem("profiler.start_step", text, ("training.max_steps", "profiler.num_steps"))
+    if training.grad_accum_dtype not in ("fp32", training.precision):
+        text = (
+            f"{training.grad_accum_dtype} does not fit training.precision {training.precision}; "
+            f"set fp32{'' if training.precision == 'fp32' else ' or ' + training.precision}"
+        )
+        yield Problem("training.grad_accum_dtype", text, ("training.precision",))
 
 
 def _check_schedule(schedule: ScheduleSection, max_steps: int, peak: float) -> Iterator[Problem]:
@@ -176,12 +173,6 @@ def _check_schedule(schedule: ScheduleSection, max_steps: int, peak: float) -> I
             "raise it, lower training.max_steps, or set schedule.final_learning_rate"
         )
         yield Problem("schedule.total_steps", text, ("schedule.start_step", "training.max_steps", "schedule.name"))
-
-
-def _check_profiler(profiler: ProfilerConfig, max_steps: int) -> Iterator[Problem]:
-    if profiler.num_steps and profiler.start_step >= max_steps:
-        text = f"{profiler.start_step} is never reached: training.max_steps is {max_steps}"
-        yield Problem("profiler.start_step", text, ("training.max_steps", "profiler.num_steps"))
 
 
 def _check_lanes(data: DataSection, training: TrainingConfig, evaluation: EvaluationConfig) -> Iterator[Problem]:
@@ -241,15 +232,6 @@ def _check_downstream(evaluation: EvaluationConfig, checkpoint: CheckpointConfig
             yield Problem(f"{setting}.task", f"{task.name} is the name of another folder there; rename the file")
         if names.index(task.name) < at:
             yield Problem(f"{setting}.task", f"{task.name} is named twice, and its scores would be one curve")
-
-
-def _check_precision(training: TrainingConfig) -> Iterator[Problem]:
-    if training.grad_accum_dtype not in ("fp32", training.precision):
-        text = (
-            f"{training.grad_accum_dtype} does not fit training.precision {training.precision}; "
-            f"set fp32{'' if training.precision == 'fp32' else ' or ' + training.precision}"
-        )
-        yield Problem("training.grad_accum_dtype", text, ("training.precision",))
 
 
 def fit_problems(model: ModelSection, data: DataSection, section: ObjectiveSection) -> Iterator[Problem]:

@@ -27,17 +27,10 @@ KEPT_AUTO = (("pipeline", "stages"), ("data_types", "keep_in_fp32_modules"), ("e
 def build_deepspeed_config(
     config: RunConfig, user_json: dict[str, Any], world_size: int, source: str = "the DeepSpeed JSON"
 ) -> dict[str, Any]:
-    """Return the engine configuration: the user's JSON with the values of the recipe.
+    """Return the engine configuration: the user's JSON, which is not changed, with the values of the checked recipe.
 
-    Args:
-        config: a checked recipe.
-        user_json: result of `load_deepspeed_json`; not changed.
-        world_size: number of ranks.
-        source: file of the JSON, for messages.
-
-    Raises:
-        ConfigError: lists every unknown key, wrong value, conflict with the recipe, and combination that DeepSpeed
-            would fail on.
+    Raises ConfigError with every unknown key, wrong value, conflict with the recipe, and combination that DeepSpeed
+    would fail on; messages name `source`, the file of the JSON.
     """
     result = copy.deepcopy(user_json)
     if "bfloat16" in result:

@@ -148,8 +148,9 @@ def _meant_setting(path: SettingPath, data: Mapping[str, Any]) -> str | None:
     if section is None:
         return None
     here = list(section.model_fields)
-    if len(path) <= 2 and (known := _known_elsewhere(key)) is not None:
-        return known
+    known = (setting for setting, names in KNOWN_ELSEWHERE.items() if key in names.split())
+    if len(path) <= 2 and (found := next(known, None)) is not None:
+        return found
     for cutoff in (0.75, 0.6):
         near = nearest_name(key, here, cutoff)
         if near is not None:
@@ -157,11 +158,6 @@ def _meant_setting(path: SettingPath, data: Mapping[str, Any]) -> str | None:
         if cutoff == 0.75 and (elsewhere := _setting_elsewhere(key, str(path[0]))) is not None:
             return elsewhere
     return None
-
-
-def _known_elsewhere(key: str) -> str | None:
-    """Return the setting that has this name in another system."""
-    return next((setting for setting, names in KNOWN_ELSEWHERE.items() if key in names.split()), None)
 
 
 def _setting_elsewhere(key: str, section: str) -> str | None:

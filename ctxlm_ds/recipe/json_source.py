@@ -81,12 +81,9 @@ def bucket_hints(width: int | None) -> dict[str, int]:
 
 
 def load_deepspeed_json(path_or_name: str | Path) -> dict[str, Any]:
-    """Read a DeepSpeed JSON: a path, or the name of one in ds_configs/ (`zero2`).
+    """Read a DeepSpeed JSON: a path, or the name of one in ds_configs/ (`zero2`); ConfigError if that is impossible.
 
     `${NAME}` and `${NAME:-default}` in a value are replaced by an environment variable.
-
-    Raises:
-        ConfigError: no such file, not JSON, a duplicate key, or a variable that is not set.
     """
     path = find_deepspeed_json(path_or_name)
     text = read_text(path, ConfigError, MAX_CHARACTERS)
@@ -107,10 +104,8 @@ def load_deepspeed_json(path_or_name: str | Path) -> dict[str, Any]:
 def deepspeed_for_trainer(path_or_name: str | Path) -> dict[str, Any]:
     """Read a JSON for transformers' Trainer, which replaces "auto"; what the JSON lacks is added as "auto".
 
-    Without these settings, DeepSpeed would refuse the batch sizes and leave gradients unclipped.
-
-    Raises:
-        ConfigError: the file cannot be read, or DeepSpeed knows no such key or value.
+    Without these settings, DeepSpeed would refuse the batch sizes and leave gradients unclipped. Raises ConfigError if
+    the file cannot be read, or DeepSpeed knows no such key or value.
     """
     result = load_deepspeed_json(path_or_name)
     sections = ("bf16", "fp16", "optimizer", "scheduler", "zero_optimization")
@@ -153,8 +148,7 @@ def _expand_variables(value: Any, where: str, depth: int = 0) -> Any:
 def find_deepspeed_json(path_or_name: str | Path) -> Path:
     """Return the file of a DeepSpeed JSON; a bare name is searched in ./ds_configs and in that of the project.
 
-    Raises:
-        ConfigError: there is none; the message suggests the nearest name.
+    Raises ConfigError with the nearest name if there is none.
     """
     if reason := text_problem(str(path_or_name)):
         raise ConfigError(f"DeepSpeed config {reason}")

@@ -170,10 +170,8 @@ def load_config(
 ) -> RunConfig:  # fmt: skip
     """Load a recipe (a path, or a shipped name) and those that it extends, replace settings (`a.b=c`), and check all.
 
-    The number of ranks is checked if it is known. `lines` has the file and line of overrides that a file gives.
-
-    Raises:
-        ConfigError: lists every unknown key, wrong type and impossible combination, each with its path.
+    The number of ranks is checked if it is known. `lines` has the file and line of overrides that a file gives. Raises
+    ConfigError with every unknown key, wrong type and impossible combination, each with its path.
     """
     tree = RawRecipe()
     for path, source in _recipe_chain(recipe):
@@ -194,13 +192,10 @@ def load_config(
 
 
 def load_saved_config(path: Path) -> RunConfig:
-    """Load the config.yaml of a run or checkpoint, including one that an earlier version wrote.
+    """Load the config.yaml of a run or checkpoint, also of an earlier version; ConfigError as load_config.
 
     Settings of other entries are dropped, and `parallel.pipeline_partition: time` and `teacher.outputs`, which change
     no numbers.
-
-    Raises:
-        ConfigError: as load_config.
     """
     tree = RawRecipe()
     tree.merge(_read_recipe(path), str(path))
@@ -227,8 +222,7 @@ def shipped_recipes() -> list[str]:
 def find_recipe(recipe: str | Path, relative_to: Path | None = None) -> Path:
     """Return the file of a recipe given by path or shipped name; a path may be relative to the file that extends it.
 
-    Raises:
-        ConfigError: there is none; the message suggests the nearest name.
+    Raises ConfigError with the nearest name if there is none.
     """
     if problem := text_problem(str(recipe)):
         raise ConfigError(f"recipe {problem}")

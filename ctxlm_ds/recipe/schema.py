@@ -6,6 +6,7 @@ entry. Imports no torch.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
@@ -365,3 +366,15 @@ class RunConfig(Section):
         """Settings that fix the model and the order and content of the rows; a run with others is another run."""
         lanes = ("training.global_batch_size",) if self.data.in_lanes else ()
         return (*FIXED_SETTINGS, *lanes, *(f"data.{name}" for name in self.data.fixed))
+
+    def flat(self) -> dict[str, Any]:
+        """Return every setting by its full name."""
+
+        def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+            if not isinstance(value, dict) or not value:
+                yield name, value
+                return
+            for key, below in value.items():
+                yield from leaves(f"{name}.{key}" if name else key, below)
+
+        return dict(leaves("", self.model_dump(mode="json")))

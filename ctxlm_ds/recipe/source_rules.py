@@ -32,10 +32,8 @@ def source_names(data: DataSection) -> list[str]:
 def split_shares(text: str) -> tuple[float, float, float]:
     """Return the shares of train, valid and test, which add up to 1; missing ones are 0.
 
-    Follows Megatron's blended_megatron_dataset_config.py, which accepts any text between the numbers.
-
-    Raises:
-        ConfigError: not one to three numbers of at least 0 with a first one above 0.
+    Follows Megatron's blended_megatron_dataset_config.py, which accepts any text between the numbers. Raises
+    ConfigError unless it is one to three numbers of at least 0 with a first one above 0.
     """
     texts = re.split("[,/]", text)
     matches = [NUMBER.fullmatch(part) for part in texts]

@@ -41,12 +41,9 @@ class _RecipeLoader(yaml.SafeLoader):
             raise ValueError(f"more than {MAX_VALUES:,} values (merge keys are counted each time they are used)")
 
 
-def _construct_int(loader: _RecipeLoader, node: yaml.ScalarNode) -> int:
-    return int(loader.construct_scalar(node).replace("_", ""))
-
-
-def _construct_float(loader: _RecipeLoader, node: yaml.ScalarNode) -> float:
-    return float(loader.construct_scalar(node).replace("_", "").replace(".inf", "inf").replace(".nan", "nan"))
+def _construct_number(loader: _RecipeLoader, node: yaml.ScalarNode) -> int | float:
+    text = loader.construct_scalar(node).replace("_", "")
+    return int(text) if node.tag.endswith(":int") else float(text.replace(".inf", "inf").replace(".nan", "nan"))
 
 
 _RESOLVERS = {
@@ -61,8 +58,8 @@ _RESOLVERS = {
 }
 for _tag, (_pattern, _first) in _RESOLVERS.items():
     _RecipeLoader.add_implicit_resolver(_tag, re.compile(_pattern), _first)
-_RecipeLoader.add_constructor("tag:yaml.org,2002:int", _construct_int)
-_RecipeLoader.add_constructor("tag:yaml.org,2002:float", _construct_float)
+for _tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
+    _RecipeLoader.add_constructor(_tag, _construct_number)
 
 
 @dataclass(slots=True)
@@ -80,8 +77,7 @@ class YamlSource:
 def read_yaml(text: str, name: str) -> YamlSource:
     """Read one YAML document; messages have the `name` of its file or option.
 
-    Raises:
-        ConfigError: the text is not YAML, too long, or too deeply nested; the message has the line and column.
+    Raises ConfigError with line and column if the text is not YAML, too long, or too deeply nested.
     """
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"{name}: {len(text):,} characters are too long for a recipe (at most {MAX_CHARACTERS:,})")

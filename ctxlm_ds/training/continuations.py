@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,39 +41,44 @@ Text = tuple[str, str]
 """What was given, and what the model wrote."""
 
 
+class Writing(NamedTuple):
+    """What says how a run writes into texts."""
+
+    data: DataSection
+    training: TrainingConfig
+    evaluation: EvaluationConfig
+    objective: Objective
+    tokenizer: Tokenizer
+
+
 class Continuations:
     """Writes continuations of the same prompts after each evaluation."""
 
-    def __init__(
-        self,
-        prompts: Sequence[Sequence[int]],
-        data: DataSection,
-        training: TrainingConfig,
-        evaluation: EvaluationConfig,
-        objective: Objective,
-        tokenizer: Tokenizer,
-    ) -> None:
+    def __init__(self, prompts: Sequence[Sequence[int]], run: Writing) -> None:
         """Prepare the rows; `prompts` are token ids, of which the last are kept if a row has no room for all."""
-        self._room = data.seq_length
-        self._tokens = min(evaluation.continuation_tokens, self._room - 1)
-        self._prompts = [list(prompt[-(self._room - self._tokens) :]) for prompt in prompts]
-        self._rows = training.micro_batch_size
-        self._seed = training.seed
-        self._fields: tuple[Field, ...] = objective.fields(data)
-        self._tokenizer = tokenizer
-        self._output, self._temperature = str(objective.written_tokens), evaluation.continuation_temperature
+        self._run, self._tokenizer = run, run.tokenizer
+        self._room, self._rows = run.data.seq_length, run.training.micro_batch_size
+        self._tokens = min(run.evaluation.continuation_tokens, self._room - 1)
+        self._texts: list[Any] = [list(prompt[-(self._room - self._tokens) :]) for prompt in prompts]
+        self._fields: tuple[Field, ...] = run.objective.fields(run.data)
         self.on_pass: Callable[[], object] = lambda: None
         """Called after each pass."""
 
     def write(self, engine: Engine, step: int) -> list[Text]:
-        """Return each prompt and its continuation up to the end of the document; all ranks call it."""
-        choice = TokenChoice(self._output, self._temperature, engine.parallel)
-        written: list[Text] = []
-        for first in range(0, len(self._prompts), self._rows):
-            prompts = self._prompts[first : first + self._rows]
-            for prompt, tokens in zip(prompts, self.tokens(engine, choice, prompts, step, first), strict=True):
-                written.append((self._tokenizer.decode(prompt), self._tokenizer.decode(tokens)))
-        return written
+        """Return each text that was given, and what the model wrote; all ranks call it."""
+        firsts = range(0, len(self._texts), self._rows)
+        passes = (self._write(engine, self._texts[first : first + self._rows], step, first) for first in firsts)
+        return [text for of_pass in passes for text in of_pass]
+
+    def _choice(self, engine: Engine) -> TokenChoice:
+        temperature = self._run.evaluation.continuation_temperature
+        return TokenChoice(str(self._run.objective.written_tokens), temperature, engine.parallel)
+
+    def _write(self, engine: Engine, texts: Sequence[Any], step: int, first: int) -> Iterator[Text]:
+        """Yield at most a micro-batch of texts with their continuations up to the end of the document."""
+        tokens = self.tokens(engine, self._choice(engine), texts, step, first)
+        for prompt, written in zip(texts, tokens, strict=True):
+            yield self._tokenizer.decode(prompt), self._tokenizer.decode(written)
 
     def tokens(
         self, engine: Engine, choice: TokenChoice, prompts: Sequence[Sequence[int]], step: int, first: int
@@ -82,7 +87,7 @@ class Continuations:
         rows = [list(prompt) for prompt in prompts]
         end = self._tokenizer.sep_id
         spare = self._rows - len(rows)
-        names = (f"continuation:{self._seed}:{step}:{first + number}" for number in range(self._rows))
+        names = (f"continuation:{self._run.training.seed}:{step}:{first + number}" for number in range(self._rows))
         choice.keys = [_key(name) for name in names]
         for _ in range(self._tokens):
             choice.places = [len(row) - 1 for row in rows] + [0] * spare
@@ -117,42 +122,24 @@ def _put(fields: Mapping[str, Tensor], rows: Sequence[Sequence[int]], prefix: st
 class FilledMasks(Continuations):
     """Fills the masks of the same texts after each evaluation; held-out texts are given two masks."""
 
-    def __init__(
-        self,
-        prompts: Sequence[Sequence[int]],
-        data: DataSection,
-        training: TrainingConfig,
-        evaluation: EvaluationConfig,
-        objective: Objective,
-        tokenizer: Tokenizer,
-    ) -> None:
+    def __init__(self, prompts: Sequence[Sequence[int]], run: Writing) -> None:
         """Prepare the rows; `prompts` are token ids, those without a mask are held-out texts."""
-        super().__init__(prompts, data, training, evaluation, objective, tokenizer)
-        own = ([token for token in prompt if token not in self._unmasked] for prompt in prompts)
-        self._prompts = [ids[: self._room - 2] for ids in own]
-        self._slots, self._objective = slots_of(objective, data), objective
+        super().__init__(prompts, run)
+        special = run.tokenizer.special_ids - {run.tokenizer.mask_id}
+        self._texts = [[token for token in prompt if token not in special][: self._room - 2] for prompt in prompts]
+        self._slots = slots_of(run.objective, run.data)
 
-    @property
-    def _unmasked(self) -> frozenset[int]:
-        return self._tokenizer.special_ids - {self._tokenizer.mask_id}
-
-    def write(self, engine: Engine, step: int) -> list[Text]:
-        """Return each text with its masks, and the words for them; all ranks call it."""
-        choice = MaskChoice(self._output, 0.0, engine.parallel)
-        written: list[Text] = []
-        for first in range(0, len(self._prompts), self._rows):
-            prompts = self._prompts[first : first + self._rows]
-            masked = [self._masked(prompt) for prompt in prompts]
-            places = [[at for at, token in enumerate(ids) if token == self._tokenizer.mask_id] for ids in masked]
-            choice.places = [
-                row * self._slots + slot for row, of_row in enumerate(places) for slot in range(len(of_row))
-            ]
-            words = iter(engine.choose(self._masked_batch(masked, places), choice))
-            self.on_pass()
-            for prompt, ids, of_row in zip(prompts, masked, places, strict=True):
-                found = [self._word(next(words), prompt[at]) for at in of_row]
-                written.append((self._tokenizer.decode(ids), ", ".join(found)))
-        return written
+    def _write(self, engine: Engine, texts: Sequence[Any], step: int, first: int) -> Iterator[Text]:
+        """Yield at most a micro-batch of texts with their masks, and the words for them."""
+        choice = MaskChoice(str(self._run.objective.written_tokens), 0.0, engine.parallel)
+        masked = [self._masked(prompt) for prompt in texts]
+        places = [[at for at, token in enumerate(ids) if token == self._tokenizer.mask_id] for ids in masked]
+        choice.places = [row * self._slots + slot for row, of_row in enumerate(places) for slot in range(len(of_row))]
+        words = iter(engine.choose(self._masked_batch(masked, places), choice))
+        self.on_pass()
+        for prompt, ids, of_row in zip(texts, masked, places, strict=True):
+            found = [self._word(next(words), prompt[at]) for at in of_row]
+            yield self._tokenizer.decode(ids), ", ".join(found)
 
     def _masked(self, prompt: Sequence[int]) -> list[int]:
         mask = self._tokenizer.mask_id
@@ -170,7 +157,7 @@ class FilledMasks(Continuations):
     def _masked_batch(self, masked: Sequence[Sequence[int]], places: Sequence[Sequence[int]]) -> Batch:
         spare: list[list[int]] = [[]] * (self._rows - len(masked))
         texts = zip([*masked, *spare], [*places, *spare], strict=True)
-        made = [self._objective.masked_row(ids, of_row, self._tokenizer) for ids, of_row in texts]
+        made = [self._run.objective.masked_row(ids, of_row, self._tokenizer) for ids, of_row in texts]
         batch = self._batch([row for row, _ in made])
         for number, (_, further) in enumerate(made):
             for name, values in further.items():
@@ -192,33 +179,21 @@ class Given(NamedTuple):
 class WrittenTargets(Continuations):
     """Writes the targets of the same inputs after each evaluation, token by token."""
 
-    def __init__(
-        self,
-        given: Sequence[Given],
-        data: DataSection,
-        training: TrainingConfig,
-        evaluation: EvaluationConfig,
-        objective: Objective,
-        tokenizer: Tokenizer,
-    ) -> None:
+    def __init__(self, given: Sequence[Given], run: Writing) -> None:
         """Prepare the rows."""
-        super().__init__((), data, training, evaluation, objective, tokenizer)
-        self._given = [one._replace(ids=[*one.ids[:-1][: self._room - 1], one.ids[-1]]) for one in given]
+        super().__init__((), run)
+        self._texts = [one._replace(ids=[*one.ids[:-1][: self._room - 1], one.ids[-1]]) for one in given]
         longest = next(field.columns for field in self._fields if field.name == DECODER_FIELDS[0])
         started = max(len(one.start) for one in given)
-        self._tokens = min(evaluation.continuation_tokens, longest + 1 - started)
+        self._tokens = min(run.evaluation.continuation_tokens, longest + 1 - started)
         self._inputs: list[list[int]] = []
 
-    def write(self, engine: Engine, step: int) -> list[Text]:
-        """Return each input and its target up to the end; all ranks call it."""
-        choice = TokenChoice(self._output, self._temperature, engine.parallel)
-        written: list[Text] = []
-        for first in range(0, len(self._given), self._rows):
-            given = self._given[first : first + self._rows]
-            for one, tokens in zip(given, self.targets(engine, choice, given, step, first), strict=True):
-                target = f" (was {self._text(one.target, one)})" if one.target else ""
-                written.append((self._text(one.ids, one), self._text(tokens, one) + target))
-        return written
+    def _write(self, engine: Engine, texts: Sequence[Any], step: int, first: int) -> Iterator[Text]:
+        """Yield at most a micro-batch of inputs with their targets up to the end."""
+        targets = self.targets(engine, self._choice(engine), texts, step, first)
+        for one, tokens in zip(texts, targets, strict=True):
+            target = f" (was {self._text(one.target, one)})" if one.target else ""
+            yield self._text(one.ids, one), self._text(tokens, one) + target
 
     def targets(
         self, engine: Engine, choice: TokenChoice, given: Sequence[Given], step: int, first: int
@@ -249,8 +224,7 @@ def encode_prompts(
 ) -> list[list[int]]:
     """Return the token ids of evaluation.prompts.
 
-    Raises:
-        ConfigError: the model fills masks, and a text has none, or more of them than a row has predictions.
+    Raises ConfigError if the model fills masks, and a text has none, or more of them than a row has predictions.
     """
     prompts = [ids or [tokenizer.sep_id] for ids in tokenizer.encode_batch(list(texts))]
     if objective.masked_tokens is None:
@@ -267,43 +241,26 @@ def encode_prompts(
 
 
 def build_continuations(
-    data: DataSection,
-    training: TrainingConfig,
-    evaluation: EvaluationConfig,
-    prompts: Sequence[Sequence[int]],
-    rows: RunRows,
-    objective: Objective,
-    tokenizer: Tokenizer,
-    topology: Topology,
+    run: Writing, prompts: Sequence[Sequence[int]], rows: RunRows, topology: Topology
 ) -> Continuations | None:
     """Return what writes into texts after evaluations, the same texts on every rank; None if there are none.
 
-    Args:
-        data: the section of the rows.
-        training: batch size and seed.
-        evaluation: number and length of the texts.
-        prompts: encoded texts.
-        rows: of the run, from which held-out texts are added.
-        objective: says what the model writes.
-        tokenizer: of the run.
-        topology: the ranks.
+    The texts are the encoded `prompts`, and held-out ones of the first source of `rows`.
     """
-
-    count, sources = evaluation.continuations, list(rows.validation.values())[:1]
+    count, objective, sources = run.evaluation.continuations, run.objective, list(rows.validation.values())[:1]
     if isinstance(objective, EncoderDecoder):
-        given = [given_prompt(ids, objective, tokenizer) for ids in prompts]
+        given = [given_prompt(ids, objective, run.tokenizer) for ids in prompts]
         if count:
+            drawn = (count, run.data, run.training.seed, objective)
             given += topology.compute_on_rank_0(
-                lambda: [
-                    one for rows in sources for one in held_out_targets(rows, count, data, training.seed, objective)
-                ]
+                lambda: [one for rows in sources for one in held_out_targets(rows, *drawn)]
             )
-        return WrittenTargets(given, data, training, evaluation, objective, tokenizer) if given else None
+        return WrittenTargets(given, run) if given else None
     found: list[Sequence[int]] = list(prompts)
     if count:
         found += topology.compute_on_rank_0(lambda: [ids for rows in sources for ids in held_out_prompts(rows, count)])
     writer = Continuations if objective.masked_tokens is None else FilledMasks
-    return writer(found, data, training, evaluation, objective, tokenizer) if found else None
+    return writer(found, run) if found else None
 
 
 def held_out_prompts(rows: RowSource, count: int) -> list[list[int]]:

@@ -96,23 +96,15 @@ class MeasuredModel:
         """Operations of the forward pass of one row."""
         return sum(layer.at(1).flops for layer in self.layers)
 
-    @cached_property
-    def frozen_flops_per_row(self) -> int:
-        """Operations of a teacher in the forward pass of one row."""
-        return sum(layer.at(1).flops for layer, frozen in zip(self.layers, self.frozen, strict=True) if frozen)
-
-    @cached_property
-    def constant_flops_per_row(self) -> int:
-        """Operations of products with inputs without a gradient, in the forward pass of one row without a teacher's."""
-        layers = zip(self.layers, self.frozen, strict=True)
-        return sum(layer.at(1).constant_flops for layer, frozen in layers if not frozen)
-
 
 def training_flops_per_row(config: RunConfig) -> int:
     """Return the operations of one row, forward and backward (a teacher's forward), without recomputation."""
     measured = measure(config)
-    total = (1 + BACKWARD_FACTOR) * measured.flops_per_row - BACKWARD_FACTOR * measured.frozen_flops_per_row
-    return total - measured.constant_flops_per_row
+    works = ((layer.at(1), frozen) for layer, frozen in zip(measured.layers, measured.frozen, strict=True))
+    # Products with inputs without a gradient have one product backward.
+    return sum(
+        work.flops if frozen else (1 + BACKWARD_FACTOR) * work.flops - work.constant_flops for work, frozen in works
+    )
 
 
 def useful_flops_per_row(config: RunConfig) -> float:

@@ -56,7 +56,16 @@ def assert_equals_alone(
     for result in run_ranks(train, split.world_size, config, user, len(losses), timeout_s=180):
         assert result["losses"] == pytest.approx(losses, rel=1e-5)
         for name, weight in weights.items():
-            torch.testing.assert_close(result["weights"][name].double(), weight, rtol=2e-4, atol=2e-5, msg=name)
+            got, wanted = (with_gradient(name, value) for value in (result["weights"][name].double(), weight))
+            torch.testing.assert_close(got, wanted, rtol=2e-4, atol=2e-5, msg=name)
+
+
+def with_gradient(name: str, value: torch.Tensor) -> torch.Tensor:
+    """Leave out the biases of keys, which no score depends on: steps of their gradient would be those of rounding."""
+    if not name.endswith("qkv.bias"):
+        return value
+    query, _, values = value.chunk(3)
+    return torch.cat([query, values])
 
 
 def train_alone(

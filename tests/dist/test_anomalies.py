@@ -130,12 +130,6 @@ def test_a_spike_that_is_skipped_leaves_no_trace(layout: Layout) -> None:
     check_refused(maker(layout), layout.world_size, "spike")
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("layout", [Layout(2, 0), Layout(2, 2), Layout(2, 1, "bf16"), Layout(2, 3)], ids=str)
-def test_a_spike_that_lamb_does_not_see(layout: Layout) -> None:
-    check_refused(maker(layout, "lamb"), layout.world_size, "spike")
-
-
 @pytest.mark.parametrize("fault", ["nan_logits", "infinite_gradient"])
 @pytest.mark.parametrize("layout", some([Layout(2, 1)]), ids=str)
 def test_what_is_not_finite_leaves_no_trace(layout: Layout, fault: str) -> None:
@@ -191,12 +185,6 @@ def go_back(rank: int, world_size: int, make: Make, run_dir: Path) -> list[tuple
 @pytest.mark.parametrize("layout", some([Layout(2, 2), Layout(2, 3), Layout(2, 1, pipeline=2)]), ids=str)
 def test_a_live_run_goes_back_as_a_new_process_does(tmp_path: Path, layout: Layout) -> None:
     check_going_back(maker(layout), layout.world_size, tmp_path)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("layout", [Layout(2, 0), Layout(2, 2), Layout(2, 1, "bf16"), Layout(2, 3)], ids=str)
-def test_lamb_goes_back(tmp_path: Path, layout: Layout) -> None:
-    check_going_back(maker(layout, "lamb"), layout.world_size, tmp_path)
 
 
 def check_going_back(make: Make, world_size: int, run_dir: Path) -> None:

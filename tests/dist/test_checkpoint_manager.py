@@ -143,21 +143,6 @@ def test_a_full_disk_on_any_rank_fails_the_save_on_all(tmp_path: Path, fail_on: 
     _check(tmp_path / "checkpoints" / "step-00000003", 3)
 
 
-def _no_room(rank: int, world_size: int, run_dir: Path) -> str:
-    topology = build_topology()
-    try:
-        _save(_manager(run_dir, topology), topology, 1, needed_bytes=10**18)
-    except CheckpointError as error:
-        return str(error)
-    return "nothing was raised"
-
-
-def test_too_little_room_is_the_same_error_everywhere(tmp_path: Path) -> None:
-    first, second = fork_ranks(_no_room, 2, tmp_path)
-    assert first == second and "GB are missing" in first
-    assert _names(tmp_path) == []
-
-
 def _not_shared(rank: int, world_size: int, run_dir: Path) -> str:
     from ctxlm_ds.checkpoint import folders
 

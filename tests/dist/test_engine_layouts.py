@@ -11,6 +11,7 @@ import torch
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from ctxlm_ds.families.base import TransformerSection
+from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
 from tests.dist.runner import run_ranks
 from tests.dist.training import GLOBAL_BATCH, build_engine, gather_weights, step_of, tiny_config, train
@@ -82,8 +83,11 @@ def every_case() -> list[Case]:
 
 EVERY_CASE = every_case()
 ALWAYS = {
-    "bert": [Case(2, 1, 2, 3, 2, sequence_parallel=True), Case(2, 2, 2, 1, 4, sequence_parallel=True, recompute=True)]
-}
+    "bert": [
+        Case(1, 1, 1, 3, 8), Case(1, 1, 2, 0, 4), Case(1, 1, 2, 2, 1), Case(1, 1, 4, 3, 2),
+        Case(2, 1, 2, 3, 2, sequence_parallel=True), Case(2, 2, 2, 1, 4, sequence_parallel=True, recompute=True),
+    ]
+}  # fmt: skip
 """Without a soak: layouts that tests/families/test_contract.py lacks."""
 
 
@@ -139,9 +143,7 @@ def test_hidden_dropout_does_not_depend_on_the_data_parallel_size() -> None:
 
 
 @pytest.mark.parametrize(
-    "parallel",
-    [{"pipeline_layers": [1, 3]}, {"pipeline_partition": "uniform"}],
-    ids=["by hand", "uniform"],
+    "parallel", [{"pipeline_layers": [1, 3]}, {"pipeline_partition": "uniform"}], ids=["by hand", "uniform"]
 )
 def test_where_a_pipeline_is_cut_changes_nothing(
     parallel: dict[str, Any], references: dict[str, dict[str, Any]]
@@ -210,7 +212,21 @@ def test_evaluation_gives_the_same_figures(family: str) -> None:
                 assert got == pytest.approx(wanted, rel=1e-5)
 
 
+def test_clipping_bounds_the_update() -> None:
+    """With a tiny bound the norm reported is that before clipping, equal over stages."""
+    optimizer = choices.OPTIMIZER.make(learning_rate=0.01, gradient_clipping=0.05)
+    plain, *sharded = (
+        run_ranks(train, case.world_size, case.config("bert").model_copy(update={"optimizer": optimizer}),
+                  case.user_json, 5, timeout_s=180)[0]
+        for case in (Case(1, 1, 1, 0), Case(1, 1, 2, 1), Case(1, 1, 2, 3))
+    )  # fmt: skip
+    for result in sharded:
+        assert result["norms"] == pytest.approx(plain["norms"], rel=1e-5)
+        assert result["losses"] == pytest.approx(plain["losses"], rel=1e-5)
+    assert min(plain["norms"]) > 0.05
+
+
 def test_the_comparison_can_fail(references: dict[str, dict[str, Any]]) -> None:
-    """Steps differ from one another, and families from one another, by far more than the tolerance."""
+    """Steps differ from one another by far more than the tolerance."""
     losses = reference_of("bert", references)["losses"]
     assert max(abs(a - b) / a for a, b in itertools.pairwise(losses)) > 1e-2

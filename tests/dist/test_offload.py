@@ -1,4 +1,4 @@
-"""Optimizer states and parameters in CPU memory under ZeRO: LAMB's exact ratios, losses and checkpoints as without."""
+"""Optimizer states and parameters in CPU memory under ZeRO: losses and checkpoints as without."""
 
 from __future__ import annotations
 
@@ -7,45 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.dist.reference import train_alone
 from tests.dist.runner import run_ranks
 from tests.dist.states import SAVED_STEP, Layout, assert_states_equal, resume_under, save_under
-from tests.dist.test_lamb import OPTIMIZER, STEPS, you_2019
 from tests.dist.training import tiny_config, train
 
 pytestmark = pytest.mark.dist
 CPU = {"device": "cpu"}
+STEPS = 4
 
 
 def zero(stage: int, *sections: str) -> dict[str, Any]:
     return {"zero_optimization": {"stage": stage, **{name: CPU for name in sections}}}
-
-
-@pytest.fixture(scope="module")
-def lamb_reference() -> tuple[list[float], dict[str, torch.Tensor]]:
-    return train_alone(tiny_config(optimizer=OPTIMIZER), STEPS, you_2019)
-
-
-@pytest.mark.parametrize(
-    "user",
-    [
-        zero(1, "offload_optimizer"),
-        zero(2, "offload_optimizer"),
-        zero(3, "offload_optimizer"),
-        zero(3, "offload_optimizer", "offload_param"),
-    ],
-    ids=str,
-)
-def test_offloaded_lamb_equals_the_float64_reference(
-    lamb_reference: tuple[list[float], dict[str, torch.Tensor]], user: dict[str, Any]
-) -> None:
-    losses, weights = lamb_reference
-    for result in run_ranks(train, 2, tiny_config(optimizer=OPTIMIZER), user, STEPS, timeout_s=120):
-        assert result["losses"] == pytest.approx(losses, rel=1e-5)
-        for name, weight in weights.items():
-            torch.testing.assert_close(result["weights"][name].double(), weight, rtol=2e-4, atol=2e-5, msg=name)
 
 
 @pytest.fixture(scope="module")

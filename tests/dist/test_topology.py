@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ctxlm_ds.errors import ConfigError, RunLockedError
 from ctxlm_ds.parallel.topology import build_topology
-from tests.dist.forks import RanksFailed, fork_ranks
+from tests.dist.forks import fork_ranks
 
 pytestmark = pytest.mark.dist
 
@@ -53,7 +53,9 @@ def _gather_some(rank: int, world_size: int) -> tuple[dict[int, str], dict[int, 
     calls: list[str] = []
     for name in ("all_gather_object", "all_reduce_max"):
         method = getattr(topology, name)
-        object.__setattr__(topology, name, lambda value, name=name, method=method: (calls.append(name), method(value))[1])
+        object.__setattr__(
+            topology, name, lambda value, name=name, method=method: (calls.append(name), method(value))[1]
+        )
     none = topology.gather_some(None)
     topology.run_together(lambda: None)
     topology.run_on_rank_0_first(lambda: None)
@@ -112,19 +114,6 @@ def _add(rank: int, world_size: int) -> list[float]:
 
 def test_adding_up_on_the_device() -> None:
     assert fork_ranks(_add, 3) == [[3.0, 1.5]] * 3
-
-
-def _own_group(rank: int, world_size: int, store: str) -> tuple[bool, float]:
-    # A default group that is not plain gloo, as with NCCL: the CPU group is another one, on gloo.
-    dist.destroy_process_group()
-    dist.init_process_group("cpu:gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
-    topology = build_topology()
-    assert dist.get_backend(topology.cpu_group) == "gloo"
-    return topology.cpu_group is not dist.group.WORLD, topology.all_reduce_sum(torch.ones(1)).item()
-
-
-def test_cpu_group_beside_another_backend(tmp_path: Path) -> None:
-    assert fork_ranks(_own_group, 2, str(tmp_path / "store")) == [(True, 2.0)] * 2
 
 
 def _count_sockets(rank: int, world_size: int, store: str) -> int:
@@ -201,36 +190,3 @@ def test_an_error_on_one_rank_is_raised_on_all(tmp_path: Path) -> None:
     assert second == [
         "RunLockedError: held by somebody", "RuntimeError: Unpicklable: odd one", "ConfigError: wrong on 1",
     ]  # fmt: skip
-
-
-def _one_raises(rank: int, world_size: int) -> None:
-    if rank == 1:
-        raise ValueError("rank one says no")
-    dist.barrier()
-
-
-def test_runner_brings_back_the_traceback() -> None:
-    with pytest.raises(RanksFailed, match="rank 1(.|\n)*in _one_raises(.|\n)*rank one says no"):
-        fork_ranks(_one_raises, 2, timeout_s=20)
-
-
-def _one_hangs(rank: int, world_size: int) -> None:
-    if rank == 1:
-        time.sleep(600)
-
-
-def test_runner_kills_a_hang() -> None:
-    start_s = time.monotonic()
-    with pytest.raises(RanksFailed, match="rank 1:\nstill running after 3 s"):
-        fork_ranks(_one_hangs, 2, timeout_s=3)
-    assert time.monotonic() - start_s < 15
-
-
-def _one_dies(rank: int, world_size: int) -> None:
-    if rank == 0:
-        os.kill(os.getpid(), 9)
-
-
-def test_runner_reports_a_silent_death() -> None:
-    with pytest.raises(RanksFailed, match="rank 0:\ndied without a word: exit status -9"):
-        fork_ranks(_one_dies, 2, timeout_s=20)

@@ -10,11 +10,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ctxlm_ds.recipe import choices
-from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.apps.plan.plan import Planner
-from ctxlm_ds.apps.plan.updates import gradient_bytes, update_bytes
+from ctxlm_ds.apps.plan.traffic import gradient_bytes, update_bytes
+from ctxlm_ds.recipe import choices
+from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
 from ctxlm_ds.training.engine import bf16_optimizer
 from tests.dist.forks import fork_ranks

@@ -25,6 +25,7 @@ from ctxlm_ds.training.continuations import (
     FilledMasks,
     Given,
     TokenChoice,
+    Writing,
     WrittenTargets,
 )
 from ctxlm_ds.training.engine.engine import Engine
@@ -79,7 +80,7 @@ def writer_of(kind: type[Any], given: list[Any], config: RunConfig) -> Any:
     """What writes texts for these rows in the engine's evaluation."""
     tokenizer = load_tokenizer(config.tokenizer.path)
     objective = build_objective(config.objective, tokenizer)
-    return kind(given, config.data, config.training, config.evaluation, objective, tokenizer)
+    return kind(given, Writing(config.data, config.training, config.evaluation, objective, tokenizer))
 
 
 def ours(rank: int, world_size: int, run: Run, count: int, temperature: float = 0.0) -> list[list[int]]:

@@ -35,7 +35,6 @@ def build_parser() -> argparse.ArgumentParser:
 def main() -> None:
     args = build_parser().parse_args()
     from ctxlm_ds.recipe.load import RECIPE_DIR, dump_config, load_config
-    from ctxlm_ds.training.hooks.metrics import flat_settings
 
     if args.command in (None, "list"):
         shipped = sorted((path.stem, summary(path)) for path in RECIPE_DIR.glob("*.yaml"))
@@ -46,7 +45,7 @@ def main() -> None:
         comment = head(named if named.is_file() else RECIPE_DIR / f"{named.name.removesuffix('.yaml')}.yaml")
         print("\n".join(["".join(f"# {line}".rstrip() + "\n" for line in comment), settings.rstrip()]))
     else:
-        one, other = (flat_settings(load_config(recipe).model_dump(mode="json")) for recipe in args.recipes)
+        one, other = (load_config(recipe).flat() for recipe in args.recipes)
         rows = differences(one, other)
         print("\n".join(aligned([("", *args.recipes), *rows], (0, 1, 2), "")) if rows else "the same settings")
 

@@ -164,12 +164,7 @@ def model_lines(
 ) -> list[str]:
     """Return parameters and memory of a rank, or why they are unknown here.
 
-    Args:
-        config: the checked recipe.
-        deepspeed: DeepSpeed's JSON as it was written.
-        world_size: planned number of ranks.
-        plan_command: plans the recipe for GPUs.
-        for_gpus: True if the run will have GPUs that this machine may lack.
+    `plan_command` plans the recipe for GPUs; `for_gpus`: the run will have GPUs that this machine may lack.
     """
     if importlib.util.find_spec("torch") is None:
         return ["  parameters and memory: unknown, torch is not installed here"]

@@ -68,14 +68,7 @@ class Layout:
 
 
 def launch_command(recipe: str, deepspeed: str, settings: Sequence[str], cluster: Cluster) -> str:
-    """Return the command that starts a run, the same one on every node.
-
-    Args:
-        recipe: value of --config.
-        deepspeed: value of --deepspeed_config.
-        settings: values of --set; later ones win.
-        cluster: nodes and GPUs, one rank each.
-    """
+    """Return the command that starts a run, the same one on every node; of `settings` of --set later ones win."""
     ranks = f"--nproc-per-node {cluster.gpus_per_node}"
     start = f"torchrun --standalone {ranks}"
     if cluster.num_nodes > 1:

@@ -93,16 +93,9 @@ class Planner:
     def __init__(
         self, config: RunConfig, cluster: Cluster, jsons: JsonByStage | None = None, platform: Platform = CUDA
     ) -> None:
-        """Build the model on `meta`.
+        """Build the model on `meta`; `jsons` are DeepSpeed's by ZeRO stage, None for the shipped ones (zero0 to zero3).
 
-        Args:
-            config: the recipe.
-            cluster: GPUs to plan for.
-            jsons: DeepSpeed's JSON by ZeRO stage; None for the shipped ones (zero0 to zero3).
-            platform: device whose operations are counted.
-
-        Raises:
-            ConfigError: the model is impossible, or the size of its vocabulary unknown.
+        Raises ConfigError if the model is impossible, or the size of its vocabulary unknown.
         """
         jsons = jsons or load_jsons("zero0", "zero1", "zero2", "zero3")
         self.config = config
@@ -132,19 +125,17 @@ class Planner:
         time = StepTimer(config, layout, zero, self.cluster, self.platform.keeps_scores).step(loads)
         busiest = max(loads, key=lambda load: sum(message.wire_bytes for message in load.messages))
         peak = self.cluster.gpu.flops_per_s(config.training.precision) * layout.world_size
+        # A smaller step of a ramp has fewer micro-batches.
+        micro_batches_s = time.compute + time.tensor + time.pipeline
+        run_s = time.total * config.training.max_steps - micro_batches_s * self._missing_steps
         return Plan(
             layout=layout,
             memory=self.memory(layout),
             messages=tuple(busiest.messages),
             time=time,
             mfu=self.flops / (time.total * peak),
-            days=self._run_seconds(time) / SECONDS_PER_DAY,
+            days=run_s / SECONDS_PER_DAY,
         )
-
-    def _run_seconds(self, time: StepTime) -> float:
-        """Return the seconds of the run: a smaller step of a ramp has fewer micro-batches."""
-        micro_batches = time.compute + time.tensor + time.pipeline
-        return time.total * self.config.training.max_steps - micro_batches * self._missing_steps
 
     @cached_property
     def _missing_steps(self) -> float:

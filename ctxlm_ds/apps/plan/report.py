@@ -58,13 +58,7 @@ def describe_search(
 ) -> list[str]:
     """Return what the planner prints: a table of plans, the other layouts by reason, and the recommendation.
 
-    Args:
-        found: the search.
-        config: the recipe.
-        cluster: GPUs of the search.
-        command: starts the recommended plan.
-        show_all: list all layouts instead of the fastest one per tp, pp and ZeRO stage.
-        width: characters of the terminal; None for no limit.
+    `command` starts the recommended plan; without `show_all` the fastest layout per tp, pp and ZeRO stage is listed.
     """
     lines, usable = [], f"{cluster.usable_bytes / GIB:.1f} GiB"
     if config.model.vocab_size is None:

@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.apps.plan.states import FLOAT, StageParameters, uses_bf16_optimizer
-from ctxlm_ds.apps.plan.traffic import Message
-from ctxlm_ds.apps.plan.updates import gradient_bytes, optimizer_bytes, update_bytes
+from ctxlm_ds.apps.plan.traffic import Message, gradient_bytes, optimizer_bytes, update_bytes
 from ctxlm_ds.models.meter import Product
 from ctxlm_ds.recipe.hardware import Cluster
 from ctxlm_ds.recipe.json_source import ZeroSettings

@@ -25,7 +25,6 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import OBJECTIVES
 from ctxlm_ds.training.hooks.curves import COLUMNS, Chart, terminal_picture
 from ctxlm_ds.training.hooks.hooks import Hook, RunEnd
-from ctxlm_ds.training.hooks.metrics import flat_settings
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -97,7 +96,7 @@ def run_page(runs: Mapping[str, RunRecord], charts: Sequence[Chart]) -> str:
 
 def comparison(runs: Mapping[str, RunRecord]) -> list[list[str]]:
     """Return a table with its head: the last step and loss of each run, and the settings in which they differ."""
-    settings = [flat_settings(run.config.model_dump(mode="json")) for run in runs.values()]
+    settings = [run.config.flat() for run in runs.values()]
     names = [name for name in dict.fromkeys(chain(*settings)) if name not in ("name", "run_dir")]
     different = [name for name in names if len({str(each.get(name, "-")) for each in settings}) > 1]
     rows = [["run", "step", "loss", "different settings"]]

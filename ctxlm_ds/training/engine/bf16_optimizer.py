@@ -133,9 +133,7 @@ class Bf16Optimizer(BF16_Optimizer):
     def get_grads_for_norm(self, for_clipping: bool = False) -> Any:
         """Return the sums to clip, or a tensor whose norm is that of this model-parallel rank's parameters.
 
-        Returns:
-            This rank's partitions, each [partition size]; or a list with one tensor [], and an empty dict, in place of
-            the gradients of experts.
+        The second value, an empty dict, is in place of the gradients of experts.
         """
         if for_clipping:
             return self.fp32_groups_gradient_flat_partition

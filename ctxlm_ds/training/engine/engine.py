@@ -68,17 +68,9 @@ class Engine:
         objective: Objective,
         topology: Topology,
     ) -> None:
-        """Build the model and DeepSpeed's engine; weights are not set yet.
+        """Build the model and DeepSpeed's engine from this rank's share of the program; weights are not set yet.
 
-        Args:
-            config: the resolved recipe.
-            deepspeed_config: DeepSpeed's settings, complete.
-            program: the model of the run, for this rank's share of its layers.
-            objective: its terms, and the fields of its batches.
-            topology: the ranks.
-
-        Raises:
-            ConfigError, KernelError: an impossible configuration, on every rank.
+        Raises ConfigError or KernelError for an impossible configuration, on every rank.
         """
         zero = ZeroSettings.of_json(deepspeed_config)
         self.zero_stage = zero.stage
@@ -310,16 +302,9 @@ class Engine:
     ) -> StepResult:
         """Run forward, backward and update over one global batch; raises StepInterrupted if it is abandoned.
 
-        If the loss or gradient norm is not finite, or `find_spike` rejects the loss, the result has an `anomaly` on
-        every rank, the gradients are dropped, and no weight, moment or counter changes.
-
-        Args:
-            step: this rank's part of the batch.
-            step_index: number of the step, from 0.
-            learning_rate: of this step.
-            find_spike: returns what is wrong with a finite loss.
-            look_ahead: called after the passes, while the device computes them; its result saves the next step a
-                collective.
+        If the loss or gradient norm is not finite, or `find_spike` returns what is wrong with a finite loss, the result
+        has an `anomaly` on every rank, the gradients are dropped, and no weight, moment or counter changes.
+        `look_ahead` is called while the device computes; its result saves the next step a collective.
         """
         if step.rows_consumed != self._deepspeed.train_batch_size():
             self._deepspeed.set_train_batch_size(step.rows_consumed)

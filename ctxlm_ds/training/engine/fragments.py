@@ -72,8 +72,7 @@ def list_fragments(
 ) -> list[Fragment]:
     """List the fragments of this rank in the order of the parameters.
 
-    Raises:
-        ConfigError: a part of the optimizer's states belongs to DeepSpeed's second optimizer.
+    Raises ConfigError if a part of the optimizer's states belongs to DeepSpeed's second optimizer.
     """
     if getattr(zero_optimizer, "partial_offload", 1.0) != 1.0:
         raise ConfigError(

@@ -41,16 +41,10 @@ class TermLosses:
     def __call__(
         self, outputs: Mapping[str, Tensor], labels: Mapping[str, Tensor], factors: Tensor
     ) -> tuple[Tensor, Sums]:
-        """Add up the terms.
+        """Add up the terms; `factors` [terms] fp32 are weight over count in the step, times what the engine divides by.
 
-        Args:
-            outputs: the model's, by name.
-            labels: fields of the batch by name.
-            factors: [number of terms] fp32, weight over count in the step, times what the engine divides by.
-
-        Returns:
-            The fp32 loss (exactly 0 with zero gradients if there is nothing to predict), and detached fp32 sums for
-            the metrics. All tensor-parallel ranks return the same.
+        Return the fp32 loss (exactly 0 with zero gradients if there is nothing to predict), and detached fp32 sums for
+        the metrics. All tensor-parallel ranks return the same.
         """
         total = factors.new_zeros(())
         statistics: Sums = {}

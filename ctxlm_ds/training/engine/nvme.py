@@ -34,13 +34,9 @@ class SwapPlace:
 
 
 def prepare_folders(paths: Mapping[str, str]) -> bool:
-    """Make the run's folders on the NVMe disk until this process ends; return whether anything is swapped.
+    """Make the run's folders (ZeroSettings.nvme_paths) until this process ends; return whether anything is swapped.
 
-    Args:
-        paths: ZeroSettings.nvme_paths.
-
-    Raises:
-        ConfigError: the disk is not mounted or not writable.
+    Raises ConfigError if the disk is not mounted or not writable.
     """
     folders = {name: Path(path) for name, path in paths.items()}
     for name, folder in folders.items():

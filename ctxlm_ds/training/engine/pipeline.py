@@ -72,16 +72,7 @@ class PipelineStage(PipelineModule):
         streams: DropoutStreams,
         dtype: torch.dtype,
     ) -> None:
-        """Build this rank's layers.
-
-        Args:
-            descriptions: all layers.
-            outputs: names of the tensors that the last stage returns.
-            bounds: first layer of each stage, and the number of layers (models/stages.py).
-            topology: the ranks.
-            streams: the dropout streams of the layers.
-            dtype: data type of the activations.
-        """
+        """Build this rank's layers; `bounds` are the first layer of each stage, and the number of layers."""
         self._bounds = list(bounds)
         self._streams = streams
         streams.num_layers = len(descriptions)

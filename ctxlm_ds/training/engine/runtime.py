@@ -36,11 +36,7 @@ BYTES_PER_PARAMETER = 16
 
 @contextmanager
 def explain_out_of_memory(config: RunConfig) -> Iterator[None]:
-    """Replace an allocator's error by one that names the size of the model and what to do.
-
-    Raises:
-        ConfigError: memory ran out.
-    """
+    """Replace an allocator's error by a ConfigError that names the size of the model and what to do."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -66,11 +62,7 @@ def _model_size(config: RunConfig) -> str:
 
 
 def init_process_group() -> None:
-    """Join the process group that the launcher's variables describe (nccl on CUDA, gloo on CPU).
-
-    Raises:
-        ConfigError: the port on which the ranks meet is in use.
-    """
+    """Join the process group of the launcher's variables (nccl or gloo); ConfigError if its port is in use."""
     try:
         _init_process_group()
     except torch.distributed.DistNetworkError as error:
@@ -147,11 +139,7 @@ def device_type() -> str:
 
 
 def check_precision(training: TrainingConfig, zero_stage: int | None = None) -> None:
-    """Check that the device has the precision, before anything is built.
-
-    Raises:
-        ConfigError: DeepSpeed does not support the data type on this device, or under this ZeRO stage.
-    """
+    """Raise ConfigError if DeepSpeed does not support the data type on this device, or under this ZeRO stage."""
     if zero_stage == 0 and training.precision != "fp32":
         raise ConfigError(
             f"training.precision is {training.precision} with ZeRO stage 0, where DeepSpeed cannot "
@@ -169,14 +157,11 @@ def check_precision(training: TrainingConfig, zero_stage: int | None = None) -> 
 
 
 def compile_setting(training: TrainingConfig, parallel: ParallelConfig, zero_stage: int, device: str) -> bool | str:
-    """Return how torch.compile compiles the repeated layers (LayerDescription.compile).
+    """Return how torch.compile compiles the repeated layers; ConfigError if reduce-overhead cannot run here.
 
     CUDA graphs reuse the memory of their outputs in the next micro-batch, and gradients are such outputs: only the bf16
-    optimizer of stage 1 takes each one within the backward pass. A collective is not part of a graph, and stage 3
-    moves the weights.
-
-    Raises:
-        ConfigError: compile_mode is reduce-overhead, which cannot run here.
+    optimizer of stage 1 takes each one within the backward pass. A collective is not part of a graph, and stage 3 moves
+    the weights.
     """
     if training.compile_mode == "default" or not training.compile:
         return training.compile
@@ -201,11 +186,7 @@ def compile_setting(training: TrainingConfig, parallel: ParallelConfig, zero_sta
 
 
 def deepspeed_adam(offloaded: bool) -> AdamFactory:
-    """Return DeepSpeed's CPUAdam (offloaded) or FusedAdam class, built once per machine.
-
-    Raises:
-        KernelError: the op cannot be built or does not exist for this device.
-    """
+    """Return DeepSpeed's CPUAdam (offloaded) or FusedAdam class, built once per machine, or raise KernelError."""
     try:
         from deepspeed.ops import adam, op_builder
 
@@ -220,11 +201,7 @@ def deepspeed_adam(offloaded: bool) -> AdamFactory:
 
 
 def load_async_io() -> None:
-    """Load DeepSpeed's file access for NVMe offload, built once per machine.
-
-    Raises:
-        KernelError: libaio's headers are missing, or the operator cannot be built.
-    """
+    """Load DeepSpeed's file access for NVMe offload, built once per machine; KernelError if it cannot be."""
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
     builder = AsyncIOBuilder()

@@ -39,11 +39,8 @@ class Updater:
     """Applies or refuses updates.
 
     A step's figures are read together with the norm, in the one read that DeepSpeed needs between reduction and update.
-
-    Args:
-        zero: DeepSpeed's optimizer wrapper; with ZeRO stage 0 the optimizer itself.
-        step: makes DeepSpeed take its step at the end of accumulation.
-        clipping: with ZeRO stage 0, measures and clips the gradients; None if DeepSpeed does it.
+    `zero` is DeepSpeed's optimizer wrapper; with ZeRO stage 0 the optimizer itself, for which `clipping` measures and
+    clips.
     """
 
     def __init__(self, zero: Any, step: Callable[[], None], clipping: Clipping | None) -> None:
@@ -58,14 +55,8 @@ class Updater:
     def end_step(self, figures: torch.Tensor, refuses: Judge) -> Update:
         """Update the weights, or drop the gradients if their norm is not finite or the update is refused.
 
-        Without an update, weights, moments and counters stay. An fp16 overflow still lowers the loss scale.
-
-        Args:
-            figures: [f] float64 on the device.
-            refuses: called once with the values of `figures`, before the update; True drops the gradients.
-
-        Returns:
-            What was done, and the norm.
+        `refuses` gets the values of `figures`, [f] float64 on the device, before the update. Without an update,
+        weights, moments and counters stay. An fp16 overflow still lowers the loss scale.
         """
         if self._clipping is not None:
             return self._end_plain_step(self._clipping, figures, refuses)
@@ -208,10 +199,7 @@ def _replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
 class Clipping:
     """Measures and scales the averaged gradients with ZeRO stage 0, exactly in every layout.
 
-    Args:
-        parameters: this rank's, and what they are of the model's; one that several ranks of a model hold counts once.
-        max_norm: largest L2 norm; 0 only measures.
-        topology: the ranks.
+    A parameter that several ranks of a model hold counts once; a `max_norm` of 0 only measures.
     """
 
     def __init__(

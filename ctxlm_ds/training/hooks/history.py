@@ -59,35 +59,19 @@ class HistoryHook(Hook):
 
     def on_run_start(self, start: RunStart) -> None:
         restarts = os.environ.get("SLURM_RESTART_COUNT", "")
+        known = {"environment": self._environment, "changed_settings": list(start.changed_settings)}
         append_event(
-            self._run_dir,
-            START,
-            step=start.step,
-            last_step=start.last_step,
-            world_size=self._ranks.world_size,
-            job_id=os.environ.get("SLURM_JOB_ID"),
-            restart_count=int(restarts) if restarts.isdigit() else 0,
-            attempt=attempt_folder(self._run_dir).name,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            launcher=self._ranks.launcher,
-            log=_log_file(),
-            **({"environment": self._environment} if self._environment else {}),
-            **({"changed_settings": list(start.changed_settings)} if start.changed_settings else {}),
-        )
+            self._run_dir, START, step=start.step, last_step=start.last_step, world_size=self._ranks.world_size,
+            job_id=os.environ.get("SLURM_JOB_ID"), restart_count=int(restarts) if restarts.isdigit() else 0,
+            attempt=attempt_folder(self._run_dir).name, host=socket.gethostname(), pid=os.getpid(),
+            launcher=self._ranks.launcher, log=_log_file(), **{name: value for name, value in known.items() if value},
+        )  # fmt: skip
 
     def on_run_end(self, end: RunEnd) -> None:
-        # Called while the exception is being handled.
-        error = sys.exc_info()[1] if end.failed else None
         append_event(
-            self._run_dir,
-            END,
-            step=end.step,
-            reason=end.reason if error is None else f"{type(error).__name__}: {error}",
-            completed=end.completed and not end.failed,
-            failed=end.failed,
-            attempt=attempt_folder(self._run_dir).name,
-        )
+            self._run_dir, END, step=end.step, reason=_reason(end), completed=end.completed and not end.failed,
+            failed=end.failed, attempt=attempt_folder(self._run_dir).name,
+        )  # fmt: skip
 
 
 class StatusFileHook(IntervalHook):
@@ -118,13 +102,18 @@ class StatusFileHook(IntervalHook):
 
     def on_run_end(self, end: RunEnd) -> None:
         self.report_last_step()
-        error = sys.exc_info()[1] if end.failed else None
-        why = end.reason if error is None else f"{type(error).__name__}: {error}"
+        why = _reason(end)
         state = "failed" if end.failed else "completed" if end.completed else "stopped"
         changes = {"last_failure": why} if end.failed else {}
         update_status(
             self._run_dir, state=state, why=why, step=end.step, left_s=None, checkpoint=self._last_good(), **changes
         )
+
+
+def _reason(end: RunEnd) -> str:
+    """Return why a run ended; called while its exception is being handled."""
+    error = sys.exc_info()[1] if end.failed else None
+    return end.reason if error is None else f"{type(error).__name__}: {error}"
 
 
 def _log_file() -> str | None:

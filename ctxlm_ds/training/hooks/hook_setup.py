@@ -19,11 +19,7 @@ logger = logging.getLogger("ctxlm_ds")
 
 
 def check_hooks(logging_section: LoggingConfig) -> None:
-    """Check that the trackers are installed and that the hooks are classes that can be built.
-
-    Raises:
-        ConfigError: lists every tracker without its package and every hook that cannot be imported or built.
-    """
+    """Raise ConfigError with every tracker without its package and every hook that cannot be imported or built."""
     problems = [
         problem for tracker in trackers_of(logging_section) if (problem := _tracker_problem(tracker)) is not None
     ]

@@ -36,7 +36,6 @@ def step_figures(metrics: StepMetrics, speed: StepSpeed, peak_row_seconds: float
     rows_per_second = speed.rows_per_second
     counts_skips = metrics.loss_scale is not None or metrics.skipped_steps
     figures = {
-        "step": metrics.step,
         "loss": metrics.loss,
         **metrics.terms,
         **{f"{term}_accuracy": value for term, value in metrics.accuracy.items()},
@@ -57,18 +56,32 @@ def step_figures(metrics: StepMetrics, speed: StepSpeed, peak_row_seconds: float
     return {name: value for name, value in figures.items() if value is not None}
 
 
-class MetricsWriter(IntervalHook):
+class FigureHook(IntervalHook):
+    """Writes the figures of each reported step; `peak_row_seconds` is as for `step_figures`."""
+
+    may_fail = True
+
+    def __init__(self, interval_steps: int, peak_row_seconds: float | None = None) -> None:
+        super().__init__(interval_steps)
+        self._peak_row_seconds = peak_row_seconds
+
+    def report(self, metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> None:
+        speed = StepSpeed(tokens_per_second, step_seconds, self.rows_per_second)
+        self.write(metrics.step, step_figures(metrics, speed, self._peak_row_seconds))
+
+    def write(self, step: int, figures: Mapping[str, Any]) -> None:
+        """Write the figures of a step in training."""
+
+
+class MetricsWriter(FigureHook):
     """Appends a line to metrics.jsonl every interval_steps, complete and immediately.
 
     A line has the losses of its step; tokens_per_second and step_seconds are means since the line before.
     """
 
-    may_fail = True
-
     def __init__(self, path: str | Path, interval_steps: int = 1, peak_row_seconds: float | None = None) -> None:
-        super().__init__(interval_steps)
+        super().__init__(interval_steps, peak_row_seconds)
         self.path = Path(path)
-        self._peak_row_seconds = peak_row_seconds
         self._file = LineFile(self.path)
 
     def on_run_start(self, start: RunStart) -> None:
@@ -85,10 +98,10 @@ class MetricsWriter(IntervalHook):
         if step == self._resumed_step:
             figures = {name: value for name, value in figures.items() if name not in self._evaluated}
         if figures:
-            self._append(step, figures)
+            self.write(step, figures)
 
     def on_continuations(self, step: int, texts: Sequence[tuple[str, str]]) -> None:
-        self._append(step, {TEXTS: [list(text) for text in texts]})
+        self.write(step, {TEXTS: [list(text) for text in texts]})
 
     def on_run_end(self, end: RunEnd) -> None:
         # A run that will be resumed gets no extra point, so its curve is that of a run without a stop.
@@ -96,18 +109,13 @@ class MetricsWriter(IntervalHook):
             self.report_last_step()
         self._file.close()
 
-    def report(self, metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> None:
-        speed = StepSpeed(tokens_per_second, step_seconds, self.rows_per_second)
-        self._append(metrics.step, step_figures(metrics, speed, self._peak_row_seconds))
-
-    def _append(self, step: int, figures: Mapping[str, Any]) -> None:
-        line = {"step": step, **{name: _jsonable(value) for name, value in figures.items()}}
-        self._file.append(step, json.dumps(line))
-
-
-def _jsonable(value: Any) -> Any:
-    """Return None for NaN and infinity, which JSON does not have."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    def write(self, step: int, figures: Mapping[str, Any]) -> None:
+        # JSON has neither NaN nor infinity.
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in figures.items()
+        }
+        self._file.append(step, json.dumps({"step": step, **finite}))
 
 
 def rewind(path: Path, step: int) -> set[str]:
@@ -131,47 +139,35 @@ def rewind(path: Path, step: int) -> set[str]:
     return evaluated
 
 
-def flat_settings(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """Return every setting of a recipe (its model_dump) by its dotted name, for trackers with flat parameters."""
-    flat: dict[str, Any] = {}
-
-    def add(name: str, value: Any) -> None:
-        if isinstance(value, dict) and value:
-            for key, item in value.items():
-                add(f"{name}.{key}" if name else key, item)
-        else:
-            flat[name] = value
-
-    add("", dict(recipe))
-    return flat
-
-
 def _paragraph(given: str, written: str) -> str:
     """Return a text and, in bold, its continuation as a paragraph of Markdown that shows their own characters."""
     shown, bold = (escape(_MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))) for text in (given, written))
     return f"{shown} **{bold}**" if bold else shown
 
 
-class TensorBoardWriter(IntervalHook):
+class TensorBoardWriter(FigureHook):
     """Writes a point to RUN/tensorboard every interval_steps; a resume purges the points after its step.
 
     The metrics over tokens are in its folder by_token: a purge is of all points of a folder by their number.
     """
 
-    may_fail = True
     package = switch = "tensorboard"
 
     def __init__(self, run_dir: str | Path, interval_steps: int = 1, peak_row_seconds: float | None = None) -> None:
-        super().__init__(interval_steps)
+        super().__init__(interval_steps, peak_row_seconds)
         self.directory = Path(run_dir) / TENSORBOARD_DIR
-        self._peak_row_seconds = peak_row_seconds
 
     def on_run_start(self, start: RunStart) -> None:
+        from torch.utils.tensorboard.summary import hparams
+
         self._now = start.step, start.tokens
         self._written = [self._now]
         self._open(start.step, start.tokens)
         self._writer.add_text("recipe", indent(dump_config(start.config), "    "), start.step)
-        self._add_hyperparameters(flat_settings(start.config.model_dump(mode="json")))
+        # For TensorBoard's HParams, in the same run as the curves.
+        flat = {name: x if isinstance(x, bool | int | float) else str(x) for name, x in start.config.flat().items()}
+        for summary in hparams(flat, {"train/loss": 0.0}):
+            self._writer.file_writer.add_summary(summary)
 
     def on_rollback(self, step: int) -> None:
         super().on_rollback(step)
@@ -184,11 +180,8 @@ class TensorBoardWriter(IntervalHook):
         self._now = self._written[-1]
         self._open(step, self._now[1])
 
-    def report(self, metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> None:
-        speed = StepSpeed(tokens_per_second, step_seconds, self.rows_per_second)
-        figures = step_figures(metrics, speed, self._peak_row_seconds)
-        del figures["step"]
-        self._add({f"train/{name}": value for name, value in figures.items()}, metrics.step)
+    def write(self, step: int, figures: Mapping[str, Any]) -> None:
+        self._add({f"train/{name}": value for name, value in figures.items()}, step)
         self._add_by_token({name: value for name, value in figures.items() if name != "tokens"})
 
     def on_step_end(self, metrics: StepMetrics) -> None:
@@ -218,16 +211,6 @@ class TensorBoardWriter(IntervalHook):
         self._writer = SummaryWriter(str(self.directory), purge_step=purged, flush_secs=30)
         self._by_token = SummaryWriter(str(self.directory / BY_TOKEN), purge_step=purged_tokens, flush_secs=30)
 
-    def _add_hyperparameters(self, flat: Mapping[str, Any]) -> None:
-        """Add the recipe for TensorBoard's HParams, in the same run as the curves."""
-        from torch.utils.tensorboard.summary import hparams
-
-        settings = {
-            name: value if isinstance(value, bool | int | float) else str(value) for name, value in flat.items()
-        }
-        for summary in hparams(settings, {"train/loss": 0.0}):
-            self._writer.file_writer.add_summary(summary)
-
     def _add_by_token(self, figures: Mapping[str, float]) -> None:
         self._written.append(self._now)
         for name, value in figures.items():
@@ -253,21 +236,14 @@ def peak_row_seconds(
 ) -> float | None:
     """Return the seconds of a row if all devices computed at their peak; None if the peak is unknown.
 
-    The run's rows per second times this is the MFU. `row_flops` counts a row; it is not called without a peak.
+    The run's rows per second times this is the MFU. `row_flops` counts a row; it is not called without a peak. Without
+    `peak_tflops` the published dense peak of this process's GPU counts.
     """
-    tflops = peak_tflops or device_peak_tflops(precision)
-    if tflops is None:
-        return None
-    return row_flops() / (TERA * tflops * world_size)
-
-
-def device_peak_tflops(precision: str) -> float | None:
-    """Return the published dense peak of this process's GPU in a precision; None for others and for CPUs."""
     import torch
 
-    if not torch.cuda.is_available():
-        return None
-    return published_peak_tflops(torch.cuda.get_device_name(), precision)
+    if peak_tflops is None and torch.cuda.is_available():
+        peak_tflops = published_peak_tflops(torch.cuda.get_device_name(), precision)
+    return None if peak_tflops is None else row_flops() / (TERA * peak_tflops * world_size)
 
 
 def published_peak_tflops(device_name: str, precision: str) -> float | None:

@@ -10,14 +10,14 @@ import logging
 import netrc
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from ctxlm_ds.atomic import write_text
-from ctxlm_ds.training.hooks.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, StepSpeed
-from ctxlm_ds.training.hooks.metrics import flat_settings, step_figures
+from ctxlm_ds.training.hooks.hooks import RunEnd, RunStart
+from ctxlm_ds.training.hooks.metrics import FigureHook
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -34,23 +34,17 @@ PARAMETERS_A_BATCH = 100
 """Most parameters that mlflow takes together."""
 
 
-class Tracker(IntervalHook):
+class Tracker(FigureHook):
     """Sends a point every interval_steps, evaluations and texts to a tracker; a failure of it never ends the run."""
 
-    may_fail = True
     failures = (Exception,)
 
     def __init__(self, run_dir: Path, interval_steps: int, peak_row_seconds: float | None = None) -> None:
-        """Prepare; `peak_row_seconds` is the time of a row at the devices' peak, for the MFU (None: unknown)."""
-        super().__init__(interval_steps)
+        super().__init__(interval_steps, peak_row_seconds)
         self.run_dir = run_dir
-        self._peak_row_seconds = peak_row_seconds
 
-    def report(self, metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> None:
-        speed = StepSpeed(tokens_per_second, step_seconds, self.rows_per_second)
-        figures = step_figures(metrics, speed, self._peak_row_seconds)
-        del figures["step"]
-        self.add({f"train/{name}": value for name, value in figures.items()}, metrics.step)
+    def write(self, step: int, figures: Mapping[str, Any]) -> None:
+        self.add({f"train/{name}": value for name, value in figures.items()}, step)
 
     def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
         self.add(figures, step)
@@ -144,10 +138,10 @@ class MlflowTracker(Tracker):
         experiment = self._client.get_experiment_by_name(name)
         number = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
         identity = str(self._client.create_run(number, run_name=start.config.name).info.run_id)
-        flat = flat_settings(start.config.model_dump(mode="json"))
-        settings = ((key, str(value)[:MOST_PARAMETER_CHARACTERS]) for key, value in flat.items())
-        for batch in _batches([Param(key, value) for key, value in settings], PARAMETERS_A_BATCH):
-            self._client.log_batch(identity, params=batch)
+        flat = start.config.flat()
+        settings = [Param(key, str(value)[:MOST_PARAMETER_CHARACTERS]) for key, value in flat.items()]
+        for first in range(0, len(settings), PARAMETERS_A_BATCH):
+            self._client.log_batch(identity, params=settings[first : first + PARAMETERS_A_BATCH])
         write_text(self.run_dir / MLFLOW_ID_NAME, f"{identity}\n")
         return identity
 
@@ -178,7 +172,3 @@ def is_logged_in() -> bool:
         return netrc.netrc(os.environ.get("NETRC")).authenticators(str(host)) is not None
     except (OSError, netrc.NetrcParseError):
         return False
-
-
-def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    return (items[first : first + size] for first in range(0, len(items), size))

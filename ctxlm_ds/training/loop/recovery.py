@@ -27,12 +27,9 @@ Action = Literal["skip", "rollback", "stop"]
 class Recovery:
     """Responds to anomalies; all ranks call its methods together.
 
-    Args:
-        config: what follows an anomaly, and how often.
-        run_dir: the run directory, whose history.jsonl records each anomaly.
-        rows: looks up the rows of a batch; None on every rank but rank 0, which alone logs and records.
-        load_last_good: restores the newest intact checkpoint, or the beginning of the run; returns its state.
-        steps_from: returns the training steps from a row on and ends the previous ones.
+    `rows` looks up the rows of a batch on rank 0, which alone logs and records. `load_last_good` restores the newest
+    intact checkpoint, or the beginning, and returns its state; `steps_from` ends the present steps and returns those
+    from a row on.
     """
 
     def __init__(
@@ -82,11 +79,7 @@ class Recovery:
         return "stop", f"{anomaly.why}, and {limit}"
 
     def must_go_back(self, state: TrainState, step: Step, result: StepResult) -> bool:
-        """Note a good step after `state`; record one that is skipped or that ends the run.
-
-        Raises:
-            TrainingError: the run must stop.
-        """
+        """Note a good step after `state`; record one that is skipped, or raise TrainingError if the run must stop."""
         if result.anomaly is None:
             if not result.skipped:
                 self.note_good(state, result.loss)
@@ -103,11 +96,7 @@ class Recovery:
         return action == "rollback"
 
     def go_back(self, state: TrainState, step: Step, result: StepResult) -> tuple[TrainState, Iterable[Step]]:
-        """Restore the last good checkpoint; return its state and the steps that begin after the bad batch.
-
-        Raises:
-            CheckpointError: no checkpoint can be read.
-        """
+        """Restore the last good checkpoint; return its state and the steps that begin after the bad batch."""
         assert result.anomaly is not None
         why, next_row = result.anomaly.why, state.rows_consumed + step.rows_consumed
         self._warn(state, step, f"{why}: the run goes back to its last good checkpoint and passes over the rows since")

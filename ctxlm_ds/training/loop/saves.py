@@ -63,10 +63,7 @@ class Saver(Protocol):
 class Saves:
     """The saves of one run.
 
-    Args:
-        config: intervals and how many saves may fail.
-        saver: writes them.
-        record_failure: records step and reason of a failed save; returns False if it must be called again later.
+    `record_failure` records step and reason of a failed save; it returns False if it must be called again later.
     """
 
     def __init__(
@@ -114,8 +111,7 @@ class Saves:
     def after_step(self, state: TrainState) -> None:
         """Complete the pending save if every rank has written, and begin the one that is due.
 
-        Raises:
-            CheckpointError: more saves in a row failed than `max_failed_saves`.
+        Raises CheckpointError if more saves in a row failed than `max_failed_saves`.
         """
         self._now_step = state.step
         if self.saver.pending and not self._busy:
@@ -130,8 +126,7 @@ class Saves:
     def last(self, state: TrainState) -> None:
         """Write a checkpoint of this state, complete on return, with retries.
 
-        Raises:
-            CheckpointError: it could not be written; the message names the last good checkpoint.
+        Raises CheckpointError, which names the last good checkpoint, if it could not be written.
         """
         with self._saving():
             self._finish(limited=False)

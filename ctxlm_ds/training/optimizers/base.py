@@ -61,16 +61,9 @@ class Optimizer:
         place: OptimizerPlace,
         deepspeed_adam: Callable[[bool], AdamFactory],
     ) -> tuple[torch.optim.Optimizer, str]:
-        """Build the optimizer of torch.
+        """Build torch's optimizer for groups of `parameter_groups`; return it, and the implementation as it is logged.
 
-        Args:
-            groups: from `parameter_groups`.
-            kernel: the recipe's `kernels.optimizer`.
-            place: device and ZeRO stage.
-            deepspeed_adam: returns DeepSpeed's CPUAdam (True) or FusedAdam class, or raises KernelError.
-
-        Returns:
-            The optimizer, and the chosen implementation as it is logged.
+        `deepspeed_adam` returns DeepSpeed's CPUAdam (True) or FusedAdam class.
 
         Raises:
             KernelError: the requested implementation cannot run here.
@@ -87,12 +80,9 @@ class Optimizer:
         """Prepare for the parameters as the engine has laid them out; all ranks call it once."""
 
     def step_group(self, states: Stepper, group: dict[str, Any], parameters: Sequence[torch.Tensor]) -> None:
-        """Update parameters in place.
+        """Update flat fp32 tensors of a group that have a gradient, as ZeRO partitions them, in place.
 
-        Args:
-            states: the moments, and the norms of complete parameters.
-            group: the parameter group, with the learning rate `lr` of this step.
-            parameters: flat fp32 tensors of the group that have a gradient, as ZeRO partitions them.
+        `states` has the moments, and the norms of complete parameters; `lr` of the group is the rate of this step.
         """
         raise NotImplementedError
 

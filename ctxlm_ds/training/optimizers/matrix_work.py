@@ -94,10 +94,8 @@ class MatrixWork:
     ) -> None:
         """Share out the matrices; all ranks call it.
 
-        Args:
-            rounds: this rank's fragments in each round; ranks have as many rounds, of the same matrices.
-            costs: the work on each matrix, in any unit, in an order common to all ranks.
-            sharers: the ranks; None for one rank.
+        `rounds` are this rank's fragments; ranks have as many rounds, of the same matrices. `costs` is the work on each
+        matrix, in any unit, in an order common to all ranks.
         """
         self._sharers = sharers
         self._rank, size = (sharers.rank, sharers.size) if sharers else (0, 1)
@@ -114,11 +112,9 @@ class MatrixWork:
     def run(self, number: int, updates: Mapping[int, torch.Tensor], change: Change) -> None:
         """Replace the matrices of a round by what `change` makes of them; all ranks call it.
 
-        Args:
-            number: of the round.
-            updates: by the id of each owner tensor, a tensor of the same shape, which is changed in place. Matrices
-                without one are left out, the same on all ranks.
-            change: called on one rank for each matrix, on the device of the sharers.
+        `updates` has, by the id of each owner tensor, a tensor of its shape, which is changed in place. Matrices
+        without one are left out, the same on all ranks. `change` is called on one rank for each matrix, on the device
+        of the sharers.
         """
         fragments = self._fragments[number]
         values = {
@@ -156,15 +152,7 @@ class MatrixWork:
 
 
 def share_out(held: Sequence[Mapping[str, Held]], costs: Mapping[str, float]) -> list[Share]:
-    """Choose an owner for each matrix.
-
-    Args:
-        held: for each rank, what it holds of each matrix.
-        costs: the work on each matrix.
-
-    Returns:
-        The matrices that any rank holds, in the order of `costs`.
-    """
+    """Choose an owner for each matrix of `costs` that any rank holds; `held` is what each rank holds of each matrix."""
     load = [0.0] * len(held)
     found: dict[str, Share] = {}
     for name in sorted(costs, key=lambda name: -costs[name]):

@@ -170,10 +170,8 @@ class Sharers:
     def exchange(self, packed: torch.Tensor, sizes: list[int], lengths: list[int]) -> Sequence[torch.Tensor]:
         """Send a range of a tensor to each rank and return what each has sent; all ranks of the stage call it.
 
-        Args:
-            packed: 1-D, on `device`, of one data type on all ranks.
-            sizes: elements for each rank, in the order of the ranks.
-            lengths: elements that come from each rank.
+        `packed` is 1-D, on `device`, of one data type on all ranks; `sizes` are elements to each rank, `lengths` from
+        each.
         """
         received = packed.new_empty(sum(lengths))
         torch.distributed.all_to_all_single(received, packed, lengths, sizes, group=self._topology.replica_group)

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from ctxlm_ds.checkpoint.chunk_index import ChunkWriter, merge_index
 from ctxlm_ds.checkpoint.reader import CheckpointReader
@@ -40,37 +38,6 @@ def _write(folder: Path, tensors: dict[tuple[str, str], torch.Tensor], ranks: in
         for start, end in zip(bounds, bounds[1:], strict=False):
             drawn.choice(writers).add(name, kind, tensor.shape, start, flat[start:end])
     merge_index(folder, [writer.write().value for writer in writers], {"optimizer_updates": 12, "loss_scale": 1.5})
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_round_trip_of_any_split(tmp_path: Path, ranks: int) -> None:
-    for seed in range(8):
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        tensors = _tensors(seed)
-        _write(folder, tensors, ranks, seed)
-        reader = CheckpointReader(folder)
-        assert reader.names() == sorted(SHAPES)
-        assert reader.scalars() == {"optimizer_updates": 12, "loss_scale": 1.5}
-        assert reader.moment_kinds() == ["exp_avg", "exp_avg_sq"]
-        for (name, kind), tensor in tensors.items():
-            assert reader.shape(name) == tuple(tensor.shape)
-            assert torch.equal(reader.read_full(name, kind), tensor)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_any_range(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    folder = tmp_path_factory.mktemp("ranges")
-    tensors = _tensors()
-    _write(folder, tensors, data.draw(st.integers(1, 4)), data.draw(st.integers(0, 1000)))
-    reader = CheckpointReader(folder)
-    name, kind = data.draw(st.sampled_from(sorted(tensors)))
-    flat = tensors[name, kind].reshape(-1)
-    start = data.draw(st.integers(0, flat.numel()))
-    length = data.draw(st.integers(0, flat.numel() - start))
-    assert torch.equal(reader.read(name, kind, start, length), flat[start : start + length])
-    assert torch.equal(reader.read(name, kind, start), flat[start:])
 
 
 def _edit_index(folder: Path, change: Any) -> None:

@@ -6,7 +6,6 @@ import errno
 import faulthandler
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +19,6 @@ from ctxlm_ds.process import failure
 from ctxlm_ds.process.failure import (
     FailureRecord,
     FailureReport,
-    clear_evidence,
     exit_status,
     is_consequence,
     read_failures,
@@ -199,13 +197,3 @@ def test_damaged_records_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "rank-00009.json").write_text(json.dumps(newer))
     assert [record.rank for record in read_failures(tmp_path)] == [1, 9]
     assert read_failures(tmp_path / "nowhere") == []
-
-
-def test_evidence_of_earlier_starts_is_cleared(tmp_path: Path) -> None:
-    names = ["rank-00000.json", "stacks-00000.txt", "stacks.txt", "output.log"]
-    for name in names:
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (1000, 1000))
-    (tmp_path / "rank-00001.json").touch()
-    clear_evidence(tmp_path, time.time() - 100)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["output.log", "rank-00001.json"]

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.process.slurm import expand_hostlist, expand_tasks, is_srun_task, port_of_step, read_task
+from ctxlm_ds.process.slurm import (
+    VARIABLE,
+    choose_gloo_interface,
+    expand_hostlist,
+    expand_numbers,
+    expand_tasks,
+    hosts_of_step,
+    interface_of,
+    is_srun_task,
+    join_numbers,
+    port_of_step,
+    read_task,
+)
 
 
 @pytest.mark.parametrize(
@@ -53,9 +69,9 @@ STEP = {
 def test_a_task_of_a_step_on_part_of_the_job() -> None:
     task = read_task(STEP)
     assert (task.rank, task.world_size, task.local_rank, task.local_world_size) == (2, 3, 0, 1)
-    assert task.hosts == ("n2", "n3")
+    assert hosts_of_step(STEP) == ["n2", "n3"] and task.master_addr == "n2"
     first = read_task({**STEP, "SLURM_PROCID": "0", "SLURM_NODEID": "0"})
-    assert first.local_world_size == 2 and first.port == task.port
+    assert first.local_world_size == 2 and first.master_port == task.master_port
 
 
 def test_tasks_per_node_of_the_whole_job_are_not_believed() -> None:
@@ -105,3 +121,57 @@ def test_ports_of_neighbours_differ_and_avoid_the_ephemeral_range() -> None:
     assert len(set(ports)) == len(ports)
     many = [port_of_step({"SLURM_JOB_ID": str(job)}) for job in range(0, 10**8, 99_991)]
     assert min(many) >= 15000 and max(many) < 30000
+
+
+def test_there_and_back() -> None:
+    assert expand_numbers("0-2,5,7-8") == ["0", "1", "2", "5", "7", "8"]
+    assert expand_numbers("08-10, 3") == ["08", "09", "10", "3"]
+    assert join_numbers([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
+    assert join_numbers([0, 1, 4, 7, 8]) == "0-1,4,7-8"
+    assert join_numbers([3], ", ") == "3" and join_numbers([]) == ""
+
+
+@pytest.mark.parametrize("text", ["", "a", "1-", "-2", "1-2-3", "4-2", "1,,2"])
+def test_what_is_no_range_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a number or a range|runs backwards"):
+        expand_numbers(text)
+
+
+ASK = (
+    "import os; from ctxlm_ds.process.slurm import choose_gloo_interface as choose; "
+    "print(choose(('n1', 'n2'), os.environ), os.environ.get('GLOO_SOCKET_IFNAME'))"
+)
+
+
+def on_a_node(tmp_path: Path, own_address: str) -> str:
+    """The answer on a host n1 with an interface fab0, in namespaces of its own."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text(f"127.0.0.1 localhost\n{own_address} n1\n10.9.8.2 n2\n")
+    commands = [
+        f"mount --bind {hosts} /etc/hosts", "hostname n1", "ip link set lo up",
+        "ip link add fab0 type veth peer name fab1", "ip addr add 10.9.8.1/24 dev fab0", "ip link set fab0 up",
+        "ip link set fab1 up", f'exec {sys.executable} -c "{ASK}"',
+    ]  # fmt: skip
+    words = ["unshare", "--net", "--uts", "--mount", "sh", "-c", " && ".join(commands)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    if done.returncode:
+        pytest.skip(f"no namespaces here: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def test_a_name_that_leads_to_loopback_is_mended(tmp_path: Path) -> None:
+    assert on_a_node(tmp_path, "127.0.1.1") == "fab0 fab0"
+
+
+def test_a_name_that_leads_to_an_address_is_left_alone(tmp_path: Path) -> None:
+    assert on_a_node(tmp_path, "10.9.8.1") == "None None"
+
+
+def test_what_is_set_stands() -> None:
+    environ = {VARIABLE: "ib0"}
+    assert choose_gloo_interface(("n1", "n2"), environ) is None and environ == {VARIABLE: "ib0"}
+    assert choose_gloo_interface(("n1",), {}) is None
+
+
+def test_the_interface_of_an_address() -> None:
+    assert interface_of("127.0.0.1") == "lo" and interface_of("192.0.2.1") is None

@@ -2,25 +2,85 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ctxlm_ds.errors import EXIT_HANG
+from ctxlm_ds.process.failure import FailureRecord, read_failures
+from ctxlm_ds.process.launch import RankInfo
 from ctxlm_ds.process.watchdog import (
     DUMP_SIGNAL,
     MAIN_THREAD,
+    Watchdog,
     all_stacks,
     conclude,
-    describe_ranks,
     join_stacks,
     stacks_files,
 )
-from tests.unit.process.watched_runs import LONGER, NONE, SHORT, Run, Scenario, running, until
+from ctxlm_ds.recipe.schema import WatchdogConfig
+
+RANK = Path(__file__).parent / "watched_rank.py"
+SHORT = {"start_minutes": 0.02, "step_minutes": 0.02, "save_minutes": 0.1}
+LONGER = {"start_minutes": 1, "step_minutes": 0.03, "save_minutes": 0.5}
+NONE: dict[str, float | None] = dict.fromkeys(SHORT)
+PATIENCE_S = 120
+Scenario = tuple[Any, ...]
+"""Limits of the watchdog in minutes, then what each rank does."""
+
+
+@dataclass
+class Run:
+    """The ranks of one scenario."""
+
+    folder: Path
+    ranks: list[subprocess.Popen[str]]
+
+    @property
+    def evidence(self) -> Path:
+        return self.folder / "run" / "attempts" / "try"
+
+    def text(self, name: str = "stacks.txt") -> str:
+        return (self.evidence / name).read_text()
+
+    def record(self) -> FailureRecord:
+        (record,) = read_failures(self.evidence)
+        return record
+
+    def wait_until_ready(self, rank: int = 0) -> None:
+        until((self.folder / f"ready-{rank}").exists)
+
+    def end(self, rank: int = 0) -> tuple[int, str]:
+        """Exit status and stderr."""
+        said = self.ranks[rank].communicate(timeout=PATIENCE_S)[1]
+        return self.ranks[rank].returncode, said
+
+
+def start(folder: Path, limits: Any, *whats: str) -> Run:
+    ranks = []
+    for rank, what in enumerate(whats):
+        words = [sys.executable, str(RANK), str(folder / "run"), str(rank), str(len(whats)), json.dumps(limits), what]
+        environ = {**os.environ, "READY": str(folder / f"ready-{rank}"), "CTXLM_ATTEMPT": "try"}
+        ranks.append(subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environ))
+    return Run(folder, ranks)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
 
 BEGUN = {**SHORT, "start_minutes": 1}
 SCENARIOS: dict[str, Scenario] = {
@@ -34,7 +94,6 @@ SCENARIOS: dict[str, Scenario] = {
     "asked": ({**NONE, "save_minutes": 0.02}, "wait"),
     "held": (BEGUN, "hang", "hold"),
     "held alone": (BEGUN, "hold"),
-    "one stopped": ({**BEGUN, "step_minutes": 0.1}, "wait", "wait"),
     "crash": (NONE, "crash"),
 }
 WITHOUT_FOLDER = ("at start", "writes", "limits", "no limits", "no folder", "asked")
@@ -50,16 +109,19 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
             (folder / "run").write_text("a file")
         return folder
 
-    with running(SCENARIOS, folder_of) as started:
+    started = {name: start(folder_of(name), *scenario) for name, scenario in SCENARIOS.items()}
+    try:
         # It is stopped here, or it would be over when its test comes.
         started["paused"].wait_until_ready()
         paused = started["paused"].ranks[0]
         paused.send_signal(signal.SIGSTOP)
-        started["one stopped"].wait_until_ready(1)
-        started["one stopped"].ranks[1].send_signal(signal.SIGSTOP)
         time.sleep(4.0)  # more than three times the limit
         paused.send_signal(signal.SIGCONT)
         yield started
+    finally:
+        for process in (process for run in started.values() for process in run.ranks):
+            process.kill()
+            process.communicate()
 
 
 def test_the_rank_that_stands_elsewhere_is_named_first(runs: dict[str, Run]) -> None:
@@ -112,12 +174,6 @@ def test_a_rank_held_by_c_code_is_named_by_the_others_and_ends_with_its_stack(ru
     for name, rank in (("held", 1), ("held alone", 0)):
         status, said = runs[name].end(rank)
         assert status == 1 and "in hold" in said
-
-
-def test_a_stopped_rank_is_named_by_the_others(runs: dict[str, Run]) -> None:
-    run = runs["one stopped"]
-    assert run.end(0)[0] == EXIT_HANG
-    assert run.text().startswith("=== rank 1 left no stacks")
 
 
 def test_a_crash_in_c_code_shows_its_stack(runs: dict[str, Run]) -> None:
@@ -197,6 +253,15 @@ def test_files(tmp_path: Path) -> None:
     assert (tmp_path / "stacks.txt").read_text().startswith("=== ranks 1-10 left no stacks")
 
 
-def test_describe_ranks() -> None:
-    assert describe_ranks([3]) == "rank 3"
-    assert describe_ranks([0, 1, 2, 5, 7, 8]) == "ranks 0-2, 5, 7-8"
+def test_evidence_of_earlier_starts_is_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CTXLM_ATTEMPT", "try")
+    folder = tmp_path / "attempts" / "try"
+    folder.mkdir(parents=True)
+    for name in ("rank-00000.json", "stacks-00000.txt", "stacks.txt", "output.log"):
+        (folder / name).touch()
+        os.utime(folder / name, (1000, 1000))
+    watchdog = Watchdog(WatchdogConfig(), tmp_path, RankInfo(0, 2, 0, 2, "127.0.0.1", 1, "environment", 0))
+    time.sleep(0.05)
+    (folder / "rank-00001.json").touch()
+    watchdog.clear_old_evidence()
+    assert sorted(path.name for path in folder.iterdir()) == ["output.log", "rank-00001.json"]

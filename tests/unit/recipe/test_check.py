@@ -184,23 +184,6 @@ def test_all_are_reported_at_once() -> None:
         assert f"\n  {path}: " in str(caught.value)
 
 
-@pytest.mark.parametrize(("world_size", "fits"), [(1, True), (2, True), (4, True), (3, False), (5, False), (64, False)])
-def test_the_batch_splits_over_the_ranks_or_is_refused(world_size: int, fits: bool) -> None:
-    config = config_of(training={"global_batch_size": 256, "micro_batch_size": 8})
-    assert 256 % (8 * world_size) != 0 or fits
-    if fits:
-        check_config(config, world_size)
-        return
-    with pytest.raises(
-        ConfigError, match=rf"256 is not a multiple of training.micro_batch_size 8 x {world_size} ranks"
-    ) as caught:
-        check_config(config, world_size)
-    proposed = [
-        int(word) for word in str(caught.value).split("set it to ")[1].replace(",", " ").split() if word.isdigit()
-    ]
-    assert proposed[0] % (8 * world_size) == 0
-
-
 def test_proposed_batch_sizes_are_accepted() -> None:
     for rows, micro, ranks in [(100, 8, 1), (256, 8, 3), (10, 4, 4), (1024, 48, 2)]:
         problem = find_problems(config_of(training={"global_batch_size": rows, "micro_batch_size": micro}), ranks)[0]

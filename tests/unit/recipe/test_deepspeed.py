@@ -213,20 +213,6 @@ def test_conflicts_are_told_with_both_values(user_json: dict[str, Any], words: l
         assert word in problems[0]
 
 
-def test_all_conflicts_at_once() -> None:
-    problems = problems_of(
-        config_of(),
-        {
-            "train_batch_size": 1,
-            "zero_optimisation": {},
-            "gradient_clipping": 3,
-            "optimizer": {"type": "Muon"},
-            "flops_profiler": {"modul_depth": 3},
-        },
-    )
-    assert len(problems) == 5
-
-
 def test_a_batch_that_does_not_split_is_refused() -> None:
     problems = problems_of(config_of(), {}, world_size=3)
     assert problems[0].startswith("training.global_batch_size: 64 is not a multiple of training.micro_batch_size 8 x 3")
@@ -252,13 +238,6 @@ def test_a_pipeline_takes_stages_0_and_1_only(stage: int) -> None:
     assert problems[0].startswith(words)
     assert "use stage 1" in problems[0]
     build_deepspeed_config(config, {"zero_optimization": {"stage": 1}}, 2)
-
-
-def test_gradients_are_accumulated_by_data_parallel_ranks() -> None:
-    config = config_of(parallel={"pipeline_parallel_size": 2, "tensor_parallel_size": 2})
-    settings = build_deepspeed_config(config, {"zero_optimization": {"stage": 1}}, 8)
-    assert settings["train_batch_size"] == 64
-    assert settings["train_micro_batch_size_per_gpu"] * settings["gradient_accumulation_steps"] * 2 == 64
 
 
 def test_deepspeed_really_fails_where_stage_0_is_refused() -> None:
@@ -290,17 +269,6 @@ def test_the_optimizer_section_is_handed_over_whole() -> None:
     assert "params" not in built
     assert deepspeed.DeepSpeedConfig(built).optimizer_params["alpha"] == 0.9
     assert section["params"]["lr"] == "auto"
-
-
-def test_another_learning_rate_in_a_section_that_is_handed_over() -> None:
-    config = config_of(optimizer={"name": "from_ds_config", "learning_rate": 3e-4})
-    section = {"type": "AdamW", "params": {"lr": 1e-3}}
-    (problem,) = problems_of(config, {"optimizer": section})
-    assert problem.strip().startswith("optimizer.params.lr: 0.001 here, but 0.0003 in the recipe")
-
-
-def test_an_optimizer_section_left_to_the_recipe() -> None:
-    assert "optimizer" not in build_deepspeed_config(config_of(), {"optimizer": "auto"}, 1)
 
 
 @pytest.mark.parametrize(

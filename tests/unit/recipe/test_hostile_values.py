@@ -73,14 +73,6 @@ def test_a_world_without_ranks_is_refused(size: int) -> None:
         check_config(RunConfig(), size)
 
 
-def test_advice_on_the_batch_size_works_on_these_ranks() -> None:
-    batch = ["training.global_batch_size=6", "training.micro_batch_size=4"]
-    with pytest.raises(ConfigError, match="x 2 ranks = 8; set it to 8, or training.micro_batch_size to 3"):
-        load_config("bert-tiny", batch, 2)
-    for advised in (["training.global_batch_size=8", batch[1]], [batch[0], "training.micro_batch_size=3"]):
-        load_config("bert-tiny", advised, 2)
-
-
 def test_a_repeated_override_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="ctxlm_ds"):
         assert load_config("bert-tiny", ["training.max_steps=100", "training.max_steps=200"]).training.max_steps == 200

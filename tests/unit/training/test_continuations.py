@@ -21,6 +21,7 @@ from ctxlm_ds.training.continuations import (
     FilledMasks,
     MaskChoice,
     TokenChoice,
+    Writing,
     WrittenTargets,
     encode_prompts,
     given_prompt,
@@ -47,6 +48,16 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return train_tokenizer("gpt2", iter(["the quick brown fox jumps over the lazy dog"] * 30), WORDS, folder / "gpt2")
 
 
+def writing(config: RunConfig, tokenizer: Tokenizer) -> Writing:
+    objective = build_objective(config.objective, tokenizer)
+    return Writing(config.data, config.training, config.evaluation, objective, tokenizer)
+
+
+def prompts_of(config: RunConfig, tokenizer: Tokenizer) -> list[list[int]]:
+    run = writing(config, tokenizer)
+    return encode_prompts(config.evaluation.prompts, run.data, run.objective, tokenizer)
+
+
 class Counter:
     """An engine whose model predicts the id after each token, and that remembers what it read."""
 
@@ -65,14 +76,7 @@ class Counter:
 
 def written(prompts: list[list[int]], tokenizer: Tokenizer, **evaluation: Any) -> tuple[list[list[int]], Counter]:
     settings, engine = config(**evaluation), Counter()
-    writer = Continuations(
-        prompts,
-        settings.data,
-        settings.training,
-        settings.evaluation,
-        build_objective(settings.objective, tokenizer),
-        tokenizer,
-    )
+    writer = Continuations(prompts, writing(settings, tokenizer))
     choice = TokenChoice("logits", settings.evaluation.continuation_temperature, engine.parallel)
     return writer.tokens(engine, choice, prompts, 0, 0), engine  # type: ignore[arg-type]
 
@@ -91,14 +95,7 @@ def test_each_token_follows_from_the_text_before_it(tokenizer: Tokenizer) -> Non
 def test_every_pass_is_reported(tokenizer: Tokenizer) -> None:
     settings, engine, passes = config(continuations=2, continuation_tokens=4), Counter(), []
     prompts = [[5 + number] for number in range(ROWS + 1)]
-    writer = Continuations(
-        prompts,
-        settings.data,
-        settings.training,
-        settings.evaluation,
-        build_objective(settings.objective, tokenizer),
-        tokenizer,
-    )
+    writer = Continuations(prompts, writing(settings, tokenizer))
     writer.on_pass = lambda: passes.append(len(engine.batches))
     writer.write(engine, 1)  # type: ignore[arg-type]
     assert passes == [1, 2, 3, 4, 5, 6, 7, 8]
@@ -112,10 +109,7 @@ def test_a_text_ends_with_its_document(tokenizer: Tokenizer) -> None:
 
 def test_rows_have_room_for_prompt_and_text(tokenizer: Tokenizer) -> None:
     settings, engine = config(continuations=1, continuation_tokens=50), Counter()
-    objective = build_objective(settings.objective, tokenizer)
-    pairs = Continuations(
-        [list(range(20, 60))], settings.data, settings.training, settings.evaluation, objective, tokenizer
-    ).write(engine, 3)  # type: ignore[arg-type]
+    pairs = Continuations([list(range(20, 60))], writing(settings, tokenizer)).write(engine, 3)  # type: ignore[arg-type]
     assert len(engine.batches) == LENGTH - 1
     assert pairs[0][0] == tokenizer.decode([59]) and pairs[0][1] == tokenizer.decode(range(60, 60 + LENGTH - 1))
 
@@ -182,22 +176,12 @@ class Left:
 
 def filled(config: RunConfig, prompts: list[list[int]], tokenizer: Tokenizer) -> tuple[list[tuple[str, str]], Left]:
     engine = Left()
-    writer = FilledMasks(
-        prompts,
-        config.data,
-        config.training,
-        config.evaluation,
-        build_objective(config.objective, tokenizer),
-        tokenizer,
-    )
-    return writer.write(engine, 1), engine  # type: ignore[arg-type]
+    return FilledMasks(prompts, writing(config, tokenizer)).write(engine, 1), engine  # type: ignore[arg-type]
 
 
 def test_each_mask_is_filled_from_its_slot(with_masks: Tokenizer) -> None:
     config = masked_config("the [MASK] fox", "[MASK] lazy dog [MASK]", "brown [MASK]", "jumps [MASK]")
-    prompts = encode_prompts(
-        config.evaluation.prompts, config.data, build_objective(config.objective, with_masks), with_masks
-    )
+    prompts = prompts_of(config, with_masks)
     texts, engine = filled(config, prompts, with_masks)
     assert texts == [
         ("the [MASK] fox", "the"), ("[MASK] lazy dog [MASK]", "[CLS], dog"), ("brown [MASK]", "brown"),
@@ -223,9 +207,7 @@ def test_held_out_texts_are_given_masks_and_show_what_was_there(with_masks: Toke
 def test_prompts_without_masks_or_with_too_many_are_refused(with_masks: Tokenizer) -> None:
     config = masked_config("no mask", "the [MASK]", " ".join(["[MASK]"] * 9))
     with pytest.raises(ConfigError) as error:
-        encode_prompts(
-            config.evaluation.prompts, config.data, build_objective(config.objective, with_masks), with_masks
-        )
+        prompts_of(config, with_masks)
     text = str(error.value)
     assert "evaluation.prompts[0]" in text and "write [MASK] for 1 to 4 of its words, not 0" in text
     assert "evaluation.prompts[2]" in text and "evaluation.prompts[1]" not in text
@@ -263,15 +245,10 @@ def with_sentinels(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def test_a_decoder_writes_the_target_of_an_input(with_sentinels: Tokenizer) -> None:
     tokenizer, prompt = with_sentinels, "the <extra_id_0> fox"
     config = seq2seq_config("span_corruption", prompts=[prompt, "lazy dog"])
-    objective = build_objective(config.objective, tokenizer)
-    given = [
-        given_prompt(ids, objective, tokenizer)
-        for ids in encode_prompts(config.evaluation.prompts, config.data, objective, tokenizer)
-    ]  # type: ignore[arg-type]
+    run = writing(config, tokenizer)
+    given = [given_prompt(ids, run.objective, tokenizer) for ids in prompts_of(config, tokenizer)]  # type: ignore[arg-type]
     engine = Echo()
-    written = WrittenTargets(given, config.data, config.training, config.evaluation, objective, tokenizer).write(
-        engine, 1
-    )  # type: ignore[arg-type]
+    written = WrittenTargets(given, run).write(engine, 1)  # type: ignore[arg-type]
     assert written == [(prompt, prompt), ("lazy dog", "lazy dog")]
     assert len(engine.batches) == 4, "up to the end of the longest"
     fields, words = engine.batches[2].fields, tokenizer.encode_batch([prompt])[0]
@@ -285,17 +262,12 @@ def test_a_decoder_writes_the_target_of_an_input(with_sentinels: Tokenizer) -> N
 def test_a_target_begins_and_is_framed_as_in_training(with_sentinels: Tokenizer) -> None:
     tokenizer = with_sentinels
     config = seq2seq_config("text_infilling", prompts=["the [MASK] fox", "the quick brown fox " * 9])
-    objective = build_objective(config.objective, tokenizer)
-    given = [
-        given_prompt(ids, objective, tokenizer)
-        for ids in encode_prompts(config.evaluation.prompts, config.data, objective, tokenizer)
-    ]  # type: ignore[arg-type]
+    run = writing(config, tokenizer)
+    given = [given_prompt(ids, run.objective, tokenizer) for ids in prompts_of(config, tokenizer)]  # type: ignore[arg-type]
     assert given[0].start == [tokenizer.sep_id, tokenizer.cls_id]
     assert (given[0].ids[0], given[0].ids[-1]) == (tokenizer.cls_id, tokenizer.sep_id)
     engine = Echo()
-    written = WrittenTargets(given, config.data, config.training, config.evaluation, objective, tokenizer).write(
-        engine, 1
-    )  # type: ignore[arg-type]
+    written = WrittenTargets(given, run).write(engine, 1)  # type: ignore[arg-type]
     assert written[0] == ("the [MASK] fox", "the [MASK] fox")
     inputs = engine.batches[0].fields["input_ids"][1]
     assert inputs[0] == tokenizer.cls_id and inputs[-1] == tokenizer.sep_id, "cut, with its end"
@@ -316,9 +288,7 @@ def test_held_out_texts_are_corrupted_as_in_training(name: str, with_sentinels: 
         assert one.start == list(objective.generation_settings.values())
         assert set(words) <= {*one.ids, *one.target}
     engine = Echo()
-    ((_, written), _) = WrittenTargets(
-        given, config.data, config.training, config.evaluation, objective, tokenizer
-    ).write(engine, 1)  # type: ignore[arg-type]
+    ((_, written), _) = WrittenTargets(given, writing(config, tokenizer)).write(engine, 1)  # type: ignore[arg-type]
     assert " (was " in written and "the" in written
 
 

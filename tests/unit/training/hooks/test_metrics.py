@@ -88,13 +88,6 @@ def test_fp16_and_missing_figures(tmp_path: Path) -> None:
     assert "grad_norm" not in line
 
 
-def test_losses_are_written_to_the_last_bit(tmp_path: Path) -> None:
-    writer = MetricsWriter(tmp_path / "m.jsonl")
-    writer.on_run_start(start(0))
-    writer.on_step_end(metrics_of(1, loss=0.1 + 0.2))
-    assert lines(tmp_path / "m.jsonl")[0]["loss"] == 0.1 + 0.2
-
-
 def test_interval_means_speed_not_loss(tmp_path: Path) -> None:
     writer = MetricsWriter(tmp_path / "m.jsonl", interval_steps=3)
     writer.on_run_start(start(0))
@@ -285,17 +278,6 @@ def test_tensorboard_over_tokens_and_with_the_recipe(tmp_path: Path) -> None:
     shown = events.Tensors("recipe/text_summary")[0].tensor_proto.string_val[0].decode()
     assert "    optimizer:\n" in shown and "      learning_rate: 0.0001" in shown
     assert b"optimizer.learning_rate" in events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-
-
-def test_tensorboard_interval(tmp_path: Path) -> None:
-    writer = TensorBoardWriter(tmp_path, 4)
-    writer.on_run_start(start(0))
-    for step in range(1, 10):
-        writer.on_step_end(metrics_of(step))
-    writer.on_run_end(end(9))
-    points = _points(tmp_path / "tensorboard")
-    assert [step for step, _ in points["train/loss"]] == [1, 4, 8]
-    assert points["train/tokens_per_second"] == [(1, 200.0), (4, 200.0), (8, 200.0)]
 
 
 def test_mfu_is_six_operations_a_weight_and_token() -> None:

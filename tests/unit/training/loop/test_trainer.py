@@ -195,24 +195,25 @@ def test_the_weights_of_a_start_are_evaluated_unless_it_stops(runs: list[dict[st
         assert rank["signal"]["end"].signal_number == signal.SIGTERM
 
 
-def test_a_limit_of_tokens_counts_those_of_all_ranks(runs: list[dict[str, dict[str, Any]]]) -> None:
-    for rank in runs:
-        result = rank["tokens"]
-        assert steps_of(result, "step") == [1, 2]
-        assert steps_of(result, "evaluation") == steps_of(result, "save") == [2]
-        assert result["end"].completed
-        assert "training.max_tokens" in result["end"].reason
-
-
-def test_a_limit_of_time_leaves_a_run_to_go_on(runs: list[dict[str, dict[str, Any]]]) -> None:
-    for rank in runs:
-        result = rank["hours"]
-        assert steps_of(result, "step") == steps_of(result, "evaluation") == steps_of(result, "save") == [1]
-        assert not result["end"].completed
-
-
-def test_minutes_between_checkpoints(runs: list[dict[str, dict[str, Any]]]) -> None:
-    assert [steps_of(rank["minutes"], "save") for rank in runs] == [[1, 2, 3]] * 2
+@pytest.mark.parametrize(
+    ("name", "steps", "evaluations", "saves", "completed", "reason"),
+    [
+        ("tokens", [1, 2], [2], [2], True, "training.max_tokens"),  # those of all ranks count
+        ("hours", [1], [1], [1], False, "training.max_hours"),
+        ("minutes", [1, 2, 3], [3], [1, 2, 3], True, "training.max_steps"),
+        ("late signal", [1, 2], [2], [2], True, ""),  # both evaluate: an evaluation is a collective
+        ("complete", [], [], [], True, ""),
+        ("error", [1, 2], [], [], False, "an error"),
+    ],
+)
+def test_how_a_run_ends(
+    runs: list[dict[str, dict[str, Any]]], name: str, steps: list[int], evaluations: list[int], saves: list[int],
+    completed: bool, reason: str,
+) -> None:  # fmt: skip
+    for result in (rank[name] for rank in runs):
+        assert [steps_of(result, kind) for kind in ("step", "evaluation", "save")] == [steps, evaluations, saves]
+        assert result["end"].completed == completed and reason in result["end"].reason
+        assert result["error"] == ("a row cannot be read" if name == "error" else None)
 
 
 def test_a_signal_on_one_rank_stops_all_after_the_same_step(runs: list[dict[str, dict[str, Any]]]) -> None:
@@ -229,13 +230,6 @@ def test_a_signal_on_one_rank_stops_all_after_the_same_step(runs: list[dict[str,
     ]  # fmt: skip
 
 
-def test_a_signal_on_one_rank_after_the_last_step_parts_no_ranks(runs: list[dict[str, dict[str, Any]]]) -> None:
-    """Both evaluate: an evaluation is a collective."""
-    for rank in runs:
-        assert steps_of(rank["late signal"], "evaluation") == steps_of(rank["late signal"], "save") == [2]
-        assert rank["late signal"]["end"].completed
-
-
 def test_a_resumed_run_goes_on_from_its_state(runs: list[dict[str, dict[str, Any]]]) -> None:
     for rank in runs:
         result = rank["resumed"]
@@ -244,21 +238,6 @@ def test_a_resumed_run_goes_on_from_its_state(runs: list[dict[str, dict[str, Any
         tokens = 9 + global_batch(4).num_tokens
         assert (state.step, state.rows_consumed, state.tokens) == (5, 80, tokens)
         assert state.seconds > 2.0
-
-
-def test_a_complete_run_does_nothing_more(runs: list[dict[str, dict[str, Any]]]) -> None:
-    for rank in runs:
-        assert rank["complete"]["events"] == []
-        assert rank["complete"]["end"].completed
-
-
-def test_an_error_ends_the_run_without_a_checkpoint(runs: list[dict[str, dict[str, Any]]]) -> None:
-    for rank in runs:
-        result = rank["error"]
-        assert result["error"] == "a row cannot be read"
-        assert steps_of(result, "step") == [1, 2]
-        assert steps_of(result, "save") == []
-        assert (result["end"].reason, result["end"].completed) == ("an error", False)
 
 
 def losses_with(rank: int, world_size: int, evaluate: bool) -> tuple[list[float], list[float]]:

@@ -6,9 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from ctxlm_ds.training.optimizers.adagrad import SECOND, Adagrad, AdagradSection
-from ctxlm_ds.training.optimizers.base import OptimizerPlace
-from ctxlm_ds.training.optimizers.build import restore_state
+from ctxlm_ds.training.optimizers.adagrad import Adagrad, AdagradSection
 from ctxlm_ds.training.optimizers.steps import Stepper
 
 STEPS, RATE, START = 6, 0.2, 0.0025
@@ -63,22 +61,3 @@ def test_a_factor_of_the_loss_is_one_of_the_accumulator() -> None:
     theirs = train(adagrad(weights[0], 1.0), weights[0], factor=20.0)
     ours = train(adagrad(weights[1], START), weights[1])
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
-
-
-def test_a_recipe_builds_it_and_a_resume_is_bitwise() -> None:
-    config = AdagradSection(learning_rate=RATE, initial_accumulator=START, eps=1e-10, weight_decay=0.0)
-    weights = parameter(), parameter()
-    build = [
-        Adagrad(config).build([{"params": [weight]}], "auto", OptimizerPlace("cpu", 0, False), torch.optim.Adam)
-        for weight in weights
-    ]
-    (first, name), (second, _) = build
-    assert name == "adagrad=native" and config.moments_of(matrix=True) == (SECOND,)
-    for step in range(3):
-        weights[0].grad = gradient(step)
-        first.step()
-    weights[1].data.copy_(weights[0].data)
-    restore_state(second, [weights[1]], 3, (SECOND,))
-    second.state[weights[1]][SECOND].copy_(first.state[weights[0]][SECOND])
-    assert torch.equal(train(first, weights[0], 3), train(second, weights[1], 3))
-    assert first.state[weights[0]]["step"] == second.state[weights[1]]["step"] == STEPS

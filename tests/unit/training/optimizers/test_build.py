@@ -216,6 +216,7 @@ MAKERS: list[tuple[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer], t
     ("Adam", lambda p: torch.optim.Adam(p, lr=0.01), ("exp_avg", "exp_avg_sq")),
     ("Adagrad", lambda p: torch.optim.Adagrad(p, lr=0.01), ("sum",)),
     ("Lamb", own("lamb"), ("exp_avg", "exp_avg_sq")),
+    ("Adagrad of the recipe", own("adagrad"), ("exp_avg_sq",)),
     ("StableAdamW", own("stable_adamw"), ("exp_avg", "exp_avg_sq")),
     ("Muon", own("muon"), ("exp_avg", "exp_avg_sq")),
     ("FusedAdam", deepspeed_fused, ("exp_avg", "exp_avg_sq")),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from transformers import optimization
 
 from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.load import load_config
@@ -34,30 +37,36 @@ def ours(**settings: Any) -> list[float]:
     return [schedule.at(step) for step in range(STEPS + 10)]
 
 
-@pytest.mark.parametrize("warmup", [0, 1, 7, 60])
-def test_linear(warmup: int) -> None:
-    expected = rates_of(transformers.get_linear_schedule_with_warmup, num_warmup_steps=warmup, num_training_steps=STEPS)
-    assert ours(name="linear", warmup_steps=warmup) == pytest.approx(expected, rel=1e-12, abs=1e-18)
+def cases() -> Iterator[tuple[dict[str, Any], Any, dict[str, Any]]]:
+    """Our settings, transformers' function, and what it is given besides."""
+    for warmup in (0, 1, 7, 60):
+        yield {"name": "linear", "warmup_steps": warmup}, transformers.get_linear_schedule_with_warmup, {}
+    for power, final in [(1.0, 0.0), (2.0, 1e-5), (0.5, 1e-5)]:
+        settings = {"name": "polynomial", "warmup_steps": 7, "power": power, "final_learning_rate": final}
+        theirs = {"lr_end": final, "power": power}
+        yield settings, transformers.get_polynomial_decay_schedule_with_warmup, theirs
+    yield {"name": "cosine", "warmup_steps": 7}, transformers.get_cosine_schedule_with_warmup, {}
+    floor = {"name": "cosine", "warmup_steps": 7, "final_learning_rate": 1e-5}
+    yield floor, optimization.get_cosine_with_min_lr_schedule_with_warmup, {"min_lr": 1e-5}
+    for warmup in (0, 7):
+        yield {"name": "inverse_sqrt", "warmup_steps": warmup}, transformers.get_inverse_sqrt_schedule, {}
+    yield {"name": "constant", "warmup_steps": 7}, transformers.get_constant_schedule_with_warmup, {}
 
 
-@pytest.mark.parametrize(("power", "final"), [(1.0, 0.0), (2.0, 1e-5), (0.5, 1e-5)])
-def test_polynomial(power: float, final: float) -> None:
-    expected = rates_of(
-        transformers.get_polynomial_decay_schedule_with_warmup,
-        num_warmup_steps=7,
-        num_training_steps=STEPS,
-        lr_end=final,
-        power=power,
-    )
-    found = ours(name="polynomial", warmup_steps=7, power=power, final_learning_rate=final)
-    assert found == pytest.approx(expected, rel=1e-12, abs=1e-18)
+@pytest.mark.parametrize(("settings", "make", "given"), list(cases()))
+def test_rates_are_those_of_transformers(settings: dict[str, Any], make: Any, given: dict[str, Any]) -> None:
+    if "num_training_steps" in inspect.signature(make).parameters:
+        given = given | {"num_training_steps": STEPS}
+    expected, found = rates_of(make, num_warmup_steps=settings["warmup_steps"], **given), ours(**settings)
+    if settings["name"] == "cosine":
+        # transformers' cosine rises again after the end; ours stays at the final rate.
+        assert found[STEPS:] == [settings.get("final_learning_rate", 0.0)] * 10
+        expected, found = expected[: STEPS + 1], found[: STEPS + 1]
+    assert found == pytest.approx(expected, rel=1e-9, abs=1e-18)
 
 
-def test_cosine() -> None:
-    expected = rates_of(transformers.get_cosine_schedule_with_warmup, num_warmup_steps=7, num_training_steps=STEPS)
-    # transformers' cosine rises again after the end; ours stays at the final rate.
-    assert ours(name="cosine", warmup_steps=7)[: STEPS + 1] == pytest.approx(expected[: STEPS + 1], rel=1e-9, abs=1e-18)
-    assert ours(name="cosine", warmup_steps=7)[STEPS:] == [0.0] * 10
+def test_an_inverse_square_root_may_have_a_floor() -> None:
+    assert min(ours(name="inverse_sqrt", warmup_steps=7, final_learning_rate=3e-4)[7:]) == 3e-4
 
 
 def test_cosine_counted_from_the_start() -> None:
@@ -68,36 +77,11 @@ def test_cosine_counted_from_the_start() -> None:
     assert found[: STEPS + 1] == pytest.approx([peak * share for share in expected], rel=1e-12, abs=1e-18)
 
 
-def test_cosine_with_a_floor() -> None:
-    from transformers.optimization import get_cosine_with_min_lr_schedule_with_warmup
-
-    expected = rates_of(
-        get_cosine_with_min_lr_schedule_with_warmup, num_warmup_steps=7, num_training_steps=STEPS, min_lr=1e-5
-    )
-    found = ours(name="cosine", warmup_steps=7, final_learning_rate=1e-5)
-    assert found[: STEPS + 1] == pytest.approx(expected[: STEPS + 1], rel=1e-9)
-
-
-@pytest.mark.parametrize("warmup", [0, 7])
-def test_inverse_sqrt(warmup: int) -> None:
-    expected = rates_of(transformers.get_inverse_sqrt_schedule, num_warmup_steps=warmup)
-    assert ours(name="inverse_sqrt", warmup_steps=warmup) == pytest.approx(expected, rel=1e-12)
-    floored = ours(name="inverse_sqrt", warmup_steps=7, final_learning_rate=3e-4)
-    assert min(floored[7:]) == 3e-4
-
-
-def test_constant() -> None:
-    expected = rates_of(transformers.get_constant_schedule_with_warmup, num_warmup_steps=7)
-    assert ours(name="constant", warmup_steps=7) == pytest.approx(expected, rel=1e-12)
-
-
 @pytest.mark.parametrize(("shape", "theirs"), [("linear", "linear"), ("one_minus_sqrt", "1-sqrt")])
 @pytest.mark.parametrize("final", [0.0, 6e-5])
 def test_wsd(final: float, shape: str, theirs: str) -> None:
-    from transformers.optimization import get_wsd_schedule
-
     expected = rates_of(
-        get_wsd_schedule,
+        optimization.get_wsd_schedule,
         num_warmup_steps=7,
         num_decay_steps=12,
         num_training_steps=STEPS,
