@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.apps.downstream.examples import Example
 from ctxlm_ds.apps.downstream.kinds.base import Kind, Prediction, softmax
-from ctxlm_ds.apps.downstream.prompt import PromptDescription, content_free
+from ctxlm_ds.apps.downstream.prompt_task import PromptDescription, content_free
 from ctxlm_ds.console import counted
 from ctxlm_ds.errors import ConfigError
 

@@ -1,0 +1,131 @@
+"""Prompts: YAML files, shipped (`prompts/`) or a user's own, that turn examples into texts with a gap.
+
+The pattern and the words of labels are PET's pattern and verbalizer (Schick and Schütze 2021, section 3). Imports no
+torch.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from ctxlm_ds.apps.downstream.examples import Example
+from ctxlm_ds.apps.downstream.task import TaskDescription, Text, load_description
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.problems import Problem, did_you_mean
+from ctxlm_ds.recipe.sections import Section
+
+PROMPT_DIR = Path(__file__).resolve().parent / "prompts"
+GAP = "{mask}"
+PLACES = re.compile(r"\{(\w*)\}")
+CONTENT_FREE = ("N/A", "[MASK]", "")
+"""Content-free inputs (Zhao et al. 2021, section 5)."""
+
+
+class Gapped(NamedTuple):
+    """A text with a gap."""
+
+    before: str
+    after: str
+
+
+class PromptDescription(Section):
+    """How an example becomes a text with a gap, and what fills it."""
+
+    pattern: str
+    """Text with {text}, {pair} (second segment) and {mask}, the gap, which labels' words or choices fill."""
+    causal_pattern: str | None = None
+    """The pattern for causal models, which ends with {mask}; null takes `pattern`."""
+    words: dict[str, Text] = {}
+    """Label -> word or words in the gap; empty for multiple choice, whose choices fill it."""
+    separator: str = "\n\n"
+    """Between the examples of a few-shot prompt."""
+
+    def problems(self, task: TaskDescription, labels: Sequence[str], causal: bool) -> Iterator[Problem]:
+        """Yield what does not fit together, or not the task."""
+        if task.entry.answer not in ("label", "choice"):
+            yield Problem("kind", f"{task.kind}: prompts answer tasks of kind classification and multiple_choice")
+        name = "causal_pattern" if causal and self.causal_pattern is not None else "pattern"
+        pattern = self.pattern_for(causal)
+        if pattern.count(GAP) != 1:
+            yield Problem(name, f"{pattern!r} must have one {GAP}")
+        if "{text}" not in pattern:
+            yield Problem(name, f"{pattern!r} must have {{text}}: without it the example is not read")
+        if causal and not pattern.endswith(GAP):
+            yield Problem(name, f"{pattern!r} must end with {GAP}: a causal model reads only what is before it")
+        known = ["text", "mask", *(["pair"] if "pair" in task.columns else [])]
+        for place in PLACES.findall(pattern):
+            if place not in known:
+                yield Problem(name, f"unknown {{{place}}}{did_you_mean(place, known)}")
+        for label in [] if task.entry.answer == "choice" else labels:
+            if not self.words.get(label, "").strip():
+                yield Problem(f"words.{label}", "missing; each label of the task needs a word")
+        label_of: dict[str, str] = {}
+        for label, word in self.words.items():
+            if label not in labels:
+                yield Problem(f"words.{label}", f"unknown label{did_you_mean(label, labels)}")
+            elif (first := label_of.setdefault(word.strip(), label)) != label:
+                yield Problem(f"words.{label}", f"{word!r} is the word of {first} too; each label needs its own")
+
+    def pattern_for(self, causal: bool) -> str:
+        """Return the pattern of a kind of model."""
+        return self.causal_pattern if causal and self.causal_pattern is not None else self.pattern
+
+    def gapped(self, example: Example, causal: bool) -> Gapped:
+        """Return the example as a text with a gap."""
+        parts = {"text": example.text, "pair": example.pair or ""}
+        before, after = self.pattern_for(causal).split(GAP)
+        return Gapped(*(PLACES.sub(lambda place: parts[place[1]], part) for part in (before, after)))
+
+    def demonstrations(self, examples: Sequence[Example], fillings: Sequence[str], causal: bool) -> str:
+        """Return solved examples, each with the separator behind it.
+
+        Args:
+            examples: of the training file.
+            fillings: what belongs into the gap of each.
+            causal: which pattern.
+        """
+        texts = (self.gapped(example, causal) for example in examples)
+        solved = (f"{text.before}{word}{text.after}{self.separator}"
+                  for text, word in zip(texts, fillings, strict=True))  # fmt: skip
+        return "".join(solved)
+
+
+def content_free(example: Example) -> list[Example]:
+    """Return the example with content-free inputs; its choices stay."""
+    return [replace(example, text=text, pair=None if example.pair is None else text) for text in CONTENT_FREE]
+
+
+def draw_examples(train: Sequence[Example], count: int, seed: int) -> list[Example]:
+    """Return `count` different training examples, the same for each evaluated one (Zhao et al. 2021).
+
+    Raises:
+        ConfigError: the file has fewer.
+    """
+    if count > len(train):
+        raise ConfigError(f"--shots {count}: the training file has {len(train)} examples")
+    return random.Random(seed).sample(list(train), count)
+
+
+def shipped_prompts() -> list[str]:
+    """Return the names of the tasks with a shipped prompt."""
+    return sorted(path.stem for path in PROMPT_DIR.glob("*.yaml"))
+
+
+def load_prompt(name_or_path: str) -> PromptDescription:
+    """Return the shipped prompt of a task, or a YAML file.
+
+    Raises:
+        ConfigError: there is none, or it is wrong; lists every problem.
+    """
+    path = Path(name_or_path)
+    if path.suffix not in (".yaml", ".yml"):
+        path = PROMPT_DIR / f"{name_or_path}.yaml"
+        if not path.is_file():
+            known = ", ".join(shipped_prompts())
+            raise ConfigError(f"no prompt is shipped for {name_or_path}; shipped are {known}; give --prompt FILE.yaml")
+    return load_description(PromptDescription, path, "prompt", "pattern, words")
