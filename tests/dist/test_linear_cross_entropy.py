@@ -18,7 +18,7 @@ from ctxlm_ds.parallel.mappings import own_tokens
 from ctxlm_ds.parallel.topology import build_topology
 from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
 from tests.dist.runner import run_ranks
-from tests.dist.test_engine_layouts import Case
+from tests.dist.test_engine import Case
 from tests.dist.test_megatron import INIT, drawn
 from tests.dist.training import GLOBAL_BATCH, build_engine, step_of, train
 
