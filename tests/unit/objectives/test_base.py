@@ -21,14 +21,14 @@ from ctxlm_ds.data.sample import Batch, Example, Examples, Samples, starts_of
 from ctxlm_ds.data.stream.collate import collate_arrays, count_labels, split_fields, to_batches
 from ctxlm_ds.data.stream.loader import EvalLoader
 from ctxlm_ds.data.stream.preview import preview_rows
-from ctxlm_ds.errors import DataError
+from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.objectives.base import LossTerm, Objective, build_objective, fill_token_fields, token_fields
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection
 from ctxlm_ds.registry import OBJECTIVES
 from tests.ragged import Rows
 from tests.sample_data import FakeTokenizer, random_documents, run_config, train_loader, write_dataset
-from tests.unit.objectives.test_span_corruption_denoiser_mixture import ModeTokenizer
+from tests.unit.objectives.test_span_corruption import ModeTokenizer
 
 NAME = "spans_of_a_test"
 SLOTS, DECODER_LENGTH = 3, 11
@@ -214,3 +214,10 @@ def test_a_made_up_batch_has_the_shapes_and_kinds_of_a_real_one() -> None:
         positions = made.fields.get("prediction_positions")
         if positions is not None:
             assert (positions.diff(dim=1) > 0).all() and int(positions.max()) < 16
+
+
+def test_it_is_found_by_its_name() -> None:
+    built = build_objective(SpanSection(weight=0.25))
+    assert isinstance(built, Spans) and built.terms[1].weight == 0.25
+    with pytest.raises(ConfigError, match=f"did you mean {NAME}"):
+        OBJECTIVES.get(NAME + "s")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -9,16 +11,20 @@ import pytest
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.index.build import build_rows
+from ctxlm_ds.data.numba_random import stream_key
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.data.stream.preview import preview_rows
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.base import build_objective
+from ctxlm_ds.objectives.span_corruption import LONGEST_TEXT, MOST_NOISE, Denoiser
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.load import dump_config, load_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
+from tests.each import each
 from tests.objective_statistics import MOST_ERRORS, lines, statistics
+from tests.ragged import samples_from, single_sample
 from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
 
 WORDS = "the cat sat on the mat while a dog ran over the green hill and did not stop until it was night"
@@ -184,3 +190,186 @@ def test_no_row_is_no_error() -> None:
     config = config_of()
     objective = build_objective(config.objective, FakeTokenizer())
     assert len(objective.budgets(np.empty(0, dtype=np.int64), config.data)) == 0
+
+
+@pytest.mark.parametrize(("density", "fewest"), [(0.5, 1), (0.25, 30)])
+def test_a_text_is_cut_in_two(density: float, fewest: int) -> None:
+    config = config_of(64, objective={"name": "prefix_lm", "noise_density": density})
+    objective = build_objective(config.objective, FakeTokenizer())
+    text = np.arange(5, 5 + config.objective.sample_length(config.data))
+    samples = samples_from([single_sample(text)] * 400)
+    examples = objective.corrupt_batch(samples, stream_key(1, "mask"), objective.budgets(samples.lengths, config.data))
+    lengths = np.diff(examples.starts) - 1
+    assert lengths.max() <= 62 and lengths.min() >= fewest
+    assert abs((1 - lengths / len(text)).mean() - density) < 4 * (density / 3**0.5) / 20
+    for number in range(400):
+        example = examples.example(number)
+        assert [*example.input_ids[:-1], *example.target_ids[:-1]] == text.tolist()
+        assert example.input_ids[-1] == example.target_ids[-1] == FakeTokenizer().sep_id
+
+
+def test_it_needs_no_sentinels() -> None:
+    class WithoutSentinels(FakeTokenizer):
+        def token_to_id(self, token: str) -> int | None:
+            return None
+
+    config = config_of(64, objective={"name": "prefix_lm"})
+    objective = build_objective(config.objective, WithoutSentinels())
+    fields = {field.name: field.columns for field in objective.fields(config.data)}
+    assert (fields["input_ids"], fields["decoder_labels"]) == (64, 63)
+
+
+def test_a_share_of_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="0 leaves nothing to write"):
+        check_config(config_of(64, objective={"name": "prefix_lm", "noise_density": 0.0}), None)
+
+
+MODES = {"[NLU]": 5, "[NLG]": 6, "[S2S]": 7}
+COUNT = 3000
+
+
+class ModeTokenizer(FakeTokenizer):
+    def token_to_id(self, token: str) -> int | None:
+        """Mode tokens, and two hundred sentinels: half of the tokens in spans of 3 make 127 spans."""
+        number = token.removeprefix("<extra_id_").removesuffix(">")
+        if number.isdigit() and int(number) < 200:
+            return self.vocab_size - 1 - int(number)
+        return MODES.get(token, super().token_to_id(token))
+
+
+def test_samples_are_of_the_published_denoisers() -> None:
+    config = config_of(512, objective={"name": "denoiser_mixture"})
+    objective = build_objective(config.objective, ModeTokenizer(vocab_size=40_000))
+    fields = {field.name: field.columns for field in objective.fields(config.data)}
+    text = np.arange(10, 10 + config.objective.sample_length(config.data))
+    samples = samples_from([single_sample(text)] * COUNT)
+    examples = objective.corrupt_batch(samples, stream_key(1, "mask"), objective.budgets(samples.lengths, config.data))
+    assert np.diff(examples.starts).max() == fields["input_ids"] == 512
+    assert np.diff(examples.target_starts).max() <= fields["decoder_labels"]
+    kinds: Counter[tuple[int, int, int]] = Counter()
+    continuations = 0
+    for number in range(COUNT):
+        example = examples.example(number)
+        mode, spans = int(example.input_ids[0]), int((example.input_ids >= 39_000).sum())
+        noise = len(example.target_ids) - 1 - spans
+        if mode == MODES["[S2S]"]:
+            continuations += 1
+            assert spans == 0
+        else:
+            kinds[mode, noise, spans] += 1
+    denoisers = config.objective.denoisers()
+    wanted = Counter((MODES[str(d.mode_token)], *d.counts(d.text_length(512))) for d in denoisers if not d.is_prefix)
+    assert set(kinds) == set(wanted) and len(kinds) == 6
+    for times, share in [(continuations, 0.2), *((times, 0.8 / 6) for times in kinds.values())]:
+        assert abs(times / COUNT - share) < 4 * (share * (1 - share) / COUNT) ** 0.5
+
+
+def test_figures_of_the_mixture_are_the_published_ones(tmp_path: Path) -> None:
+    config = config_of(128, objective={"name": "denoiser_mixture"})
+    check_figures(config, ModeTokenizer(), tmp_path)
+
+
+def test_a_vocabulary_without_mode_tokens_is_refused() -> None:
+    config = config_of(64, objective={"name": "denoiser_mixture"})
+    options = r"ctxlm tokenizer --special-tokens '\[NLU\]' '\[NLG\]' '\[S2S\]', or name"
+    wanted = rf"mode_tokens: the tokenizer has no \[NLU\], rows need 3 such tokens .*{options}"
+    with pytest.raises(ConfigError, match=wanted):
+        build_objective(config.objective, FakeTokenizer()).fields(config.data)
+
+
+def test_too_few_sentinels_are_refused() -> None:
+    config = config_of(512, objective={"name": "denoiser_mixture", "mode_tokens": None})
+    with pytest.raises(ConfigError, match=r"has no <extra_id_100>, rows need 12\d such tokens .*--extra-ids 12\d,"):
+        build_objective(config.objective, FakeTokenizer()).fields(config.data)
+
+
+def test_mode_tokens_may_be_left_out() -> None:
+    config = config_of(64, objective={"name": "denoiser_mixture", "mode_tokens": None})
+    assert build_objective(config.objective, FakeTokenizer()).fields(config.data)
+
+
+PUBLISHED = Denoiser(0.15, 3.0)
+
+
+def published_helper(inputs_length: int, density: float, mean: float) -> tuple[int, int]:
+    """`random_spans_helper` with one sentinel for each span: tokens of text, tokens of the target."""
+
+    def lengths(tokens: int) -> tuple[int, int]:
+        noise = int(round(tokens * density))
+        spans = int(round(noise / mean))
+        return tokens - noise + spans + 1, noise + spans + 1
+
+    tokens = inputs_length - 1
+    while lengths(tokens + 1)[0] <= inputs_length:
+        tokens += 1
+    inputs, targets = lengths(tokens)
+    if density == 0.5 and targets > inputs:
+        return tokens - 1, targets - 1
+    return tokens, targets
+
+
+def published_counts(length: int, density: float, mean: float) -> tuple[int, int]:
+    """`random_spans_noise_mask`'s numbers of tokens and spans, computed in float32 as there."""
+    noise = int(np.rint(np.float32(length) * np.float32(density)))
+    noise = min(max(noise, 1), length - 1)
+    return noise, max(int(np.rint(np.float32(noise) / np.float32(mean))), 1)
+
+
+def test_568_tokens_give_512_and_114() -> None:
+    assert PUBLISHED.text_length(512) == 568
+    assert PUBLISHED.lengths(568) == (512, 114)
+    assert PUBLISHED.counts(568) == (85, 28)
+
+
+@each("input_length, density, mean", product([32, 128, 511, 512, 2048], [0.15, 0.5], [3.0, 8.0]))
+def test_lengths_are_those_of_the_published_helper(input_length: int, density: float, mean: float) -> None:
+    denoiser = Denoiser(density, mean)
+    length = denoiser.text_length(input_length)
+    wanted, target = published_helper(input_length, density, mean)
+    assert length == wanted
+    # At 0.5 the helper shortens text and target by one, whatever target the shorter text makes.
+    assert abs(denoiser.lengths(length)[1] - target) <= (density == 0.5)
+
+
+@each("density, mean", [(0.15, 3.0), (0.5, 3.0), (0.25, 32.0), (0.1, 2.0)])
+def test_counts_are_those_of_the_published_mask(density: float, mean: float) -> None:
+    denoiser = Denoiser(density, mean)
+    for length in range(2, 3000):
+        assert denoiser.counts(length) == published_counts(length, density, mean), length
+
+
+def test_shorter_texts_never_make_more() -> None:
+    for denoiser in (PUBLISHED, Denoiser(0.5, 64.0), Denoiser(0.3, 1.0), Denoiser(0.5, None)):
+        most = denoiser.text_length(100)
+        lengths = [denoiser.lengths(length) for length in range(1, most + 1)]
+        assert max(inputs for inputs, _ in lengths) <= 100
+        assert max(targets for _, targets in lengths) == lengths[-1][1]
+
+
+def test_a_prefix_leaves_room_for_the_end_token() -> None:
+    denoiser = Denoiser(0.5, None)
+    assert denoiser.text_length(512) == 511
+    assert denoiser.prefix_bounds(511) == (1, 510)
+    assert denoiser.prefix_bounds(1) == (0, 0)
+    assert denoiser.lengths(511) == (511, 511)
+
+
+def test_a_mode_token_takes_a_place_of_the_input() -> None:
+    denoiser = Denoiser(0.15, 3.0, mode_token="[R]")
+    length = denoiser.text_length(512)
+    assert length == PUBLISHED.text_length(511)
+    assert denoiser.lengths(length)[0] <= 512
+
+
+@each("density, mean, input_length", product([1e-6, 0.15, 0.5, MOST_NOISE], [1.0, 2.5, 64.0, 1e6], [8, 9, 33, 3001]))
+def test_the_text_is_the_longest_that_fits(density: float, mean: float, input_length: int) -> None:
+    denoiser = Denoiser(density, mean)
+    length = denoiser.text_length(input_length)
+    assert all(denoiser.lengths(shorter)[0] <= input_length for shorter in range(length + 1))
+    assert length < LONGEST_TEXT * input_length
+    assert denoiser.lengths(length + 1 + (density == 0.5))[0] > input_length
+
+
+def test_a_text_that_is_all_noise_has_an_end() -> None:
+    assert Denoiser(1.0, 1e6).text_length(1 << 20) == LONGEST_TEXT << 20
+    assert Denoiser(MOST_NOISE, 3.0).text_length(1 << 20) < 5.1 * (1 << 20)

@@ -144,16 +144,3 @@ def test_sequences_of_two_dimensions_are_refused(tmp_path: Path) -> None:
 def test_damaged_index(tmp_path: Path, offset: int, value: int, message: str) -> None:
     _patch(_write(tmp_path / "old", DOCUMENTS), offset, value)
     _expect(tmp_path / "old", message)
-
-
-@pytest.mark.parametrize("size", [8, 55, 100])
-def test_cut_index(tmp_path: Path, size: int) -> None:
-    prefix = _write(tmp_path / "old", DOCUMENTS)
-    Path(f"{prefix}.idx").write_bytes(Path(f"{prefix}.idx").read_bytes()[:size])
-    _expect(prefix, "cut short")
-
-
-def test_cut_tokens(tmp_path: Path) -> None:
-    prefix = _write(tmp_path / "old", DOCUMENTS)
-    Path(f"{prefix}.bin").write_bytes(Path(f"{prefix}.bin").read_bytes()[:-4])
-    _expect(prefix, "48 bytes, but the index asks for 52")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import multiprocessing
 import os
 import random
 import shutil
@@ -16,11 +18,11 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.data.dataset import writer as writer_module
 from ctxlm_ds.data.dataset.inspection import verify_dataset
 from ctxlm_ds.data.dataset.merge import merge_datasets
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.errors import DataError
+from ctxlm_ds.process.run_lock import RunLock
 from tests.sample_data import random_documents, write_dataset
 
 TOOL = Path(__file__).parents[4] / "tools" / "merge_datasets.py"
@@ -142,29 +144,6 @@ def test_datasets_of_megatron_are_joined_without_a_json(parts: list[str], tmp_pa
     fails("exist.* already", parts[::-1], tmp_path / "bare")
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2, 3])
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_join_killed_while_publishing_leaves_no_dataset(
-    parts: list[str], tmp_path: Path, steps: int, overwrite: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if overwrite:
-        write_dataset(tmp_path / "joined", PIECES[0])
-    real = writer_module.publish
-    done: list[Path] = []
-
-    def publish_and_stop(partial: Path, final: Path) -> None:
-        if len(done) == steps:
-            raise SystemExit
-        real(partial, final)
-        done.append(final)
-
-    monkeypatch.setattr(writer_module, "publish", publish_and_stop)
-    with pytest.raises(SystemExit):
-        merge_datasets(parts, tmp_path / "joined", overwrite)
-    with pytest.raises(DataError, match="no such file"):
-        IndexedDataset(tmp_path / "joined")
-
-
 def _large_parts(folder: Path) -> list[str]:
     return [
         str(write_dataset(folder / f"p{number}", [[list(range(number, number + 40_000))] for _ in range(40)]))
@@ -223,3 +202,35 @@ def test_sigterm_and_a_full_disk_leave_nothing(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "interrupted; nothing incomplete was kept\n")
     assert list(output.parent.iterdir()) == []
+
+
+def _hold(folder: Path) -> None:
+    RunLock(folder).acquire()
+    (folder / "held").touch()
+    time.sleep(60)
+
+
+def test_what_a_killed_join_left_is_removed_and_a_living_one_is_not_disturbed(
+    parts: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "joined.partial-merge"
+    folder.mkdir()
+    (folder / "joined.bin.part").write_bytes(b"x" * 1000)
+    (folder / "joined.idx.part").write_bytes(b"x")
+    holder = multiprocessing.get_context("fork").Process(target=_hold, args=(folder,), daemon=True)
+    holder.start()
+    while not (folder / "held").exists():
+        time.sleep(0.01)
+    with pytest.raises(DataError, match=r"partial-merge .*choose another --output-prefix"):
+        merge_datasets(parts, tmp_path / "joined")
+    holder.kill()
+    holder.join()
+    assert (folder / "joined.bin.part").exists()
+    with caplog.at_level(logging.INFO, logger="ctxlm_ds"):
+        merge_datasets(parts, tmp_path / "joined")
+    assert "removed what an interrupted join left" in caplog.text
+    assert not folder.exists()
+    folder.mkdir()  # killed after the last rename
+    assert merge_datasets(parts, tmp_path / "joined").complete_already
+    assert not folder.exists()
+    verify_dataset(IndexedDataset(tmp_path / "joined"))

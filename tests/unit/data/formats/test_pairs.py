@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import random
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import transformers
 
+from ctxlm_ds.data.formats.pairs import longest_first
+from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
+from ctxlm_ds.data.stream.blend import PlannedRows
+from ctxlm_ds.data.stream.collate import split_fields
+from ctxlm_ds.data.stream.loader import BatchBuilder
+from ctxlm_ds.data.stream.run_datasets import build_run_rows
 from ctxlm_ds.errors import DataError
+from ctxlm_ds.objectives.base import build_objective
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.tokenizers.load import load_tokenizer
+from tests.checkpoints import WORDS, make_tokenizer
 from tests.sample_data import build_sample_index, random_documents, write_dataset
 from tests.unit.data.index.test_index import BERT, SEP, config_of, forget_record, ids_of
 
@@ -53,3 +68,95 @@ def test_the_share_of_random_next_segments(tmp_path: Path, share: float) -> None
     lone = build_sample_index(prefix, BERT, config_of("segment_pair", random_next_prob=0.0)).records["is_random"].mean()
     found, wanted = index.records["is_random"].mean(), lone + (1 - lone) * share
     assert abs(found - wanted) < 0.05 and (share < 1.0 or found == 1.0)
+
+
+LENGTH, PAIRS = 24, 120
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tokenizer("wordpiece", tmp_path_factory.mktemp("tokenizer") / "wordpiece")
+
+
+def text_pairs() -> list[tuple[str, str]]:
+    rng = random.Random(3)
+    return [
+        (" ".join(rng.choices(WORDS, k=rng.randint(1, 20))), " ".join(rng.choices(WORDS, k=rng.randint(1, 20))))
+        for _ in range(PAIRS)
+    ]
+
+
+def recipe(prefix: str, tokenizer: Path, family: str = "tinybert") -> RunConfig:
+    objective = {"name": "tinybert", "prediction_weight": 1.0} if family == "tinybert" else {"name": "masked_lm"}
+    return RunConfig.model_validate({
+        "model": {"family": family}, "objective": objective, "tokenizer": {"path": str(tokenizer)},
+        "data": {"sample_format": "given_pairs", "seq_length": LENGTH, "train": [prefix]},
+    })  # fmt: skip
+
+
+def written(folder: Path, tokenizer: Path, records: list[dict[str, Any]], **settings: Any) -> str:
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    config = PreprocessConfig(json_keys=("premise", "hypothesis"), join_keys=True, **settings)
+    (result,) = preprocess([str(folder / "pairs.jsonl")], tokenizer, folder / "mnli", config)
+    return result.prefix
+
+
+def test_rows_are_those_of_transformers(tmp_path: Path, tokenizer: Path) -> None:
+    pairs = text_pairs()
+    records = [{"premise": a, "hypothesis": b, "label": 1} for a, b in pairs]
+    records += [{"premise": "", "hypothesis": "alone"}, {"premise": "alone", "hypothesis": " "}]
+    prefix = written(tmp_path, tokenizer, records)
+    assert prefix.endswith("mnli_premise-hypothesis_document")
+    config, own = recipe(prefix, tokenizer), load_tokenizer(tokenizer)
+    objective = build_objective(config.objective, own)
+    rows = build_run_rows(config.row_settings, own, objective).train
+    assert len(rows) == PAIRS
+    builder = BatchBuilder(rows, objective, config.data, 0, "test")
+    numbers = np.arange(PAIRS, dtype=np.int64)
+    found = split_fields(builder(PlannedRows(numbers, np.zeros_like(numbers))), builder.fields)
+    theirs = transformers.AutoTokenizer.from_pretrained(tokenizer)
+    wanted = theirs(
+        [a for a, _ in pairs], [b for _, b in pairs], truncation="longest_first", max_length=LENGTH,
+        padding="max_length", return_tensors="np", return_token_type_ids=True,
+    )  # fmt: skip
+    lengths = [len(theirs(a)["input_ids"]) + len(theirs(b)["input_ids"]) - 1 for a, b in pairs]
+    assert min(lengths) < LENGTH < max(lengths) and any(found["input_ids"][:, -1] == own.pad_id)
+    assert np.array_equal(found["input_ids"], wanted["input_ids"])
+    assert np.array_equal(found["sequence_ids"], wanted["attention_mask"])
+    assert np.array_equal(found["token_type_ids"] * found["sequence_ids"], wanted["token_type_ids"])
+
+
+def test_the_longer_text_is_cut_first_as_tokenizers_cuts_it(tokenizer: Path) -> None:
+    backend = load_tokenizer(tokenizer).backend.from_file(str(tokenizer / "tokenizer.json"))
+    word = next(word for word in WORDS if len(backend.encode(word, add_special_tokens=False).ids) == 1)
+    lengths = np.array([(a, b) for a in range(1, 12) for b in range(1, 12)])
+    for room in range(2, 14):
+        backend.enable_truncation(room + 3, strategy="longest_first")
+        kept = longest_first(lengths, room)
+        for (a, b), ours in zip(lengths.tolist(), kept.tolist(), strict=True):
+            encoded = backend.encode(" ".join([word] * a), " ".join([word] * b))
+            of = [[s for s in encoded.sequence_ids if s is not None].count(number) for number in (0, 1)]
+            assert of == ours, (a, b, room)
+
+
+def test_documents_of_other_sizes_are_refused(tmp_path: Path, tokenizer: Path) -> None:
+    path = tmp_path / "text.jsonl"
+    path.write_text("".join(json.dumps({"text": "One here. Two there. Three."}) + "\n" for _ in range(3)))
+    (result,) = preprocess([str(path)], tokenizer, tmp_path / "plain", PreprocessConfig(split_sentences=True))
+    config, own = recipe(result.prefix, tokenizer), load_tokenizer(tokenizer)
+    with pytest.raises(DataError, match="needs documents of 2 texts, but one has 3; .* --json-keys A B --join-keys"):
+        build_run_rows(config.row_settings, own, build_objective(config.objective, own))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"split_sentences": True}, "leave out --split-sentences"), ({"append_eod": True}, "leave out --append-eod"),
+     ({"json_keys": ("premise",)}, "--json-keys names only premise")],
+)  # fmt: skip
+def test_flags_that_make_no_pairs_are_refused(
+    tmp_path: Path, tokenizer: Path, settings: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "pairs.jsonl").write_text('{"premise": "a", "hypothesis": "b"}\n')
+    keys = {"json_keys": ("premise", "hypothesis"), "join_keys": True}
+    with pytest.raises(DataError, match=f"--join-keys: .*{message}"):
+        preprocess([str(tmp_path / "pairs.jsonl")], tokenizer, tmp_path / "p", PreprocessConfig(**(keys | settings)))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.stream.blend import train_stream
-from ctxlm_ds.data.stream.loader import Step, TrainLoader
+from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.objectives.base import Objective, build_objective
 from ctxlm_ds.recipe.schema import RunConfig
@@ -83,11 +83,3 @@ def test_masks_change_with_the_source_s_own_epoch(folder: Path, blend: str) -> N
     assert max(times.values()) > 2
     # Short rows have few places to mask, so that some masks come again by chance; fixed ones would be a tenth of this.
     assert sum(map(len, seen.values())) > 0.7 * sum(times.values())
-
-
-@pytest.mark.parametrize("blend", BLENDS)
-def test_a_stage_without_data_counts_the_same_epochs(folder: Path, blend: str) -> None:
-    rows, objective, config = setup(folder, blend)
-    idle = TrainLoader(rows.train, objective, config.data, config.training, start_row=24, idle=True)
-    own = steps_of((rows, objective, config), 30, start=24)
-    assert [step.epoch for step in itertools.islice(idle, 30)] == [step.epoch for step in own]

@@ -92,13 +92,6 @@ def test_workers_ranks_and_micro_batches_change_nothing(tmp_path: Path) -> None:
         assert global_rows([steps_of(made, 12, rank, size) for rank in range(size)]) == expected
 
 
-@pytest.mark.parametrize("sections", [{"data": {"packing": True}}, {"objective": {"whole_word": True}}])
-def test_the_same_with_packing_and_whole_words(tmp_path: Path, sections: dict[str, Any]) -> None:
-    expected = global_rows([steps_of(setup(tmp_path, **sections), 4)])
-    sections = sections | {"training": {"micro_batch_size": 1}}
-    assert global_rows([steps_of(setup(tmp_path, **sections), 4, rank, 2) for rank in range(2)]) == expected
-
-
 RAMP = {"global_batch_size": 24, "batch_ramp": [8, 8, 60]}
 """Steps of 8, 8, 8, 8, 16, 16 and then 24 rows: half of the 60 rows at each size."""
 

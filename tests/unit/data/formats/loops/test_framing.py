@@ -23,9 +23,7 @@ from tests.sample_data import (
     sample_of,
     write_dataset,
 )
-from tests.unit.data.index import test_index_rows as rows_tests
-from tests.unit.data.index.test_index import BERT, CLS, SEP, config_of, ids_of
-from tests.unit.data.index.test_index_rows import FORMATS, TOKENIZER
+from tests.unit.data.index.test_index import BERT, CLS, FORMATS, SEP, TOKENIZER, config_of, config_of_rows, ids_of
 
 ROBERTA = FakeTokenizer(double_separator=True)
 
@@ -62,7 +60,7 @@ def test_dense_full_sentences_have_separators_between_documents(tmp_path: Path) 
 def test_a_damaged_index_is_named_and_never_read_beyond_the_dataset(tmp_path: Path, sample_format: str) -> None:
     """Every field of a record overwritten: an error, or a sample that is what the record now says."""
     prefix = write_dataset(tmp_path / "d", random_documents(20), eod_id=TOKENIZER.sep_id)
-    index = build_sample_index(prefix, TOKENIZER, rows_tests.config_of(sample_format))
+    index = build_sample_index(prefix, TOKENIZER, config_of_rows(sample_format))
     path = index.directory / "samples.npy"
     whole = path.read_bytes()
     tokens, refused = IndexedDataset(prefix).tokens, 0
@@ -74,7 +72,7 @@ def test_a_damaged_index_is_named_and_never_read_beyond_the_dataset(tmp_path: Pa
                 continue
             records[field][3] = value
             del records
-            opened = IndexPlace.of(prefix, TOKENIZER, rows_tests.config_of(sample_format).row_settings).open(TOKENIZER)
+            opened = IndexPlace.of(prefix, TOKENIZER, config_of_rows(sample_format).row_settings).open(TOKENIZER)
             try:
                 sample = sample_of(opened, 3)
             except DataError as error:
