@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
@@ -15,6 +16,7 @@ from pydantic import Field
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import DataSection, ModelSection, SmallInt
+from ctxlm_ds.registry import load_object
 
 if TYPE_CHECKING:
     import numpy as np
@@ -92,6 +94,10 @@ class SampleFormat(ABC):
     """1 if rows are in lanes (DataSection.in_lanes), 2 if each also has a row of lanes that are read backward."""
     forms_rows: ClassVar[bool] = False
     """True if it says which samples share a row; otherwise each has a row, or data.packing combines them."""
+    framing: ClassVar[str]
+    """`module:function` of the compiled loop that writes samples; a format with a `reader` of its own has none."""
+    looks_up_sentences: ClassVar[bool] = False
+    """True if this loop takes the sentences of the dataset (SentenceLookup) after the template."""
     sequence_labels: ClassVar[tuple[str, ...]] = ()
     """The meaning of each label of a sequence; empty if sequences have no label."""
 
@@ -115,13 +121,18 @@ class SampleFormat(ABC):
             DataError: the dataset lacks what the format needs.
         """
 
-    @abstractmethod
     def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
         """Return the function that writes samples into their places: (samples, slots [c], records, numbers [c]).
 
         It fills everything of Samples except `starts` and `keys`, which are set, and returns INTACT, or the place in
         `numbers` of a damaged sample (loops/framing.py).
         """
+        import numpy as np
+
+        from ctxlm_ds.data.index.sentence_table import sentence_lookup
+
+        lookup = (sentence_lookup(dataset, template.sep_id),) if self.looks_up_sentences else ()
+        return partial(load_object(self.framing), np.asarray(dataset.tokens), template, *lookup)
 
     def token_counts(self, num_tokens: Numbers) -> Numbers:
         """Return how many tokens the samples with so many inputs have."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from ctxlm_ds.data.formats.base import MadeSamples, Making, SampleFormat
@@ -12,8 +11,7 @@ from ctxlm_ds.recipe.sections import DataSection, SmallInt
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ctxlm_ds.data.dataset.reader import IndexedDataset
-    from ctxlm_ds.data.formats.base import Fill, Records, SequenceTemplate
+    from ctxlm_ds.data.formats.base import Records
 
 
 class BlocksSection(DataSection):
@@ -49,6 +47,7 @@ class Blocks(SampleFormat):
     section = BlocksSection
     shifted = True
     forms_rows = True
+    framing = "ctxlm_ds.data.formats.loops.framing:copy_blocks"
 
     def make(self, making: Making) -> MadeSamples:
         import numpy as np
@@ -60,13 +59,6 @@ class Blocks(SampleFormat):
         sentences = int(np.diff(dataset.arrays.documents[list(making.documents)])[0])
         pieces = block_pieces(bounds, settings.seq_length, settings.max_sequences_per_row)
         return MadeSamples(num_documents, sentences, pieces)
-
-    def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
-        import numpy as np
-
-        from ctxlm_ds.data.formats.loops.framing import copy_blocks
-
-        return partial(copy_blocks, np.asarray(dataset.tokens), template)
 
 
 class ChunksSection(DataSection):
@@ -80,6 +72,7 @@ class Chunks(SampleFormat):
 
     name = "chunks"
     section = ChunksSection
+    framing = "ctxlm_ds.data.formats.loops.framing:copy_blocks"
 
     def make(self, making: Making) -> MadeSamples:
         import numpy as np
@@ -92,13 +85,6 @@ class Chunks(SampleFormat):
         documents = making.documents[1] - making.documents[0]
         pieces = ((records, None) for records in _chunk_records(first, after, making.settings.seq_length))
         return MadeSamples(documents, int(np.diff(bounds)[0]), pieces)
-
-    def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
-        import numpy as np
-
-        from ctxlm_ds.data.formats.loops.framing import copy_blocks
-
-        return partial(copy_blocks, np.asarray(dataset.tokens), template)
 
 
 def _chunk_records(first: int, after: int, size: int) -> Iterator[Records]:

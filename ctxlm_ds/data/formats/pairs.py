@@ -71,6 +71,7 @@ class PairFormat(RowFormat):
     makes_pairs = True
     sequence_label: ClassVar[str | None] = "next_sentence"
     sequence_labels = ("B follows A", "B is from another document")
+    framing = "ctxlm_ds.data.formats.loops.framing:frame_pairs"
     chooser: ClassVar[str]
     """`module:function` of the compiled loop that chooses the pairs of a range of documents."""
 
@@ -100,13 +101,6 @@ class PairFormat(RowFormat):
         )
         make = partial(make_pairs, load_object(self.chooser), table, settings)
         return in_order(make, document_ranges(table.documents), making.workers)
-
-    def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
-        import numpy as np
-
-        from ctxlm_ds.data.formats.loops.framing import frame_pairs
-
-        return partial(frame_pairs, np.asarray(dataset.tokens), template)
 
     def second_starts(self, records: Records, numbers: Numbers, lengths: Numbers) -> Numbers:
         return records["a_end"][numbers] - records["a_start"][numbers] + 2
@@ -160,6 +154,7 @@ class GivenPairs(RowFormat):
     """Given pairs: every document of the dataset has two sequences."""
 
     name = "given_pairs"
+    framing = "ctxlm_ds.data.formats.loops.framing:frame_pairs"
     section = GivenPairsSection
     makes_pairs = True
 
@@ -191,15 +186,12 @@ class GivenPairs(RowFormat):
         return False
 
     def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
-        import numpy as np
-
-        from ctxlm_ds.data.formats.loops.framing import frame_pairs
         from ctxlm_ds.data.sample import NO_LABEL
 
-        tokens = np.asarray(dataset.tokens)
+        write = super().reader(dataset, template)
 
         def fill(samples: Samples, slots: Numbers, records: Records, numbers: Numbers) -> int:
-            place: int = frame_pairs(tokens, template, samples, slots, records, numbers)
+            place = write(samples, slots, records, numbers)
             samples.sequence_labels[slots] = NO_LABEL
             return place
 

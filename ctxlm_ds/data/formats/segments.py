@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ctxlm_ds.data.formats.base import Making, RowFormat, SequenceTemplate
+from ctxlm_ds.data.formats.base import Making, RowFormat
 from ctxlm_ds.data.formats.pairs import PairSection
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.sections import DataSection, Probability
 
 if TYPE_CHECKING:
-    from ctxlm_ds.data.dataset.reader import IndexedDataset
-    from ctxlm_ds.data.formats.base import Fill, Numbers, Records
+    from ctxlm_ds.data.formats.base import Numbers, Records
     from ctxlm_ds.data.index.sentence_table import SentenceTable
 
 SETTINGS = ("short_seq_prob", "one_segment_prob")
@@ -37,6 +36,8 @@ class DocSegments(RowFormat):
     name = "doc_segments"
     section = DocSegmentsSection
     makes_pairs = True
+    framing = "ctxlm_ds.data.formats.loops.segments:frame_segments"
+    looks_up_sentences = True
 
     def own_settings(self, data: DataSection) -> dict[str, Any]:
         return {name: getattr(data, name) for name in SETTINGS}
@@ -60,15 +61,6 @@ class DocSegments(RowFormat):
             **making.settings.own,
         )
         return in_order(partial(make_rows, table, settings), document_ranges(table.documents), making.workers)
-
-    def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
-        import numpy as np
-
-        from ctxlm_ds.data.formats.loops.segments import frame_segments
-        from ctxlm_ds.data.index.sentence_table import sentence_lookup
-
-        lookup = sentence_lookup(dataset, template.sep_id)
-        return partial(frame_segments, np.asarray(dataset.tokens), template, lookup)
 
     def second_starts(self, records: Records, numbers: Numbers, lengths: Numbers) -> Numbers:
         return records["b_start"][numbers] + 2

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ctxlm_ds.data.formats.base import Making, RowFormat, RowSection, SequenceTemplate
+from ctxlm_ds.data.formats.base import Making, RowFormat, RowSection
 from ctxlm_ds.recipe.sections import DataSection
 
 if TYPE_CHECKING:
-    from ctxlm_ds.data.dataset.reader import IndexedDataset
-    from ctxlm_ds.data.formats.base import Fill, Records
+    from ctxlm_ds.data.formats.base import Records
     from ctxlm_ds.data.index.sentence_table import SentenceTable
 
 SETTING = "separate_sentences"
@@ -48,6 +46,8 @@ class FullSentences(RowFormat):
 
     name = "full_sentences"
     section: ClassVar[type[SentencesSection]] = FullSentencesSection
+    framing = "ctxlm_ds.data.formats.loops.framing:frame_sentences"
+    looks_up_sentences = True
 
     def own_settings(self, data: DataSection) -> dict[str, Any]:
         # Indexes of dense rows keep the key that they had before there was a setting.
@@ -60,15 +60,6 @@ class FullSentences(RowFormat):
         from ctxlm_ds.data.formats.loops.sentences import sentence_rows
 
         return sentence_rows(table, self.room(making), True, SETTING in making.settings.own, (0, table.num_documents))
-
-    def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
-        import numpy as np
-
-        from ctxlm_ds.data.formats.loops.framing import frame_sentences
-        from ctxlm_ds.data.index.sentence_table import sentence_lookup
-
-        lookup = sentence_lookup(dataset, template.sep_id)
-        return partial(frame_sentences, np.asarray(dataset.tokens), template, lookup)
 
 
 class DocSentences(FullSentences):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -14,8 +13,7 @@ from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import DataSection, ModelSection
 
 if TYPE_CHECKING:
-    from ctxlm_ds.data.dataset.reader import IndexedDataset
-    from ctxlm_ds.data.formats.base import Fill, Numbers, Records, SequenceTemplate
+    from ctxlm_ds.data.formats.base import Numbers, Records
 
 LEAST_LENGTH = 10
 """Shortest row with two tokens for A and B."""
@@ -58,6 +56,7 @@ class TextAndPair(SampleFormat):
     lane_directions = 1
     sequence_label = "direction"
     sequence_labels = ("the text is read forward", "the text is read backward")
+    framing = "ctxlm_ds.data.formats.loops.text_and_pair:frame_rows"
 
     def own_settings(self, data: DataSection) -> dict[str, Any]:
         return {"both_directions": data.both_directions}  # type: ignore[attr-defined]
@@ -100,13 +99,6 @@ class TextAndPair(SampleFormat):
             for duplicate in range(settings.num_duplicates):
                 key = stream_key(settings.seed, self.name)
                 yield from rows_of(text, RowSettings(half, settings.seq_length - half - SPECIALS, key, duplicate))
-
-    def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
-        import numpy as np
-
-        from ctxlm_ds.data.formats.loops.text_and_pair import frame_rows
-
-        return partial(frame_rows, np.asarray(dataset.tokens), template)
 
     def second_starts(self, records: Records, numbers: Numbers, lengths: Numbers) -> Numbers:
         return lengths // 2 + records["a_end"][numbers] - records["a_start"][numbers] + 1

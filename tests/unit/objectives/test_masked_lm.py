@@ -5,33 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
-from ctxlm_ds.data.sample import Sample
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import classification_sums
 from ctxlm_ds.training.engine.losses import TermLosses
-from tests.ragged import KEY, Rows, each, samples_from
+from tests.ragged import Rows
 from tests.sections import objective_section
 
 VOCAB_SIZE = 11
-
-
-class Words:
-    """The facts of a tokenizer that corruption needs: ids 0-4 are special."""
-
-    vocab_size = VOCAB_SIZE
-    pad_id = 0
-    mask_id = 4
-    special_ids = frozenset(range(5))
-
-    def word_start_mask(self) -> np.ndarray:
-        return np.ones(VOCAB_SIZE, dtype=bool)
 
 
 OBJECTIVE = build_objective(objective_section(name="masked_lm_nsp"))
@@ -135,17 +121,3 @@ def test_half_precision_logits_are_summed_in_fp32() -> None:
     loss_sum, _, count = classification_sums([logits], [labels], ParallelContext())
     assert loss_sum.dtype == torch.float32 and count.item() == 3200
     assert loss_sum.item() == pytest.approx(by_hand(logits, labels)[0], rel=1e-5)
-
-
-def test_corruption_follows_the_recipe() -> None:
-    ids = np.array([2, *[5, 6, 7, 8, 9, 10] * 10, 3])
-    special = np.zeros(len(ids), dtype=bool)
-    special[[0, -1]] = True
-    sample = Sample(input_ids=ids, token_type_ids=np.zeros_like(ids), special_mask=special, sequence_label=1)
-    config = objective_section(mask_prob=0.5, keep_prob=0.0, random_prob=0.0)
-    examples = build_objective(config, Words()).corrupt_batch(samples_from([sample]), KEY, np.array([40]))
-    (example,) = each(examples)
-    assert len(example.prediction_positions) == round(0.5 * len(ids))
-    assert (example.input_ids[example.prediction_positions] == Words.mask_id).all()
-    assert (example.prediction_labels == ids[example.prediction_positions]).all()
-    assert example.sequence_label == 1

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.fields import FITS, IGNORE_LABEL
+from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.sample import NO_LABEL, Sample
-from ctxlm_ds.data.stream.collate import split_fields
+from ctxlm_ds.data.stream.collate import collate_arrays, split_fields
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.masked_seq2seq import MaskedSeq2Seq
 from ctxlm_ds.recipe.check import check_config
@@ -36,12 +36,7 @@ def filled(
     samples = [Sample(row, np.zeros_like(row), np.zeros(len(row), dtype=np.bool_), NO_LABEL) for row in rows]
     examples = objective.corrupt_batch(samples_from(samples), np.uint64(5), np.array(lengths))
     fields = objective.fields(config.data)
-    count = len(row_starts) - 1
-    arrays = split_fields(np.zeros(count * sum(field.columns for field in fields), dtype=np.int32), fields)
-    for field in fields:
-        arrays[field.name][:] = field.fill
-    assert objective.fill(examples, np.array(row_starts), arrays) == FITS
-    return samples, arrays
+    return samples, split_fields(collate_arrays(objective, fields, examples, np.array(row_starts)), fields)
 
 
 def test_the_decoder_reads_the_token_before_each_that_it_writes() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctxlm_ds.data.fields import FITS, IGNORE_LABEL
+from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.sample import NO_LABEL, Sample
-from ctxlm_ds.data.stream.collate import split_fields
+from ctxlm_ds.data.stream.collate import collate_arrays, split_fields
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.permutation_lm import PermutationLM, PermutationLMSection, word_beginnings
 from ctxlm_ds.recipe.check import check_config
@@ -48,10 +48,7 @@ def test_fields_hold_ranks_slots_types_and_directions(tokenizer: Tokenizer) -> N
         samples.append(Sample(ids, types, np.isin(np.arange(LENGTH), [17, 22, 23]), direction))
     flat = samples_from(samples)
     examples = objective.corrupt_batch(flat, np.uint64(5), objective.budgets(flat.lengths, data))
-    arrays = split_fields(np.zeros(2 * sum(field.columns for field in fields), dtype=np.int32), fields)
-    for field in fields:
-        arrays[field.name][:] = field.fill
-    assert objective.fill(examples, np.array([0, 1, 2]), arrays) == FITS
+    arrays = split_fields(collate_arrays(objective, fields, examples, np.array([0, 1, 2])), fields)
     for row, sample in enumerate(samples):
         labels, slots = arrays["permutation_lm_labels"][row], arrays["target_positions"][row]
         used = labels != IGNORE_LABEL
@@ -78,10 +75,7 @@ def test_shorter_rows_have_their_share_of_predictions_and_padding_is_seen_by_non
     flat = samples_from([Sample(ids, np.zeros_like(ids), np.zeros(12, dtype=np.bool_), NO_LABEL)])
     examples = objective.corrupt_batch(flat, np.uint64(5), np.array([4]))
     fields = objective.fields(data)
-    arrays = split_fields(np.zeros(sum(field.columns for field in fields), dtype=np.int32), fields)
-    for field in fields:
-        arrays[field.name][:] = field.fill
-    assert objective.fill(examples, np.array([0, 1]), arrays) == FITS
+    arrays = split_fields(collate_arrays(objective, fields, examples, np.array([0, 1])), fields)
     ranks = arrays["ranks"][0]
     assert ranks[12:].min() > ranks[:12].max() and (arrays["permutation_lm_labels"] != IGNORE_LABEL).sum() == 4
 

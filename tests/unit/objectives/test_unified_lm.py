@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ctxlm_ds.data.fields import FITS, IGNORE_LABEL
+from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.sample import NO_LABEL
+from ctxlm_ds.data.stream.collate import collate_arrays, split_fields
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.check import check_config
@@ -36,9 +37,7 @@ def test_the_mixture_of_a_dataset(rows: RowSource) -> None:
         samples, row_starts = rows.samples(np.arange(len(rows)), np.full(len(rows), epoch))
         examples = objective.corrupt_batch(samples, KEY, np.full(len(samples.keys), 20))
         fields = objective.fields(config_of("segment_pair").data)
-        shapes = {field.name: (field.fill, (len(rows), field.columns)) for field in fields}
-        arrays = {name: np.full(shape, fill, dtype=np.int32) for name, (fill, shape) in shapes.items()}
-        assert objective.fill(examples, row_starts, arrays) == FITS
+        arrays = split_fields(collate_arrays(objective, fields, examples, row_starts), fields)
         kinds = arrays["token_type_ids"][:, 0]
         found.append(kinds)
         labels.append(arrays["next_sentence_labels"][:, 0])

@@ -55,7 +55,7 @@ class OldBuilder:
         Path(f"{self.prefix}.idx").write_bytes(content)
 
 
-def _write(prefix: Path, documents: Documents, dtype: str = "int32", document_index: bool = True) -> Path:
+def write_old(prefix: Path, documents: Documents, dtype: str = "int32", document_index: bool = True) -> Path:
     builder = OldBuilder(prefix, dtype)
     for document in documents:
         for sequence in document:
@@ -82,7 +82,7 @@ def _patch(prefix: Path, offset: int, value: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["uint8", "int32", "int64", "uint16"])
 def test_reads_as_any_other_dataset(tmp_path: Path, dtype: str) -> None:
-    dataset = IndexedDataset(_write(tmp_path / "old", DOCUMENTS, dtype))
+    dataset = IndexedDataset(write_old(tmp_path / "old", DOCUMENTS, dtype))
     assert dataset.dtype == np.dtype(dtype)
     assert _read(dataset) == DOCUMENTS
     assert dataset.lengths(0, 6).tolist() == [3, 1, 2, 4, 1, 2]
@@ -94,7 +94,7 @@ def test_reads_as_any_other_dataset(tmp_path: Path, dtype: str) -> None:
 
 
 def test_joining_one_writes_it_in_the_present_format(tmp_path: Path) -> None:
-    merge_datasets([str(_write(tmp_path / "old", DOCUMENTS))], tmp_path / "joined")
+    merge_datasets([str(write_old(tmp_path / "old", DOCUMENTS))], tmp_path / "joined")
     write_dataset(tmp_path / "new", DOCUMENTS)
     for extension in ("bin", "idx"):
         assert (tmp_path / f"joined.{extension}").read_bytes() == (tmp_path / f"new.{extension}").read_bytes()
@@ -103,14 +103,14 @@ def test_joining_one_writes_it_in_the_present_format(tmp_path: Path) -> None:
 
 def test_samples_are_made_from_it(tmp_path: Path) -> None:
     write_dataset(tmp_path / "new", DOCUMENTS)
-    table = sentence_table(IndexedDataset(_write(tmp_path / "old", DOCUMENTS)), 3)
+    table = sentence_table(IndexedDataset(write_old(tmp_path / "old", DOCUMENTS)), 3)
     expected = sentence_table(IndexedDataset(tmp_path / "new"), 3)
     assert starts_of(table).tolist() == starts_of(expected).tolist()
     assert ends_of(table).tolist() == ends_of(expected).tolist()
 
 
 def test_fairseqs_original_is_named(tmp_path: Path) -> None:
-    _expect(_write(tmp_path / "old", DOCUMENTS, document_index=False), "fairseq's dataset format")
+    _expect(write_old(tmp_path / "old", DOCUMENTS, document_index=False), "fairseq's dataset format")
 
 
 def test_sequences_of_two_dimensions_are_refused(tmp_path: Path) -> None:
@@ -142,5 +142,5 @@ def test_sequences_of_two_dimensions_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_index(tmp_path: Path, offset: int, value: int, message: str) -> None:
-    _patch(_write(tmp_path / "old", DOCUMENTS), offset, value)
+    _patch(write_old(tmp_path / "old", DOCUMENTS), offset, value)
     _expect(tmp_path / "old", message)

@@ -18,6 +18,7 @@ from ctxlm_ds.data.index.sentence_table import sentence_table
 from ctxlm_ds.errors import DataError
 from tests.fuzz import Case, damage, damage_json, run_cases
 from tests.sample_data import ends_of, random_documents, starts_of, write_dataset
+from tests.unit.data.dataset.test_index_file import write_old
 
 JOINED_EVERY = 8
 Content = dict[str, bytes]
@@ -136,27 +137,13 @@ def join(good: Path, damaged: Path, output: Path, expected: list[list[int]]) -> 
     return "joined"
 
 
-def write_legacy(prefix: Path, documents: list[list[list[int]]]) -> None:
-    """A TNTIDX dataset (test_index_file.py has the layout)."""
-    sequences = [sequence for document in documents for sequence in document]
-    lengths = [len(sequence) for sequence in sequences]
-    starts = [sum(lengths[:number]) for number in range(len(lengths) + 1)]
-    bounds = [0]
-    for document in documents:
-        bounds.append(bounds[-1] + len(document))
-    numbers = [1, 4, 4, len(lengths), len(lengths), len(bounds), *range(len(lengths) + 1), *starts, *lengths, *bounds]
-    Path(f"{prefix}.idx").write_bytes(b"TNTIDX\x00\x00" + struct.pack(f"<{len(numbers)}q", *numbers))
-    flat = [token for sequence in sequences for token in sequence]
-    Path(f"{prefix}.bin").write_bytes(struct.pack(f"<{len(flat)}i", *flat))
-
-
 def prepare(folder: Path) -> Case:
     datasets = []
     for name, documents_seed in (("one", 1), ("two", 2)):
         documents = random_documents(6, sentences=4, tokens=8, seed=documents_seed)
         facts = {"vocab_size": 1000, "inputs": ["a.jsonl"], "tokenizer_path": "none", "bad_records": 2}
         write_dataset(folder / name, documents, eod_id=3, metadata=facts)
-        write_legacy(folder / f"{name}-legacy", documents)
+        write_old(folder / f"{name}-legacy", documents)
     for extensions in (("bin", "idx", "json", "sha256"), ("bin", "idx", "json"), ("bin", "idx")):
         bare = folder / f"bare-{len(extensions)}"
         for extension in extensions:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ctxlm_ds.data.formats.base import SequenceTemplate
 from ctxlm_ds.data.index.build import IndexPlace, build_rows
 from ctxlm_ds.data.index.index import RowSource, SampleIndex, ranges
 from ctxlm_ds.data.sample import Samples
@@ -36,6 +39,21 @@ def config_of(sample_format: str, seq_length: int = 64, **data: object) -> RunCo
 
 def ids_of(index: SampleIndex) -> list[list[int]]:
     return [sample_of(index, number).input_ids.tolist() for number in range(len(index.records))]
+
+
+def damaged_indexes(
+    index: SampleIndex, tokenizer: Any, number: int, fields: Sequence[str], values: Sequence[int]
+) -> Iterator[SampleIndex]:
+    """Yield the index as it is once one field of a record has another value, for each field and value."""
+    path = index.directory / "samples.npy"
+    whole, template = path.read_bytes(), SequenceTemplate.of(tokenizer)
+    for field, value in product(fields, values):
+        if abs(value) <= np.iinfo(index.records.dtype[field]).max and index.records[field][number] != value:
+            records = np.lib.format.open_memmap(path, mode="r+")
+            records[field][number] = value
+            del records
+            yield SampleIndex(index.directory, index.dataset, template, index.meta["key"])
+            path.write_bytes(whole)
 
 
 def forget_record(prefix: Path) -> None:

@@ -95,10 +95,3 @@ def test_bad_records_name_file_line_and_reason(tmp_path: Path) -> None:
         assert message.startswith(f"{path}, {place}: ") and reason in message
     with pytest.raises(DataError, match="line 2: not valid JSON"):
         texts_of(path)
-
-
-def test_undecodable_text_is_a_bad_record(tmp_path: Path) -> None:
-    (tmp_path / "corpus.txt").write_bytes(b"good\n\nbad \xff\n\ngood again\n")
-    items = parsed(tmp_path / "corpus.txt")
-    assert [isinstance(item, BadRecord) for item in items] == [False, True, False]
-    assert "line 3: not valid UTF-8" in str(items[1])

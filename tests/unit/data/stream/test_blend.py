@@ -25,7 +25,6 @@ from ctxlm_ds.data.stream.blend import (
     stream_shares,
     train_stream,
 )
-from ctxlm_ds.data.stream.loader import BatchPlan, step_rows
 from ctxlm_ds.data.stream.run_datasets import split_documents
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.schema import RunConfig
@@ -109,19 +108,6 @@ def test_any_position_alone_and_after_a_restart(name: str) -> None:
     assert np.array_equal(picked.epochs, whole.epochs[places])
     late = read(stream_of(RECIPES[name]), 500, 69_500)
     assert np.array_equal(late.rows, whole.rows[69_500:])
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_another_batch_size_goes_on_at_the_row(name: str) -> None:
-    """Twenty steps of 24 rows, then steps of 40 on three ranks: nothing lost, nothing twice."""
-    whole = read(stream_of(RECIPES[name]), 480 + 400)
-    first = step_rows(stream_of(RECIPES[name]), BatchPlan(24, 24), 0)
-    steps = [[next(first)] for _ in range(20)]
-    ranks = [step_rows(stream_of(RECIPES[name]), BatchPlan(40, 2, rank, 4), 480) for rank in range(4)]
-    steps += [[next(rank) for rank in ranks] for _ in range(10)]
-    for attribute, expected in (("rows", whole.rows), ("epochs", whole.epochs)):
-        dealt = [np.stack([getattr(planned, attribute) for planned in step], axis=1).ravel() for step in steps]
-        assert np.array_equal(np.concatenate(dealt), expected)
 
 
 def test_the_seed_decides_the_order() -> None:

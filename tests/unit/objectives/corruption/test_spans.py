@@ -1,4 +1,4 @@
-"""Spans, n-grams and span boundaries against the published rules, written down here as slow loops."""
+"""Spans, n-grams and span boundaries against the published rules as slow loops."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ctxlm_ds.data.sample import Example, Sample
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.check import check_config
+from tests.objective_statistics import choose_ngrams, choose_spans
 from tests.ragged import Rows, collate, each, pair_sample, samples_from, single_sample
 from tests.sample_data import FIRST_WORD_ID, FakeTokenizer
 from tests.sections import changed_config, objective_section
@@ -71,41 +72,13 @@ def words_of(sample: Sample) -> list[list[int]]:
 
 
 def spanbert_positions(sample: Sample, rng: np.random.Generator) -> set[int]:
-    """PairWithSpanMaskingScheme.mask: whole words from the anchor's word on, until the budget ends them."""
     words = words_of(sample)
-    number_of = {position: number for number, word in enumerate(words) for position in word}
-    wanted = math.ceil(0.15 * len(number_of))
-    shares = np.array([0.2 * 0.8 ** (length - 1) for length in range(1, 11)])
-    marked: set[int] = set()
-    while len(marked) < wanted:
-        length = rng.choice(10, p=shares / shares.sum()) + 1
-        anchor = rng.choice(list(number_of))
-        if anchor in marked:
-            continue
-        for word in words[number_of[anchor] : number_of[anchor] + length]:
-            for position in word:
-                if len(marked) < wanted:
-                    marked.add(position)
-    return marked
+    return choose_spans(words, math.ceil(0.15 * sum(map(len, words))), objective_section(**SPANBERT), rng)
 
 
 def albert_positions(sample: Sample, rng: np.random.Generator) -> set[int]:
-    """create_masked_lm_predictions with three-grams: shuffled starts, shortened to fit, none that overlap."""
-    words = words_of(sample)
     wanted = max(1, round(0.15 * len(sample.input_ids)))
-    marked: set[int] = set()
-    for start in rng.permutation(len(words)):
-        if len(marked) >= wanted:
-            break
-        longest = min(3, len(words) - start)
-        shares = 1 / np.arange(1, longest + 1)
-        length = rng.choice(longest, p=shares / shares.sum()) + 1
-        while length and len(marked) + sum(map(len, words[start : start + length])) > wanted:
-            length -= 1
-        chosen = {position for word in words[start : start + length] for position in word}
-        if length and not chosen & marked:
-            marked |= chosen
-    return marked
+    return choose_ngrams(words_of(sample), wanted, objective_section(**ALBERT), rng)
 
 
 @pytest.mark.parametrize(("settings", "reference"), [(SPANBERT, spanbert_positions), (ALBERT, albert_positions)])
@@ -124,57 +97,6 @@ def test_run_lengths_are_those_of_the_published_rule(
         share = (wanted[length] + got[length]) / sum(totals)
         error = math.sqrt(share * (1 - share) * (1 / totals[0] + 1 / totals[1]))
         assert abs(wanted[length] / totals[0] - got[length] / totals[1]) <= 4 * error, length
-
-
-@pytest.mark.parametrize(("settings", "reference"), [(SPANBERT, spanbert_positions), (ALBERT, albert_positions)])
-def test_the_budget_is_that_of_the_published_rule(
-    settings: dict[str, object], reference: Callable[[Sample, np.random.Generator], set[int]]
-) -> None:
-    samples, rng = texts(800, 60, seed=2), np.random.default_rng(6)
-    wanted = np.array([len(reference(sample, rng)) for sample in samples])
-    got = np.array([len(example.prediction_positions) for example in corrupt(samples, **settings)])
-    assert got.max() == wanted.max()
-    assert abs(got.mean() - wanted.mean()) <= 4 * math.hypot(got.std(), wanted.std()) / math.sqrt(len(samples))
-
-
-@pytest.mark.parametrize(("spans", "longest"), [("geometric", 10), ("ngram", 3), ("skipgram", 3)])
-def test_lengths_have_the_published_shares(spans: str, longest: int) -> None:
-    """In long texts with few predictions, runs rarely meet."""
-    size, per_text = 20_000, 20
-    rng = np.random.default_rng(3)
-    samples = [single_sample(2 * rng.integers(FIRST_WORD_ID, 400, size=size)) for _ in range(500)]
-    found: Counter[int] = Counter()
-    settings = {"spans": spans, "max_span_length": longest, "mask_prob": per_text / size, "name": "masked_lm"}
-    for example in corrupt(samples, **settings):
-        # The last run may be cut by the budget, and it may be any of them: it takes the same share of each length.
-        found.update(last - first + 1 for first, last in runs_of(example.prediction_positions.tolist()))
-    if spans == "ngram":
-        shares = {n: (1 / n) / sum(1 / m for m in range(1, 4)) for n in range(1, 4)}
-    elif spans == "skipgram":
-        shares = {1: 0.8, 2: 0.1, 3: 0.1}
-    else:
-        weights = {n: 0.2 * 0.8 ** (n - 1) for n in range(1, 11)}
-        shares = {n: weight / sum(weights.values()) for n, weight in weights.items()}
-        assert sum(n * share for n, share in shares.items()) == pytest.approx(3.797, abs=1e-3)
-    reference = expected_runs(shares, per_text, 200_000)
-    total = sum(found.values())
-    for length in range(1, longest + 1):
-        share = reference[length]
-        assert abs(found[length] / total - share) <= 4 * math.sqrt(share * (1 - share) * (1 / total + 1 / 200_000))
-
-
-def expected_runs(shares: dict[int, float], budget: int, count: int) -> dict[int, float]:
-    """Shares of run lengths if runs are drawn until `budget` tokens are full and the last is shortened to fit."""
-    rng = np.random.default_rng(9)
-    drawn = iter(rng.choice(list(shares), p=list(shares.values()), size=3 * count).tolist())
-    found: Counter[int] = Counter()
-    while sum(found.values()) < count:
-        room = budget
-        while room:
-            length = min(next(drawn), room)
-            found[length] += 1
-            room -= length
-    return {length: found[length] / sum(found.values()) for length in shares}
 
 
 def unilm_positions(sample: Sample, number: int, wanted: int, p: float) -> set[int]:
@@ -212,25 +134,6 @@ def test_skipgrams_are_those_of_the_published_code_with_the_same_draws(p: float)
     for number, (sample, example) in enumerate(zip(samples, examples, strict=True)):
         wanted = max(1, round(0.4 * len(sample.input_ids)))
         assert set(example.prediction_positions.tolist()) == unilm_positions(sample, number, wanted, p)
-
-
-def test_one_draw_replaces_a_run() -> None:
-    samples = texts(3000, 100)
-    counts: Counter[str] = Counter()
-    for example in corrupt(samples, **SPANBERT):
-        label_at = dict(zip(example.prediction_positions.tolist(), example.prediction_labels.tolist(), strict=True))
-        for first, last in runs_of(example.prediction_positions.tolist()):
-            run = range(first, last + 1)
-            seen = [int(example.input_ids[position]) for position in run]
-            if TOKENIZER.mask_id in seen:
-                assert set(seen) == {TOKENIZER.mask_id}
-                counts["mask"] += 1
-            else:
-                counts["kept" if seen == [label_at[position] for position in run] else "random"] += 1
-    total = sum(counts.values())
-    for name, share in (("mask", 0.8), ("kept", 0.1), ("random", 0.1)):
-        # A random token is the original once in 995.
-        assert abs(counts[name] / total - share) < 4 * math.sqrt(share * (1 - share) / total) + 1e-3, name
 
 
 def test_spans_end_at_special_tokens_and_never_contain_them() -> None:

@@ -62,18 +62,6 @@ def test_labels_are_the_originals_and_nothing_else_changes(settings: dict[str, o
         assert np.array_equal(example.token_type_ids, sample.token_type_ids)
 
 
-def test_count_is_berts_and_at_least_one() -> None:
-    lengths = list(range(5, 129))
-    for length, example in zip(lengths, corrupt(samples_of(lengths)), strict=True):
-        assert len(example.prediction_positions) == min(max(1, round(length * 0.15)), length - 3)
-
-
-def test_count_never_exceeds_the_budget() -> None:
-    for settings in ({}, {"whole_word": True}, {"count_rounding": "probabilistic"}):
-        examples = corrupt(samples_of([128] * 50), budget=7, **settings)
-        assert max(len(example.prediction_positions) for example in examples) == 7
-
-
 def test_probabilistic_rounding_is_exact_on_average() -> None:
     samples = samples_of([50] * 4000)
     counts = np.array([len(e.prediction_positions) for e in corrupt(samples, count_rounding="probabilistic")])
@@ -92,14 +80,6 @@ def test_shares_of_mask_kept_and_random() -> None:
     same = 0.1 / (1000 - FIRST_WORD_ID)
     for name, share in (("mask", 0.8), ("kept", 0.1 + same), ("random", 0.1 - same)):
         assert abs(counts[name] / total - share) < 4 * math.sqrt(share * (1 - share) / total), name
-
-
-def test_other_shares_are_followed() -> None:
-    samples = samples_of([128] * 500)
-    assert outcomes(samples, corrupt(samples, keep_prob=0.0, random_prob=0.0))["mask"] == 500 * 19
-    counts = outcomes(samples, corrupt(samples, keep_prob=0.5, random_prob=0.5))
-    assert counts["mask"] == 0 and abs(counts["kept"] / (500 * 19) - 0.5) < 0.03
-    assert sum(outcomes(samples, corrupt(samples, mask_prob=0.4)).values()) == 500 * 51
 
 
 def test_positions_are_uniform_over_the_text() -> None:
@@ -125,40 +105,6 @@ def test_random_tokens_are_uniform_over_words_or_the_whole_vocabulary() -> None:
         expected = counts.sum() / (1000 - lowest)
         degrees = 1000 - lowest - 1
         assert abs(((counts[lowest:] - expected) ** 2 / expected).sum() - degrees) < 5 * math.sqrt(2 * degrees)
-
-
-def test_special_tokens_are_predicted_only_as_fairseq_does() -> None:
-    samples = samples_of([20] * 2000)
-    specials = samples[0].special_mask
-    for habit in ("never", "bert", "roberta"):
-        counts = np.zeros(20)
-        for example in corrupt(samples, special_tokens=habit):
-            counts[example.prediction_positions] += 1
-        if habit == "roberta":
-            assert np.abs(counts - 300).max() < 5 * math.sqrt(300)
-        else:
-            assert counts[specials].sum() == 0
-
-
-def word_of(sample: Sample) -> NDArray[np.int64]:
-    """Number of the word that each position belongs to: odd ids continue a word, specials stand alone."""
-    starts = (sample.input_ids % 2 == 0) | sample.special_mask
-    starts[1:] |= sample.special_mask[:-1]
-    return np.cumsum(starts)
-
-
-def test_whole_words_are_whole() -> None:
-    samples = samples_of(np.random.default_rng(3).integers(40, 128, size=800), seed=3)
-    predicted = 0
-    for sample, example in zip(samples, corrupt(samples, whole_word=True), strict=True):
-        words = word_of(sample)
-        chosen = np.isin(words, words[example.prediction_positions])
-        assert np.array_equal(np.flatnonzero(chosen), example.prediction_positions)
-        assert not sample.special_mask[example.prediction_positions].any()
-        assert 1 <= len(example.prediction_positions) <= round(len(words) * 0.15)
-        predicted += len(example.prediction_positions)
-    # Words that would exceed the budget are skipped and shorter ones fill it.
-    assert predicted > 0.99 * sum(round(len(sample.input_ids) * 0.15) for sample in samples)
 
 
 class Words:

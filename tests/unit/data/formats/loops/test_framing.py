@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.index.build import IndexPlace, build_rows
+from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.sample import NO_LABEL
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.errors import DataError
@@ -23,7 +23,17 @@ from tests.sample_data import (
     sample_of,
     write_dataset,
 )
-from tests.unit.data.index.test_index import BERT, CLS, FORMATS, SEP, TOKENIZER, config_of, config_of_rows, ids_of
+from tests.unit.data.index.test_index import (
+    BERT,
+    CLS,
+    FORMATS,
+    SEP,
+    TOKENIZER,
+    config_of,
+    config_of_rows,
+    damaged_indexes,
+    ids_of,
+)
 
 ROBERTA = FakeTokenizer(double_separator=True)
 
@@ -61,29 +71,19 @@ def test_a_damaged_index_is_named_and_never_read_beyond_the_dataset(tmp_path: Pa
     """Every field of a record overwritten: an error, or a sample that is what the record now says."""
     prefix = write_dataset(tmp_path / "d", random_documents(20), eod_id=TOKENIZER.sep_id)
     index = build_sample_index(prefix, TOKENIZER, config_of_rows(sample_format))
-    path = index.directory / "samples.npy"
-    whole = path.read_bytes()
     tokens, refused = IndexedDataset(prefix).tokens, 0
     used = index.records.dtype.names if index.format.makes_pairs else ("a_start", "a_end", "num_tokens")
-    for field in used:
-        for value in (-1, -(2**62), 2**62, 2**31 - 1, 127, 0, 1):
-            records = np.lib.format.open_memmap(path, mode="r+")
-            if abs(value) > np.iinfo(records.dtype[field]).max:
-                continue
-            records[field][3] = value
-            del records
-            opened = IndexPlace.of(prefix, TOKENIZER, config_of_rows(sample_format).row_settings).open(TOKENIZER)
-            try:
-                sample = sample_of(opened, 3)
-            except DataError as error:
-                assert "sample 3 of its index does not fit the dataset" in str(error)
-                refused += 1
-            else:
-                text = sample.input_ids[~sample.special_mask]
-                a_start, a_end, b_start, b_end = opened.records[3].tolist()[:4]
-                again = np.concatenate([tokens[a_start:a_end], tokens[b_start:b_end]])
-                assert np.array_equal(text, again[again != TOKENIZER.sep_id] if sample_format != "blocks" else again)
-            path.write_bytes(whole)
+    for opened in damaged_indexes(index, TOKENIZER, 3, used, (-1, -(2**62), 2**62, 2**31 - 1, 127, 0, 1)):
+        try:
+            sample = sample_of(opened, 3)
+        except DataError as error:
+            assert "sample 3 of its index does not fit the dataset" in str(error)
+            refused += 1
+        else:
+            text = sample.input_ids[~sample.special_mask]
+            a_start, a_end, b_start, b_end = opened.records[3].tolist()[:4]
+            again = np.concatenate([tokens[a_start:a_end], tokens[b_start:b_end]])
+            assert np.array_equal(text, again[again != TOKENIZER.sep_id] if sample_format != "blocks" else again)
     assert refused >= 8
 
 
