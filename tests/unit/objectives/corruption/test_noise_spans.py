@@ -87,28 +87,6 @@ def test_568_tokens_are_512_in_and_114_out() -> None:
     assert set(np.diff(examples.target_starts)) == {114}
 
 
-def test_sentinels_descend_from_the_end_of_the_vocabulary() -> None:
-    for example in each(corrupt(texts(50, 568))):
-        for ids in (example.input_ids, example.target_ids):
-            found = [token for token in ids.tolist() if token >= 32_000]
-            assert found == list(range(VOCABULARY - 1, VOCABULARY - 29, -1))
-        assert example.target_ids[0] == VOCABULARY - 1
-        assert example.target_ids[-1] == example.input_ids[-1] == END
-
-
-def test_input_and_target_hold_every_token_once() -> None:
-    for sample, example in zip(samples := texts(50, 568), each(corrupt(samples)), strict=True):
-        spans: dict[int, list[int]] = {}
-        current: list[int] = []
-        for token in example.target_ids[:-1].tolist():
-            if token >= 32_000:
-                current = spans.setdefault(token, [])
-            else:
-                current.append(token)
-        restored = [t for token in example.input_ids[:-1].tolist() for t in spans.get(token, [token])]
-        assert restored == sample.input_ids.tolist()
-
-
 def test_span_lengths_have_the_published_distribution() -> None:
     """Of 85 tokens in 28 spans, all divisions equally likely: P(length = k) = C(84 - k, 26) / C(84, 27)."""
     lengths: Counter[int] = Counter()
@@ -122,17 +100,6 @@ def test_span_lengths_have_the_published_distribution() -> None:
     for length in range(1, 11):
         share = math.comb(84 - length, 26) / math.comb(84, 27)
         assert abs(lengths[length] / total - share) < 4 * math.sqrt(share * (1 - share) / total), length
-
-
-def test_the_first_kept_span_has_the_published_distribution() -> None:
-    """Of 483 tokens in 28 spans: P(first = k) = C(482 - k, 26) / C(482, 27); the text ends with a replaced span."""
-    count = 4000
-    first = Counter(int((example.input_ids >= 32_000).argmax()) for example in each(corrupt(texts(count, 568))))
-    assert min(first) >= 1
-    for low, high in ((1, 5), (6, 12), (13, 24), (25, 60)):
-        share = sum(math.comb(482 - k, 26) for k in range(low, high + 1)) / math.comb(482, 27)
-        found = sum(first[k] for k in range(low, high + 1)) / count
-        assert abs(found - share) < 4 * math.sqrt(share * (1 - share) / count)
 
 
 def test_a_sample_is_the_same_in_any_batch() -> None:

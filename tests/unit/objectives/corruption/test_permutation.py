@@ -170,15 +170,3 @@ def test_orders_and_places_of_targets_are_uniform() -> None:
     pairs = [ranks[np.flatnonzero(targets)[:2]] for ranks, targets in found]
     first = np.mean([one < other for one, other in pairs])
     assert abs(first - 0.5) < 4 * np.sqrt(0.25 / len(pairs))
-
-
-def test_spans_have_the_published_lengths() -> None:
-    """With a goal that is never reached every run of targets is a span; n has probability proportional to 1/n."""
-    begins_everywhere = rules_of()._replace(begins_word=np.ones(VOCABULARY, dtype=np.bool_))
-    found = permuted(rows(500, 512), 60, begins_everywhere)
-    lengths = []
-    for _, targets in found:
-        edges = np.flatnonzero(np.diff(np.concatenate([[0], targets[:200].astype(int), [0]])))
-        lengths += (edges[1::2] - edges[::2]).tolist()
-    shares = np.bincount(lengths, minlength=6)[1:6] / len(lengths)
-    assert np.abs(shares - ngram_shares(5)).max() < 0.03

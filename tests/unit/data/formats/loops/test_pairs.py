@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from functools import partial
 
 import numpy as np
 import pytest
 
-from ctxlm_ds.data.index.sentence_table import UNALIGNED, SentenceTable
-from tests.sample_data import Documents, ends_of, numbered_documents, random_documents, starts_of, table_of
+from tests.sample_data import Documents, random_documents, table_of
 from tests.unit.data.formats.bert_reference import create_instances
 from tests.unit.data.formats.pairs import (
     KernelCoins,
@@ -79,77 +77,6 @@ def test_random_next_is_from_another_document_and_true_next_follows() -> None:
                 assert is_random or b0 >= a1
 
 
-def test_share_of_random_next() -> None:
-    """Half of the pairs where A is not a document's last sentence; forced ones come on top, as in the original."""
-    documents = numbered_documents([[10] * 400] * 40)
-    table = table_of(documents)
-    labels = np.array([record[5] for record in segment_pairs(table, 61, SPECIALS, 0.0, 1, 0)])
-    assert abs(labels.mean() - 0.5) < 4 * np.sqrt(0.25 / len(labels)) + 40 / len(labels)
-
-
-def by_document(records: list[Record], tokens: int) -> list[list[Record]]:
-    """Pairs grouped by the document of A, all documents having equally many tokens."""
-    grouped = itertools.groupby(records, key=lambda record: record[0] // tokens)
-    return [list(group) for _, group in grouped]
-
-
-def uniform_table(documents: int, sentences: int) -> SentenceTable:
-    """Documents of equally many sentences of one token."""
-    starts = np.arange(documents * sentences).view(UNALIGNED)
-    starts.flags.writeable = False
-    bounds = np.arange(documents + 1) * sentences
-    return SentenceTable(starts, 0, bounds, bounds[1:], True)
-
-
-def test_target_is_drawn_once_a_document() -> None:
-    """With short_seq_prob 1 the pairs of one document share a target; over documents targets are uniform in 2..room."""
-    room = 101
-    targets = []
-    for records in by_document(segment_pairs(uniform_table(3000, 1000), room, SPECIALS, 1.0, 5, 0), 1000):
-        lengths = [record[4] - SPECIALS for record in records]
-        # One-token sentences reach a target exactly, except where a document ends.
-        targets.append(max(lengths))
-        full = [length for length in lengths if length == targets[-1]]
-        assert len(full) >= 0.5 * len(lengths)
-    counts = np.bincount(targets, minlength=room + 1)[2:]
-    expected = 3000 / len(counts)
-    assert abs(((counts - expected) ** 2 / expected).sum() - (len(counts) - 1)) < 5 * np.sqrt(2 * (len(counts) - 1))
-
-
-def test_share_of_short_documents() -> None:
-    room = 100
-    records = np.array(segment_pairs(uniform_table(6000, 300), room, SPECIALS, 0.1, 9, 0))
-    longest = np.zeros(6000)
-    np.maximum.at(longest, records[:, 0] // 300, records[:, 4] - SPECIALS)
-    share = (longest < room).mean()
-    expected = 0.1 * 98 / 99  # a short target may also be the longest one
-    assert abs(share - expected) < 4 * np.sqrt(0.09 / 6000)
-
-
-def test_every_sentence_is_used_in_every_pass() -> None:
-    """Put back: with nothing to truncate, A and true-next B cover the corpus exactly once."""
-    documents = random_documents(200, sentences=8, tokens=5, seed=2)
-    table = table_of(documents)
-    for duplicate in range(2):
-        used = np.zeros(int(ends_of(table)[-1]), dtype=int)
-        for a0, a1, b0, b1, _, is_random in segment_pairs(table, 10_000, SPECIALS, 0.3, 1, duplicate):
-            used[a0:a1] += 1
-            if not is_random:
-                used[b0:b1] += 1
-        assert (used == 1).all()
-
-
-def test_pairs_fit_and_depend_on_their_key_alone() -> None:
-    documents = random_documents(100, seed=5)
-    table = table_of(documents)
-    records = list(segment_pairs(table, 61, 4, 0.1, seed=1, duplicate=0))
-    assert all(record[4] <= 65 and record[1] > record[0] and record[3] > record[2] for record in records)
-    assert max(record[4] for record in records) == 65
-    assert records == list(segment_pairs(table, 61, 4, 0.1, seed=1, duplicate=0))
-    assert records != list(segment_pairs(table, 61, 4, 0.1, seed=1, duplicate=1))
-    assert records != list(segment_pairs(table, 61, 4, 0.1, seed=2, duplicate=0))
-
-
 def plain_pairs(documents: Documents, number: int, room: int, draws: KernelDraws) -> list[Record]:
     """The definition, read plainly, with the same draws in the same order (seed 3, pass 1)."""
     lengths = [[len(sentence) for sentence in document] for document in documents]
@@ -191,49 +118,6 @@ def test_same_draws_give_the_same_pairs_as_the_plain_definition() -> None:
     assert sentence_pairs(table_of(documents), 29, 3, 3, 1) == expected
 
 
-def test_each_side_is_one_sentence() -> None:
-    table = table_of(random_documents(100, tokens=10, seed=1))
-    sentences = set(zip(starts_of(table).tolist(), ends_of(table).tolist(), strict=True))
-    for a0, a1, b0, b1, length, _ in sentence_pairs(table, 10_000, 3, 1, 0):
-        assert (a0, a1) in sentences and (b0, b1) in sentences
-        assert length == a1 - a0 + b1 - b0 + 3
-
-
-def test_true_next_follows_and_random_next_is_elsewhere() -> None:
-    documents = random_documents(50, seed=2)
-    table = table_of(documents)
-    document_of = np.repeat(np.arange(50), [sum(map(len, d)) for d in documents])
-    for a0, a1, b0, _, _, is_random in sentence_pairs(table, 10_000, 3, 1, 0):
-        assert (document_of[a0] != document_of[b0]) if is_random else (b0 == a1 and document_of[a0] == document_of[b0])
-
-
-def test_share_of_random_next_and_coverage() -> None:
-    table = table_of(numbered_documents([[3] * 500] * 30))
-    records = np.array(list(sentence_pairs(table, 100, 3, 1, 0)))
-    labels = records[:, 5]
-    assert abs(labels.mean() - 0.5) < 4 * np.sqrt(0.25 / len(labels)) + 30 / len(labels)
-    used = np.zeros(int(ends_of(table)[-1]), dtype=int)
-    for a0, a1, b0, b1, _, is_random in records.tolist():
-        used[a0:a1] += 1
-        used[b0:b1] += not is_random
-    assert (used == 1).all()
-
-
-def test_long_sentences_are_shortened_from_the_longer_side() -> None:
-    table = table_of(numbered_documents([[5, 300], [400, 2]]))
-    for seed in range(20):
-        for a0, a1, b0, b1, length, _ in sentence_pairs(table, 40, 3, seed, 0):
-            assert length <= 43
-            assert min(a1 - a0, b1 - b0) in (2, 5, 20)
-
-
-def test_passes_and_seeds_differ() -> None:
-    table = table_of(random_documents(50, seed=3))
-    keys = ((1, 0), (1, 1), (2, 0), (1, 0))
-    drawn = [sentence_pairs(table, 100, 3, seed, duplicate) for seed, duplicate in keys]
-    assert drawn[0] == drawn[3] and drawn[0] != drawn[1] and drawn[0] != drawn[2]
-
-
 FORMAT = "sentence_order"
 
 
@@ -255,14 +139,3 @@ def test_same_draws_give_the_originals_ordered_instances(room: int, short_seq_pr
             {"a": tokens[a0:a1], "b": tokens[b0:b1], "is_random": bool(label)} for a0, a1, b0, b1, _, label in pairs
         ]
         assert found == expected
-
-
-def test_half_of_the_pairs_are_exchanged_and_all_are_of_one_document() -> None:
-    documents = numbered_documents([[10] * 400] * 40)
-    pairs = np.array(ordered_segments(table_of(documents), 61, SPECIALS, 0.0, 1, 0))
-    document_of, exchanged = pairs[:, [0, 2]] // 4000, pairs[:, 2] < pairs[:, 0]
-    together = document_of[:, 0] == document_of[:, 1]
-    # A document's last sentence, if it is alone, has a partner from another document.
-    assert (~together).sum() <= 40 and (pairs[~together, 5] == 1).all()
-    assert np.array_equal(pairs[together, 5] == 1, exchanged[together])
-    assert abs(exchanged[together].mean() - 0.5) < 4 * np.sqrt(0.25 / together.sum())

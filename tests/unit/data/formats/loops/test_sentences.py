@@ -83,12 +83,6 @@ def test_unsplit_documents_become_full_blocks() -> None:
     assert all(record[4] == 64 for record in records[:-1])
 
 
-def test_blocks_are_well_filled() -> None:
-    documents = random_documents(300, sentences=10, tokens=15, seed=4)
-    lengths = np.array([record[4] for record in full_sentences(table_of(documents), 510)])
-    assert lengths.mean() > 512 - 2 * 15
-
-
 def doc_sentences(table: SentenceTable, room: int) -> list[tuple[int, ...]]:
     """All rows of one pass."""
     rows = sentence_rows(table, room, False, False, (0, table.num_documents))
@@ -104,16 +98,6 @@ def test_doc_sentences_are_full_sentences_of_each_document_alone(room: int) -> N
             expected.append((start + offset, end + offset, *rest))
         offset += sum(map(len, document))
     assert list(doc_sentences(table_of(documents), room)) == expected
-
-
-def test_doc_sentences_never_cross_and_cover_everything() -> None:
-    documents = random_documents(100, seed=2)
-    table = table_of(documents)
-    document_of = np.repeat(np.arange(100), [sum(map(len, d)) for d in documents])
-    records = doc_sentences(table, 100)
-    assert all(document_of[start] == document_of[end - 1] for start, end, *_ in records)
-    assert sum(end - start for start, end, *_ in records) == ends_of(table)[-1]
-    assert all(length == end - start + 2 for start, end, _, _, length, _ in records)
 
 
 def test_short_documents_give_short_rows() -> None:
