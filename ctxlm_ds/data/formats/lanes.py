@@ -7,7 +7,7 @@ an even, contiguous part of the rows. So any step of any epoch is found by its n
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, ClassVar
 
 from ctxlm_ds.data.formats.base import MadeSamples, Making, SampleFormat
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ctxlm_ds.data.dataset.reader import IndexedDataset
     from ctxlm_ds.data.formats.base import Fill, Numbers, Records, SequenceTemplate
-    from ctxlm_ds.data.formats.loops.lanes import UnitOrder, Units
+    from ctxlm_ds.data.formats.loops.lanes import Units
     from ctxlm_ds.data.sample import Samples
 
 ORDERS_KEPT = 4
@@ -72,7 +72,7 @@ class Lanes(SampleFormat):
         return lengths // self.lane_directions
 
     def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
-        return _LaneReader(dataset, template, self._units(dataset), self.lane_directions)
+        return _reader(dataset, template, self._units(dataset), self.lane_directions)
 
     def _units(self, dataset: IndexedDataset) -> Units:
         import numpy as np
@@ -123,46 +123,36 @@ class BidirectionalLanes(Lanes):
         return super().make(making)
 
 
-class _LaneReader:
-    """Writes samples, in the order of the epoch and index that their keys name."""
+def _reader(dataset: IndexedDataset, template: SequenceTemplate, units: Units, directions: int) -> Fill:
+    """Return the function that writes samples, in the order of the epoch and index that their keys name."""
+    import numpy as np
 
-    def __init__(self, dataset: IndexedDataset, template: SequenceTemplate, units: Units, directions: int) -> None:
-        import numpy as np
+    from ctxlm_ds.data.formats.loops.framing import INTACT
+    from ctxlm_ds.data.formats.loops.lanes import order_units, read_window
+    from ctxlm_ds.data.sample import NO_LABEL
 
-        self._tokens = np.asarray(dataset.tokens)
-        self._template = template
-        self._units = units
-        self._directions = directions
-        self._orders = lru_cache(ORDERS_KEPT)(self._order)
+    tokens, orders = np.asarray(dataset.tokens), lru_cache(ORDERS_KEPT)(partial(order_units, units))
 
-    def _order(self, first: int, after: int, index: int, epoch: int, direction: int) -> UnitOrder:
-        from ctxlm_ds.data.formats.loops.lanes import order_units
-
-        return order_units(self._units, first, after, index, epoch, direction)
-
-    def __call__(self, samples: Samples, slots: Numbers, records: Records, numbers: Numbers) -> int:
-        """Write samples `numbers` into their places `slots`; return INTACT or the place of a damaged one."""
-        from ctxlm_ds.data.formats.loops.framing import INTACT
-        from ctxlm_ds.data.formats.loops.lanes import read_window
-        from ctxlm_ds.data.sample import NO_LABEL
-
+    def fill(samples: Samples, slots: Numbers, records: Records, numbers: Numbers) -> int:
         for place, (slot, record) in enumerate(zip(slots.tolist(), records[numbers], strict=True)):
             first, after, (_, epoch, index) = int(record["b_start"]), int(record["b_end"]), samples.keys[slot].tolist()
-            if not 0 <= first < after <= len(self._units.starts):
+            if not 0 <= first < after <= len(units.starts):
                 return place
             begin, end = int(samples.starts[slot]), int(samples.starts[slot + 1])
-            size = (end - begin) // self._directions
-            for direction in range(self._directions):
+            size = (end - begin) // directions
+            for direction in range(directions):
                 part = slice(begin + direction * size, begin + (direction + 1) * size)
-                order = self._orders(first, after, index, epoch, direction)
+                order = orders(first, after, index, epoch, direction)
                 is_intact = read_window(
-                    samples.input_ids[part], samples.special_mask[part], self._tokens, self._template, self._units,
-                    order, int(record["a_start"]), direction == 1,
+                    samples.input_ids[part], samples.special_mask[part], tokens, template, units, order,
+                    int(record["a_start"]), direction == 1,
                 )  # fmt: skip
                 if not is_intact:
                     return place
             samples.second_starts[slot], samples.sequence_labels[slot] = size, NO_LABEL
         return INTACT
+
+    return fill
 
 
 def _records(rows: int, size: int, first: int, after: int) -> Iterator[Records]:

@@ -6,7 +6,7 @@ import json
 import logging
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ctxlm_ds.console import byte_progress
@@ -32,12 +32,6 @@ def remedy(bad: BadRecord) -> str:
     example = "" if is_utf16 else "e.g. "
     file = "FILE, unpacked" if bad.path.endswith(_COMPRESSED) else shlex.quote(bad.path)
     return f"{found}: convert it, {example}iconv -f {encoding} -t UTF-8 {file}"
-
-
-def unreadable_text(reasons: Mapping[str, int], num_records: int) -> str:
-    """Return the sentence about an input of which no record is a document."""
-    which = f"all {num_records:,} records were" if num_records > 1 else "the only record was"
-    return f"{which} unreadable ({', '.join(f'{count:,} {reason}' for reason, count in reasons.items())})"
 
 
 class BadRecords:
@@ -68,7 +62,16 @@ class BadRecords:
             more = "; further ones are only counted" if self.count == _MAX_LOGGED else ""
             logger.warning("skipped: %s%s", bad, more)
         if self.count <= MAX_KEPT:
-            self._keep(bad)
+            self._kept.append(
+                {
+                    "path": bad.path.encode("utf-8", "replace").decode("utf-8"),
+                    "position": bad.position,
+                    "unit": bad.unit,
+                    "reason": bad.reason,
+                    "detail": bad.detail.encode("utf-8", "replace").decode("utf-8"),
+                    "excerpt": bad.excerpt.decode("utf-8", "replace"),
+                }
+            )
 
     def by_reason(self) -> str:
         """Return the number of records for each reason, in words."""
@@ -78,19 +81,8 @@ class BadRecords:
         """Return a sentence if none of the records that were read is a document, else nothing."""
         if not self.count or self.count < num_records:
             return ""
-        return unreadable_text(self.reasons, num_records)
-
-    def _keep(self, bad: BadRecord) -> None:
-        self._kept.append(
-            {
-                "path": bad.path.encode("utf-8", "replace").decode("utf-8"),
-                "position": bad.position,
-                "unit": bad.unit,
-                "reason": bad.reason,
-                "detail": bad.detail.encode("utf-8", "replace").decode("utf-8"),
-                "excerpt": bad.excerpt.decode("utf-8", "replace"),
-            }
-        )
+        which = f"all {num_records:,} records were" if num_records > 1 else "the only record was"
+        return f"{which} unreadable ({', '.join(f'{count:,} {reason}' for reason, count in self.reasons.items())})"
 
     def error_lines(self) -> str:
         """Return the content of the error file: a JSON object per line; empty for none."""
