@@ -95,7 +95,7 @@ class SampleFormat(ABC):
     forms_rows: ClassVar[bool] = False
     """True if it says which samples share a row; otherwise each has a row, or data.packing combines them."""
     framing: ClassVar[str]
-    """`module:function` of the compiled loop that writes samples; a format with a `reader` of its own has none."""
+    """`module:function` of the compiled loop that writes samples; a format that defines `reader` has none."""
     looks_up_sentences: ClassVar[bool] = False
     """True if this loop takes the sentences of the dataset (SentenceLookup) after the template."""
     sequence_labels: ClassVar[tuple[str, ...]] = ()
