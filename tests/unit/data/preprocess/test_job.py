@@ -141,18 +141,3 @@ def test_another_tokenizer_is_noticed(corpus: Path, tokenizers: dict[str, Path])
     dataset = run(corpus, tokenizers["wordpiece"])
     with pytest.raises(DataError, match="made with a tokenizer of fingerprint"):
         verify_dataset(dataset, tokenizers["bpe"])
-
-
-@pytest.mark.parametrize("split", [False, True])
-def test_the_number_of_workers_changes_nothing(
-    tmp_path: Path, tokenizers: dict[str, Path], split: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ctxlm_ds.data.sources.reading.CHUNK_BYTES", 5000)
-    write_corpus(tmp_path / "corpus.jsonl", 300, seed=8)
-    contents = []
-    for workers in (1, 2, 3):
-        dataset = run(
-            tmp_path / "corpus.jsonl", tokenizers["bpe"], split_sentences=split, workers=workers, overwrite=True
-        )
-        contents.append([Path(f"{dataset.prefix}.{extension}").read_bytes() for extension in ("bin", "idx", "json")])
-    assert contents[0] == contents[1] == contents[2]
