@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -160,6 +160,18 @@ def show_documents(dataset: IndexedDataset, tokenizer: Tokenizer | None, count: 
             yield f"  … ({len(left):,} more sequences, {sum(map(len, left)):,} tokens)"
 
 
+class RoundTrip(NamedTuple):
+    """Sampled sequences decoded to text and tokenized again."""
+
+    sequences: int
+    same: int
+    """Number that gave the same ids again."""
+    with_unknown: int
+    """Number that hold the unknown token, whose text is lost."""
+    example: str
+    """Text of one that gave the same ids (else of any)."""
+
+
 def verify_dataset(dataset: IndexedDataset, tokenizer_path: str | Path | None = None, write: bool = False) -> list[str]:
     """Verify a dataset and return what was verified, one line each. Raises DataError at the first error.
 
@@ -259,14 +271,9 @@ def _spans_proof(dataset: IndexedDataset) -> str:
     return f"spans: {spans:,} of two or more tokens, {share:.1%} of the tokens; sha256 equals the recorded one"
 
 
-def _text_proof(dataset: IndexedDataset, tokenizer: Tokenizer | None) -> str:
-    """Decode some sequences, evenly spread over the dataset, and tokenize their text again.
-
-    Raises DataError if the tokenizer, which no record names, cannot be the one that made them.
-    """
-    if tokenizer is None:
-        return "text: not decoded (name the tokenizer with --tokenizer)"
-    spread = np.unique(np.linspace(0, len(dataset) - 1, min(_SAMPLED_SEQUENCES, len(dataset))).astype(np.int64))
+def round_trip(dataset: IndexedDataset, tokenizer: Tokenizer, count: int = _SAMPLED_SEQUENCES) -> RoundTrip:
+    """Decode up to `count` sequences, evenly spread over the dataset, and tokenize their text again."""
+    spread = np.unique(np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(np.int64))
     sampled = [dataset.sequence(number)[:_MAX_SAMPLED_TOKENS].tolist() for number in spread]
     sampled = [ids[:-1] if ids and ids[-1] == tokenizer.eod_id else ids for ids in sampled]
     sampled = [ids for ids in sampled if len(ids) >= _MIN_SAMPLED_TOKENS] or [ids for ids in sampled if ids]
@@ -276,18 +283,28 @@ def _text_proof(dataset: IndexedDataset, tokenizer: Tokenizer | None) -> str:
         again[: len(ids) - 16] == ids[:-16] if len(ids) >= _MAX_SAMPLED_TOKENS - 1 else again == ids
         for ids, again in zip(sampled, tokenizer.encode_batch(texts), strict=True)
     ]
-    with_unknown = sum(tokenizer.unk_id in ids for ids in sampled)
     found_again = [text for text, equal in zip(texts, same, strict=True) if equal]
-    example = " ".join((found_again or texts or [""])[0].split())
+    return RoundTrip(
+        sequences=len(sampled),
+        same=sum(same),
+        with_unknown=sum(tokenizer.unk_id in ids for ids in sampled),
+        example=" ".join((found_again or texts or [""])[0].split()),
+    )
+
+
+def _text_proof(dataset: IndexedDataset, tokenizer: Tokenizer | None) -> str:
+    if tokenizer is None:
+        return "text: not decoded (name the tokenizer with --tokenizer)"
+    result = round_trip(dataset, tokenizer)
     unknown_origin = (dataset.metadata or {}).get("tokenizer_fingerprint") is None
-    if unknown_origin and sum(same) + with_unknown < _LEAST_SAME * len(sampled):
+    if unknown_origin and result.same + result.with_unknown < _LEAST_SAME * result.sequences:
         raise DataError(
-            f"{dataset.prefix}: only {sum(same)} of {len(sampled)} sampled sequences are what this tokenizer makes of "
-            f"their text ({example[:60]!r}); name the tokenizer that made the dataset with --tokenizer"
+            f"{dataset.prefix}: only {result.same} of {result.sequences} sampled sequences are what this tokenizer "
+            f"makes of their text ({result.example[:60]!r}); name the tokenizer that made the dataset with --tokenizer"
         )
-    example = example if len(example) <= 80 else example[:78] + " …"
-    unknown = f", {with_unknown} hold unknown words" if with_unknown else ""
+    example = result.example if len(result.example) <= 80 else result.example[:78] + " …"
+    unknown = f", {result.with_unknown} hold unknown words" if result.with_unknown else ""
     return (
-        f"text: {sum(same)} of {len(sampled)} sampled sequences decode to text that gives the same ids again"
+        f"text: {result.same} of {result.sequences} sampled sequences decode to text that gives the same ids again"
         f"{unknown}: {example!r}"
     )

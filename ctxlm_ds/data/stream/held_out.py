@@ -91,11 +91,18 @@ def tokens_per_word(batches: Iterable[Batch], term: LossTerm, counts: WordCounts
 
 
 def unigram_figures(train_prefix: Path, heldout_prefix: Path) -> tuple[float, float]:
-    """Return two figures of the unigram distribution of the training text, whose counts begin at 1, on held-out text.
+    """Return the loss of the unigram distribution, and how often its most frequent token is right."""
+    probabilities, tokens = unigram(train_prefix), IndexedDataset(heldout_prefix).tokens
+    return unigram_loss(train_prefix, heldout_prefix), float((tokens == probabilities.argmax()).mean())
 
-    They are its cross entropy in nats, and how often its most frequent token is right.
-    """
-    tokens = IndexedDataset(heldout_prefix).tokens
-    counts = np.bincount(IndexedDataset(train_prefix).tokens, minlength=int(tokens.max()) + 1) + 1.0
-    loss = -np.log(counts / counts.sum())[tokens].mean()
-    return float(loss), float((tokens == counts.argmax()).mean())
+
+def unigram_loss(train_prefix: Path, heldout_prefix: Path) -> float:
+    """Return the cross entropy in nats of held-out tokens under the (add-one) unigram distribution of the training."""
+    heldout = IndexedDataset(heldout_prefix).tokens
+    return float(-np.log(unigram(train_prefix, int(heldout.max()) + 1))[heldout].mean())
+
+
+def unigram(train_prefix: Path, least_size: int = 0) -> NDArray[np.float64]:
+    """Return the (add-one) frequency of each token in the training text."""
+    counts = np.bincount(IndexedDataset(train_prefix).tokens, minlength=least_size) + 1.0
+    return counts / counts.sum()
