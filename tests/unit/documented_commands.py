@@ -99,12 +99,11 @@ def refusal(shown: Shown, targets: frozenset[str]) -> str | None:
 
 
 def _file(path: str, arguments: Sequence[str], is_open: bool) -> str | None:
-    name = Path(path).stem
     if path == "tools/benchmark":
         return parse(import_module("tools.benchmark.__main__").main, path, arguments, is_open)
     if path.startswith("tools/"):
-        door = next((c.name for c in COMMANDS.values() if c.place.rpartition(".")[2] == name), None)
-        return _subcommand(door, arguments, is_open) if door else None
+        door = re.match(r'"""Run `ctxlm ([a-z-]+)`', (ROOT / path).read_text(encoding="utf-8"))
+        return _subcommand(door[1], arguments, is_open) if door else None
     if path == "slurm/pretrain.sbatch" and arguments:
         return _subcommand("pretrain", pretrain_words(arguments), is_open)
     return None
