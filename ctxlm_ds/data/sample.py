@@ -64,7 +64,7 @@ class Samples(NamedTuple):
     sequence_labels: NDArray[np.int8]  # [c]
     keys: NDArray[np.uint64]  # [c, 3], the key of a sequence's random words: sample number, epoch, index
     continues_span: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
-    # [t], 1 at a token of the given span of the token before it (dataset/spans.py); empty if no spans are given
+    # [t], 1 at a token of the given span of the token before it (dataset/reader.py); empty if no spans are given
     language_ids: NDArray[np.int32] = np.empty(0, dtype=np.int32)
     # [c], the token of each sequence's language, or NO_LANGUAGE
 

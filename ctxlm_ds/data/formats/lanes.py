@@ -1,7 +1,7 @@
 """Lanes: row r of each batch continues row r of the batch before it, for models that carry a state.
 
 In each epoch a keyed permutation puts the units of a dataset (documents or sequences) one after another. Row w of the
-epoch is positions w·seq_length to (w + 1)·seq_length of that stream, and data/stream/lanes.py gives each row of a batch
+epoch is positions w·seq_length to (w + 1)·seq_length of that stream, and data/stream/blend.py gives each row of a batch
 an even, contiguous part of the rows. So any step of any epoch is found by its number alone.
 """
 
