@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.integration.conftest import Prepared
-from tests.integration.route import ROOT, call, tool
+from tests.integration.route import tool
 from tests.text import write_corpus
 
 TINY = ("model.vocab_size=400", "training.micro_batch_size=2", "training.precision=fp32")
@@ -55,31 +54,6 @@ def test_steps_of_another_family() -> None:
     assert [lines[number].split(", ")[-2] for number in titles] == ["dropout 0.1", "dropout 0"]
     for begin, end in zip(titles, [*titles[1:], len(lines)], strict=True):
         assert list(cells(lines[begin + 2 : end])) == ["ctxlm_ds", "transformers, fp32", "matrix product"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ("model.vocab_size=null", "model.vocab_size"),
-        ("training.precision=fp16", "fp16"),
-        ("parallel.tensor_parallel_size=2", "tensor_parallel_size"),
-    ],
-)
-def test_steps_that_cannot_be_measured(settings: str, words: str) -> None:
-    done = tool("benchmark", *STEPS, "--config", "bert-tiny", "--set", settings, check=False)
-    assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr
-
-
-def test_the_device_command_needs_a_gpu() -> None:
-    done = call(sys.executable, ROOT / "tools" / "benchmark", "device", check=False, CUDA_VISIBLE_DEVICES="")
-    assert done.returncode == 2 and done.stderr.startswith("error: torch finds no GPU")
-    assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
-
-
-def test_a_document_without_markers(tmp_path: Path) -> None:
-    (tmp_path / "notes.md").write_text("nothing")
-    done = tool("benchmark", "document", "--write", tmp_path / "notes.md", check=False)
-    assert done.returncode == 2 and "begin steps-512" in done.stderr and done.stdout == ""
 
 
 def test_packing() -> None:

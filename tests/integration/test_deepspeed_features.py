@@ -26,49 +26,23 @@ def run_with(route: Prepared, folder: Path, name: str, user_json: dict[str, Any]
     return call(*launcher("forked", 2), *words, FEATURES_FOLDER=str(folder))
 
 
-@pytest.fixture(scope="module")
-def plain(bert_route: Prepared, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    folder = tmp_path_factory.mktemp("plain")
-    run_with(bert_route, folder, "plain", {})
-    return metrics(folder / "plain")
-
-
-@pytest.fixture(scope="module")
-def reported(bert_route: Prepared, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Finished]:
-    folder = tmp_path_factory.mktemp("reported")
+def test_reports_are_written_and_leave_the_losses_alone(bert_route: Prepared, tmp_path: Path) -> None:
+    """The profiler counts the model, the table of messages comes once, and rank 0 alone reports times."""
+    run_with(bert_route, tmp_path, "plain", {})
     wanted = {
         "flops_profiler": {"enabled": True, "profile_step": 2, "output_file": "${FEATURES_FOLDER}/flops.txt"},
-        "comms_logger": {"enabled": True, "prof_all": True},
-        "wall_clock_breakdown": True,
-        "steps_per_print": 1,
-        "gradient_predivide_factor": 2.0,
-        "prescale_gradients": True,
-    }
-    return folder, run_with(bert_route, folder, "reported", wanted)
-
-
-def test_reports_leave_the_losses_alone(reported: tuple[Path, Finished], plain: dict[int, float]) -> None:
-    assert metrics(reported[0] / "reported") == pytest.approx(plain, rel=1e-6)
-
-
-def test_the_flops_profiler_counts_the_model(reported: tuple[Path, Finished]) -> None:
-    text = (reported[0] / "flops.txt").read_text()
-    assert "DeepSpeed Flops Profiler" in text
-    assert "Profile Summary at step" in text
-    assert "params of model" in text or "params per" in text
-
-
-def test_the_comms_logger_tells_its_table_once(reported: tuple[Path, Finished]) -> None:
-    output = reported[1].stdout
-    assert output.count("Comm. Op ") == 1
-    assert "all_reduce" in output
-
-
-def test_the_clock_reports_rank_0_alone(reported: tuple[Path, Finished]) -> None:
-    lines = [line for line in reported[1].stdout.splitlines() if "time (ms)" in line]
+        "comms_logger": {"enabled": True, "prof_all": True}, "wall_clock_breakdown": True, "steps_per_print": 1,
+        "gradient_predivide_factor": 2.0, "prescale_gradients": True,
+    }  # fmt: skip
+    output = run_with(bert_route, tmp_path, "reported", wanted).stdout
+    assert metrics(tmp_path / "reported") == pytest.approx(metrics(tmp_path / "plain"), rel=1e-6)
+    flops = (tmp_path / "flops.txt").read_text()
+    assert "DeepSpeed Flops Profiler" in flops and "Profile Summary at step" in flops
+    assert "params of model" in flops or "params per" in flops
+    assert output.count("Comm. Op ") == 1 and "all_reduce" in output
+    lines = [line for line in output.splitlines() if "time (ms)" in line]
     assert any("fwd" in line and "bwd" in line and "step" in line for line in lines)
-    assert all(line.startswith("[Rank 0]") for line in lines)
-    assert len(lines) <= 10 * STEPS
+    assert all(line.startswith("[Rank 0]") for line in lines) and len(lines) <= 10 * STEPS
 
 
 def test_what_cannot_work_is_refused_before_anything_starts(bert_route: Prepared, tmp_path: Path) -> None:

@@ -51,14 +51,6 @@ def plan_json(plan: Plan) -> Callable[..., Any]:
     return lambda *arguments: json.loads(plan(*arguments, "--json"))
 
 
-def test_help_imports_no_torch() -> None:
-    command = [sys.executable, "-X", "importtime", str(TOOL), "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=True)
-    modules = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
-    assert "pydantic" in modules
-    assert not {"torch", "numpy"} & modules
-
-
 def test_the_table_and_a_command_that_pretraining_accepts() -> None:
     text = call("--config", "roberta-large", "--nodes", "2", "--gpu", "A100-80")
     lines = text.splitlines()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -17,25 +16,23 @@ import pytest
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.errors import DataError
+from tests.integration.route import ROOT, Finished, tool
 from tests.text import write_corpus
 
-ROOT = Path(__file__).parents[2]
-TOOLS = ("train_tokenizer", "preprocess_data", "inspect_dataset", "merge_datasets", "extract_docstrings")
+
+def command_of(name: str, *arguments: object) -> list[str]:
+    return [sys.executable, str(ROOT / "tools" / f"{name}.py"), *map(str, arguments)]
 
 
-def command_of(tool: str, *arguments: object) -> list[str]:
-    return [sys.executable, str(ROOT / "tools" / f"{tool}.py"), *map(str, arguments)]
-
-
-def run_tool(tool: str, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command_of(tool, *arguments), capture_output=True, text=True, timeout=120)
+def run_tool(name: str, *arguments: object, code: int = 0) -> Finished:
+    done = tool(f"{name}.py", *arguments, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
 
 
-def refused(message: str, tool: str, *arguments: object) -> None:
-    done = run_tool(tool, *arguments, code=2)
+def refused(message: str, name: str, *arguments: object) -> None:
+    done = run_tool(name, *arguments, code=2)
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: ") and message in lines[0]
 
@@ -65,43 +62,16 @@ def long_corpus(corpus: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("tool", TOOLS)
-def test_help_within_a_second(tool: str) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert "usage:" in run_tool(tool, "--help").stdout
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 1.0
-
-
 def test_the_route(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
-    done = run_tool(
-        "preprocess_data",
-        "--input",
-        corpus,
-        "--json-keys",
-        "text",
-        "--split-sentences",
-        "--append-eod",
-        "--tokenizer",
-        tokenizer,
-        "--output-prefix",
-        tmp_path / "data",
-        "--workers",
-        2,
-    )
+    again = ("--input", corpus, "--split-sentences", "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data")
+    done = run_tool("preprocess_data", *again, "--json-keys", "text", "--append-eod", "--workers", 2)
     prefix = f"{tmp_path}/data_text_sentence"
     assert f"{prefix}: 150 documents (0 empty and 0 bad ones skipped)" in done.stdout
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "data_text_sentence.bin",
-        "data_text_sentence.idx",
-        "data_text_sentence.json",
-        "data_text_sentence.sha256",
-    ]
+    assert {str(path) for path in tmp_path.iterdir()} == {f"{prefix}.{end}" for end in ("bin", "idx", "json", "sha256")}
     shown = run_tool("inspect_dataset", prefix, "--verify", "--show", 1).stdout
     assert "documents     150" in shown and shown.count("verified ") >= 4
     assert "[1]" in shown and "chapter 0 is about" in shown and "[SEP]" in shown
     assert f"{tokenizer} has the recorded fingerprint" in shown
-    again = ("--input", corpus, "--split-sentences", "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data")
     assert "complete already, nothing to do" in run_tool("preprocess_data", "--append-eod", *again).stdout
     refused("already", "preprocess_data", *again)
 

@@ -11,7 +11,6 @@ import pytest
 from ctxlm_ds.apps.text import extract_docstrings as docstrings
 from ctxlm_ds.apps.text.extract_docstrings import extract_docstrings, is_held_out, module_prose, prose_paragraphs
 from ctxlm_ds.errors import DataError
-from tests.integration.test_preprocess_data import run_tool
 
 SAMPLE = """
 Return the mean of the given values, which
@@ -161,10 +160,3 @@ def test_numpy_is_read_whole() -> None:
     text = "\n".join(module_prose(path))
     assert "Return the cumulative sum of the elements along a given axis." in text
     assert ">>>" not in text and "----" not in text and "array_like" not in text.split("\n")[0]
-
-
-def test_docstrings_tool(tmp_path: Path) -> None:
-    done = run_tool("extract_docstrings", "--output-dir", tmp_path / "out", "--packages", "numpy", "--workers", 2)
-    assert f"{tmp_path}/out/train.jsonl" in done.stdout
-    held_out = [json.loads(line) for line in (tmp_path / "out" / "heldout.jsonl").read_text().splitlines()]
-    assert len(held_out) > 10 and all(record["text"].count(" ") > 40 for record in held_out)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from ctxlm_ds.apps.text.sample_rows import batch
 from ctxlm_ds.process.run_history import END, SKIP, append_event
-
-TOOL = Path(__file__).resolve().parents[4] / "tools" / "show_batch.py"
+from tests.integration.route import call_here
 
 
 def call(*words: object) -> tuple[int, str, str]:
     """Exit status, stdout, stderr."""
-    done = subprocess.run(
-        [sys.executable, TOOL, *map(str, words)], capture_output=True, text=True, check=False, timeout=60
-    )
+    done = call_here(batch, "show_batch.py", *words)
     return done.returncode, done.stdout, done.stderr
 
 

@@ -16,19 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.text.tokenizers import LanguageSample, build_parser, main, report_lines
+from ctxlm_ds.apps.text.tokenizers import LanguageSample, build_parser, main, report, report_lines
 from ctxlm_ds.errors import CtxlmError
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.report import tokenizer_report
 from ctxlm_ds.tokenizers.train import tokenizer_types, train_tokenizer
+from tests.integration.route import ROOT, Finished, call_here
 from tests.unit.tokenizers.test_report import TEXTS
 
-TOOLS = Path(__file__).parents[4] / "tools"
 
-
-def run_tool(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(TOOLS / tool), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+def train(*arguments: object) -> Finished:
+    return call_here(main, "train_tokenizer.py", *arguments)
 
 
 @pytest.mark.parametrize("name", tokenizer_types())
@@ -50,19 +48,15 @@ def test_every_type_can_be_asked_for(
 def test_the_same_command_again_is_done_at_once(tmp_path: Path) -> None:
     corpus, folder = tmp_path / "corpus.txt", tmp_path / "tokenizer"
     corpus.write_text("\n\n".join(TEXTS))
-    words = ["--input", str(corpus), "--type", "wordpiece", "--vocab-size", "400", "--output-dir", str(folder)]
-
-    def run(*more: str) -> subprocess.CompletedProcess[str]:
-        return run_tool("train_tokenizer.py", *words, *more)
-
-    assert run().returncode == 0
+    words = ("--input", corpus, "--type", "wordpiece", "--vocab-size", 400, "--output-dir", folder)
+    assert train(*words).returncode == 0
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    again = run()
+    again = train(*words)
     assert again.returncode == 0 and "complete already" in again.stdout
-    other = run("--cased")
+    other = train(*words, "--cased")
     assert other.returncode == 2 and "lowercase true -> false" in other.stderr
     corpus.write_text("another text\n" * 50)
-    assert "made differently: input" in run().stderr
+    assert "made differently: input" in train(*words).stderr
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
@@ -82,7 +76,14 @@ def test_a_killed_training_leaves_no_folder(tmp_path: Path, corpus: Path) -> Non
         folder = tmp_path / str(len(moment)) / "tok"
         folder.parent.mkdir()
         (folder.parent / "begin.jsonl").touch()
-        command = [sys.executable, str(TOOLS / "train_tokenizer.py"), "--input", str(corpus), "--type", "unigram"]
+        command = [
+            sys.executable,
+            str(ROOT / "tools" / "train_tokenizer.py"),
+            "--input",
+            str(corpus),
+            "--type",
+            "unigram",
+        ]
         command += ["--vocab-size", "400", "--max-bad-records", "1", "--output-dir", str(folder)]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while process.poll() is None and not list(folder.parent.glob(moment)):
@@ -135,20 +136,16 @@ def test_texts_come_equally_often_and_the_seed_decides_which_once_more() -> None
 
 def test_the_tools_print_the_same_figures(tmp_path: Path, corpus: Path) -> None:
     folder, figures = tmp_path / "tok", tmp_path / "figures.json"
-    common = ["--input", str(corpus), "--max-bad-records", "1"]
-    made = run_tool(
-        "train_tokenizer.py", *common, "--type", "wordpiece", "--vocab-size", "500", "--output-dir", str(folder)
-    )
+    common = ("--input", corpus, "--max-bad-records", 1)
+    made = train(*common, "--type", "wordpiece", "--vocab-size", 500, "--output-dir", folder)
     assert made.returncode == 0, made.stderr
     record = json.loads((folder / "ctxlm_tokenizer.json").read_text())
     lines = report_lines({str(folder): {**record, "languages": record["report"]}})
     assert "\n".join(lines) in made.stdout and "next: ctxlm preprocess" in made.stdout
     other = tmp_path / "other"
     train_tokenizer("bpe", TEXTS, 400, other)
-    told = run_tool(
-        "tokenizer_report.py", *common, "--tokenizer", str(folder), str(other), "--language-key", "lang", "--json",
-        str(figures),
-    )  # fmt: skip
+    words = ("--tokenizer", folder, other, "--language-key", "lang", "--json", figures)
+    told = call_here(report, "tokenizer_report.py", *common, *words)
     assert told.returncode == 0, told.stderr
     reports = json.loads(figures.read_text())
     assert list(reports) == [str(folder), str(other)]
@@ -159,11 +156,8 @@ def test_the_tools_print_the_same_figures(tmp_path: Path, corpus: Path) -> None:
 
 
 def test_bad_records_beyond_the_limit_and_missing_languages_end_the_tools(tmp_path: Path, corpus: Path) -> None:
-    made = run_tool("train_tokenizer.py", "--input", str(corpus), "--type", "bpe", "--output-dir", str(tmp_path / "t"))
+    made = train("--input", corpus, "--type", "bpe", "--output-dir", tmp_path / "t")
     assert made.returncode == 2 and "--max-bad-records" in made.stderr and "Traceback" not in made.stderr
     assert not (tmp_path / "t").exists()
-    made = run_tool(
-        "train_tokenizer.py", "--input", str(corpus), "--type", "elmo", "--output-dir", str(tmp_path / "t"),
-        "--extra-ids", "5",
-    )  # fmt: skip
+    made = train("--input", corpus, "--type", "elmo", "--output-dir", tmp_path / "t", "--extra-ids", 5)
     assert made.returncode == 2 and "extra_ids is no setting of elmo" in made.stderr
