@@ -180,12 +180,12 @@ class Cluster:
     def launchers(self, job: str) -> list[Rank]:
         """The srun processes that started a job's ranks, on the node of its batch script."""
         found = [(pid, node) for node in self.nodes for pid in self.pids(node)]
-        own = [(pid, node) for pid, node in found if _command(pid).startswith("srun ")]
+        own = [(pid, node) for pid, node in found if command_of(pid).startswith("srun ")]
         return [Rank(pid, node, -1, job) for pid, node in own if _environment(pid).get("SLURM_JOB_ID") == job]
 
     def strays(self) -> list[str]:
         """Command lines of all processes on the nodes that are neither the node's own nor Slurm's."""
-        lines = [(node, pid, _command(pid)) for node in self.nodes for pid in self.pids(node)]
+        lines = [(node, pid, command_of(pid)) for node in self.nodes for pid in self.pids(node)]
         own = ("slurmd", "slurmstepd", "sleep infinity", f"bash {TESTBED}", "sshd")
         return [f"{node}: {pid} {line}" for node, pid, line in lines if line and not line.startswith(own)]
 
@@ -234,7 +234,7 @@ def _pid_space(pid: int) -> str:
         return ""  # gone meanwhile
 
 
-def _command(pid: int) -> str:
+def command_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
@@ -262,7 +262,7 @@ def _is_pretraining(command: str) -> bool:
 
 def _as_rank(pid: int, node: str) -> Rank | None:
     """The rank that this process is; None for others, among them srun, and a loader's worker (a rank's child)."""
-    if not _is_pretraining(_command(pid)) or _is_pretraining(_command(_parent(pid))):
+    if not _is_pretraining(command_of(pid)) or _is_pretraining(command_of(_parent(pid))):
         return None
     found = _environment(pid)
     if "SLURM_PROCID" not in found:

@@ -8,28 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.process.run_history import END, FAILURE, REQUEUE, START
+from ctxlm_ds.process.run_history import REQUEUE, START
 from tests.slurm.cluster import Cluster, wait_for
-from tests.slurm.runs import Job, Runs
+from tests.slurm.runs import Runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 ALONE = {"nodes": 1, "tasks": 1}
-
-
-def queue(cluster: Cluster) -> list[str]:
-    """Jobs that Slurm has yet to finish."""
-    return cluster.run("squeue", "--noheader", "--format=%i").stdout.split()
-
-
-def jobs_of(job: Job) -> list[str]:
-    """Ids of the jobs that started the run, in their order."""
-    return list(dict.fromkeys(str(start["job_id"]) for start in job.events(START)))
-
-
-def wait_for_completion(job: Job, timeout_s: float = 300) -> None:
-    """Poll until rank 0 has noted the run's end and no job is left."""
-    wait_for(lambda: any(end["completed"] for end in job.events(END)), timeout_s, f"completion\n{job.explain()}")
-    wait_for(lambda: not queue(job.cluster), timeout_s, "the end of all jobs")
 
 
 def test_where_requeueing_is_disabled_the_tasks_of_an_array_follow_each_other(runs: Runs, tmp_path: Path) -> None:
@@ -43,8 +27,8 @@ def test_where_requeueing_is_disabled_the_tasks_of_an_array_follow_each_other(ru
     # scancel tries again while the task ends, then finds it gone and fails; the event shows that the signal came.
     runs.cluster.run("scancel", "--signal=TERM", f"{job.id}_1", check=False)
     job.wait_for_event(REQUEUE)
-    wait_for_completion(job)
-    assert len(jobs_of(job)) == 2
+    job.wait_for(job.is_over, "its end", 300)
+    assert len({start["job_id"] for start in job.events(START)}) == 2
     assert "the next task of the array continues the run" in job.text()
     assert "is complete; nothing is left for this task of the array" in job.text()
     assert job.curves() == expected
@@ -115,19 +99,12 @@ def test_one_task_a_gpu_in_a_container(tmp_path: Path, runs: Runs) -> None:
     )
     with Cluster.started(1, TESTBED_GPUS="2") as cluster:
         gpus = Runs(cluster, runs.route, tmp_path)
-        job = gpus.submit(
-            tmp_path / "gpus",
-            "--gpus-per-node=2",
-            "--cpus-per-task=2",
-            **ALONE,
-            training={"max_steps": 6},
-            environment={"CTXLM_ENV": str(site)},
-        )
+        environment, short = {"CTXLM_ENV": str(site)}, {"max_steps": 6}
+        options = ("--gpus-per-node=2", "--cpus-per-task=2")
+        job = gpus.submit(tmp_path / "gpus", *options, **ALONE, training=short, environment=environment)
         assert job.end() == "COMPLETED", job.explain()
         assert job.events(START)[0]["world_size"] == 2
-        wrong = gpus.submit(
-            tmp_path / "wrong", **ALONE, overrides=("model.layers=2",), environment={"CTXLM_ENV": str(site)}
-        )
+        wrong = gpus.submit(tmp_path / "wrong", **ALONE, overrides=("model.layers=2",), environment=environment)
         assert wrong.end() == "FAILED" and "model.num_layers" in wrong.text(), wrong.text()
 
 
@@ -140,14 +117,3 @@ def test_a_time_limit_without_notice_and_a_rank_that_cannot_save(runs: Runs, tmp
     wait_for(lambda: len(job.events(START)) == 2, 300, f"the second start\n{job.explain()}")
     assert "Slurm ends the job (TimeLimit): job" in job.text() and job.restarts() == 1
     assert job.events(START)[1]["step"] > 0
-
-
-@pytest.mark.soak
-def test_ranks_do_not_outlive_their_srun(runs: Runs, tmp_path: Path) -> None:
-    job = runs.submit(tmp_path)
-    job.wait_for_step(15)
-    host = runs.cluster.job(job.id)["BatchHost"]
-    runs.cluster.node_exec(host, "sh", "-c", "kill -9 $(pgrep -x srun)")
-    job.assert_finished()
-    assert "srun ended by signal 9" in job.events(FAILURE)[0]["why"] and job.restarts() == 0
-    assert job.curves() == runs.undisturbed()

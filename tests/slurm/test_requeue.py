@@ -62,19 +62,12 @@ def test_preemption(runs: Runs, tmp_path: Path) -> None:
     assert runs.cluster.wait(urgent, 60) == "COMPLETED"
 
 
-def test_a_killed_node(runs: Runs, tmp_path: Path) -> None:
-    """Not the one with the batch script."""
+@pytest.mark.parametrize("node", ["n2", pytest.param("BatchHost", marks=pytest.mark.soak)])
+def test_a_killed_node(node: str, runs: Runs, tmp_path: Path) -> None:
+    """Without and with the batch script."""
     job = runs.submit(tmp_path)
     job.wait_for_step(25)
-    runs.cluster.kill_node("n2", noticed=True)
-    assert_came_back(job, runs)
-
-
-@pytest.mark.soak
-def test_the_killed_node_of_the_batch_script(runs: Runs, tmp_path: Path) -> None:
-    job = runs.submit(tmp_path)
-    job.wait_for_step(25)
-    runs.cluster.kill_node(runs.cluster.job(job.id)["BatchHost"], noticed=True)
+    runs.cluster.kill_node(runs.cluster.job(job.id).get(node, node), noticed=True)
     assert_came_back(job, runs)
 
 

@@ -47,17 +47,6 @@ def test_a_job_that_cannot_run_is_not_queued(runs: Runs, tmp_path: Path) -> None
     assert runs.cluster.run("squeue", "-h").stdout == "" and not (tmp_path / "run").exists()
 
 
-def test_a_second_job_is_refused_while_the_first_waits(runs: Runs, tmp_path: Path) -> None:
-    recipe = runs.recipe(tmp_path)
-    words = (recipe, "--hold", "--set", f"run_dir={tmp_path}/run")
-    job, _ = submit(runs, *words)
-    done = runs.cluster.run(*CTXLM, "submit", *words, check=False)
-    assert done.returncode == 2 and f"is the run of job {job}, which is pending" in done.stderr, done.stderr
-    runs.cluster.run("scancel", job)
-    second, _ = submit(runs, *words)
-    runs.cluster.run("scancel", second)
-
-
 def test_each_task_of_a_sweep_is_put_back_alone(runs: Runs, tmp_path: Path) -> None:
     """The last task has the array's own id, by which Slurm would put back every task."""
     recipe = runs.recipe(tmp_path, training={"max_steps": 400})
