@@ -8,13 +8,8 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
-from ctxlm_ds.data.sources.types import InputShard
-from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.integration.route import tool, write_recipe
 from tests.text import write_corpus
-
-SHARDS = 3
 
 
 @dataclass(frozen=True)
@@ -51,35 +46,20 @@ class Prepared:
         return write_recipe(path, settings)
 
 
-def prepare(folder: Path, kind: str) -> Prepared:
+def prepare(folder: Path, kind: str, vocab_size: int = 400, form: str = "--split-sentences") -> Prepared:
     """Text -> tokenizer -> datasets with the tools, as a user would."""
     for name, count, seed in (("train", 60, 1), ("heldout", 15, 2)):
         write_corpus(folder / f"{name}.jsonl", num_documents=count, seed=seed)
     tokenizer = folder / "tokenizer"
-    tool("train_tokenizer.py", "--input", folder / "train.jsonl", "--type", kind, "--vocab-size", 400,
+    tool("train_tokenizer.py", "--input", folder / "train.jsonl", "--type", kind, "--vocab-size", vocab_size,
          "--output-dir", tokenizer)  # fmt: skip
     for name in ("train", "heldout"):
         tool("preprocess_data.py", "--input", folder / f"{name}.jsonl", "--json-keys", "text", "--tokenizer", tokenizer,
-             "--output-prefix", folder / name, "--split-sentences")  # fmt: skip
-    return Prepared(folder, tokenizer, folder / "train_text_sentence", folder / "heldout_text_sentence")
+             "--output-prefix", folder / name, form)  # fmt: skip
+    unit = "sentence" if form == "--split-sentences" else "document"
+    return Prepared(folder, tokenizer, folder / f"train_text_{unit}", folder / f"heldout_text_{unit}")
 
 
 @pytest.fixture(scope="session")
 def bert_route(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     return prepare(tmp_path_factory.mktemp("bert"), "wordpiece")
-
-
-@pytest.fixture(scope="session")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Text in three files, two tokenizers, the dataset of the whole and those of three shards."""
-    folder = tmp_path_factory.mktemp("corpus")
-    documents: list[str] = []
-    for number in range(3):
-        documents += write_corpus(folder / f"{number}.jsonl", 20 + 30 * number, seed=number)
-    train_tokenizer("wordpiece", documents, 600, folder / "tok")
-    train_tokenizer("bpe", documents, 600, folder / "other")
-    inputs = [str(folder / "*.jsonl")]
-    for shard in [InputShard(0, 1), *(InputShard(number, SHARDS) for number in range(SHARDS))]:
-        config = PreprocessConfig(split_sentences=True, append_eod=True, shard=shard)
-        preprocess(inputs, folder / "tok", folder / ("whole" if shard.count == 1 else "c"), config)
-    return folder

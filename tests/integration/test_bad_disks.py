@@ -101,27 +101,6 @@ def test_a_run_outlives_full_and_read_only_disks(bert_route: Prepared, tmp_path:
         assert any("GB are missing" in why for why in told) and any("read-only" in why for why in told)
 
 
-@pytest.mark.soak
-def test_too_many_failures_end_the_run_with_the_way_on(bert_route: Prepared, tmp_path: Path) -> None:
-    run_dir, checkpoints, log = tmp_path / "run", tmp_path / "run" / "checkpoints", tmp_path / "log"
-    with memory_disk(checkpoints, "64m") as disk:
-        process = start(words(bert_route, tmp_path, 100_000, 1, "checkpoint.max_failed_saves=1"), log)
-        try:
-            wait_for(lambda: saved_after(checkpoints, 0), WAIT_S, "a checkpoint")
-            disk.fill()
-            assert process.wait(timeout=WAIT_S) == 2
-        finally:
-            process.kill()
-            process.wait()
-        text = log.read_text()
-        assert "2 due saves" in text and "checkpoint.max_failed_saves 1" in text and "Traceback" not in text
-        good = checkpoints / folders(checkpoints)[-1]
-        assert f"The last good checkpoint is {good}; the same command resumes from it" in text
-        assert verify(good) and not any("partial" in name for name in folders(checkpoints))
-        steps = [event["step"] for event in read_history(run_dir) if event["event"] == SAVE_FAILED]
-        assert steps == [last_step(log) - 5, last_step(log)]
-
-
 def test_a_write_that_hangs_trips_the_watchdog(bert_route: Prepared, tmp_path: Path) -> None:
     """Although training goes on beside it; the stacks show the thread that writes."""
     run_dir, checkpoints, log = tmp_path / "run", tmp_path / "run" / "checkpoints", tmp_path / "log"

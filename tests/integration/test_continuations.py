@@ -12,9 +12,8 @@ from transformers import AutoTokenizer, BertForPreTraining, T5ForConditionalGene
 
 from ctxlm_ds.registry import FAMILIES
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from tests.integration.conftest import Prepared
+from tests.integration.conftest import Prepared, prepare
 from tests.integration.route import call, launcher, metrics, pretrain_words, tool, write_recipe
-from tests.text import write_corpus
 
 PROMPT = "the [MASK] is about [MASK]."
 SPANS = "the <extra_id_0> is about <extra_id_1>."
@@ -47,23 +46,17 @@ def test_filled_masks(bert_route: Prepared, tmp_path: Path) -> None:
 
 def t5_recipe(folder: Path) -> Path:
     """A tiny T5 over made-up texts, from the tools as a user runs them."""
-    for name, count, seed in (("train", 60, 1), ("heldout", 15, 2)):
-        write_corpus(folder / f"{name}.jsonl", num_documents=count, seed=seed)
-    words = ("--type", "t5", "--vocab-size", 500, "--output-dir", folder / "tokenizer")
-    tool("train_tokenizer.py", "--input", folder / "train.jsonl", *words)
-    for name in ("train", "heldout"):
-        tool("preprocess_data.py", "--input", folder / f"{name}.jsonl", "--json-keys", "text", "--tokenizer",
-             folder / "tokenizer", "--output-prefix", folder / name, "--append-eod")  # fmt: skip
+    route = prepare(folder, "t5", 500, "--append-eod")
     tiny = FAMILIES.get("t5").tiny()
     no_dropout = {"hidden_dropout": 0.0, "attention_dropout": 0.0}  # of attention it would depend on the layout
     return write_recipe(
         folder / "t5.yaml",
         {
-            "name": "tiny-t5", "model": tiny["model"] | no_dropout, "tokenizer": {"path": str(folder / "tokenizer")},
+            "name": "tiny-t5", "model": tiny["model"] | no_dropout, "tokenizer": {"path": str(route.tokenizer)},
             "objective": tiny["objective"],
             "data": {
-                **tiny["data"], "train": [str(folder / "train_text_document")], "num_workers": 0,
-                "validation": [{"name": "heldout", "path": str(folder / "heldout_text_document")}],
+                **tiny["data"], "train": [str(route.train)], "num_workers": 0,
+                "validation": [{"name": "heldout", "path": str(route.heldout)}],
             },
             "optimizer": {"learning_rate": 0.001}, "schedule": {"warmup_steps": 2},
             "training": {"global_batch_size": 4, "micro_batch_size": 2, "max_steps": 6, "precision": "fp32"},

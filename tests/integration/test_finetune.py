@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ctxlm_ds.finetune import main
 from tests.downstream_models import sentiment, write_bert, write_rows
-from tests.integration.route import call_here
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.integration.route import BIN, Finished, call, call_here
 
 
-def run(*arguments: object, ranks: int = 1) -> subprocess.CompletedProcess[str]:
-    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
-    command = [sys.executable, "-m", *launcher, "ctxlm_ds.finetune", *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+def run(ranks: int, *arguments: object) -> Finished:
+    if ranks == 1:
+        return call_here(main, "finetune", *arguments)
+    return call(BIN / "torchrun", "--standalone", "--nproc_per_node", ranks, "-m", "ctxlm_ds.finetune", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +34,7 @@ def test_a_grid_is_run_reported_and_not_run_again(files: Path) -> None:
     command = ["--task", files / "mine.yaml", "--model", files / "model", "--data", files / "data",
                "--output", files / "out",
                "--seeds", 1, 2, "--learning-rates", "1e-2", "--epochs", 8, "--batch-sizes", 8]  # fmt: skip
-    first = run(*command)
+    first = run(1, *command)
     assert first.returncode == 0, first.stderr
     summary = json.loads((files / "out" / "metrics.json").read_text())
     assert summary["chosen"]["seeds"] == [1, 2]
@@ -49,10 +43,10 @@ def test_a_grid_is_run_reported_and_not_run_again(files: Path) -> None:
     page = (files / "out" / "report.html").read_text()
     assert "Good &amp; bad" in page and "someone" in page
     assert page.count("<svg") == 1 and "<th>right \\ predicted</th>" in page
-    second = call_here(main, "finetune", *command)
+    second = run(1, *command)
     assert second.returncode == 0 and "2 points of 2 have a result already" in second.stderr
     assert "run 1 of" not in second.stderr and second.stdout == first.stdout
-    other = call_here(main, "finetune", *command, "--lora", 2)
+    other = run(1, *command, "--lora", 2)
     assert other.returncode == 2 and "choose another --output" in other.stderr
 
 
@@ -73,7 +67,7 @@ def test_a_mistake_is_one_line(files: Path, tmp_path: Path, change: tuple[str, s
     name, value = change
     options = {"--task": str(files / "mine.yaml"), "--model": str(files / "model"), "--data": str(files / "data"),
                "--output": str(tmp_path / "out")} | {name: value}  # fmt: skip
-    done = call_here(main, "finetune", *[part for option in options.items() for part in option])
+    done = run(1, *[part for option in options.items() for part in option])
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
     assert not list(tmp_path.glob("out/points/*"))
 
@@ -83,8 +77,8 @@ def test_two_ranks_share_a_batch_and_train_the_same_model(files: Path, tmp_path:
     found = []
     for ranks in (1, 2):
         output = tmp_path / f"ranks{ranks}"
-        done = run("--task", files / "mine.yaml", "--model", model, "--data", files / "data", "--output", output,
-                   "--batch-sizes", 8, "--learning-rates", "5e-3", "--early-stopping", 2, ranks=ranks)  # fmt: skip
+        done = run(ranks, "--task", files / "mine.yaml", "--model", model, "--data", files / "data", "--output", output,
+                   "--batch-sizes", 8, "--learning-rates", "5e-3", "--early-stopping", 2)  # fmt: skip
         assert done.returncode == 0, done.stderr
         (result,) = output.glob("points/*/metrics.json")
         log = json.loads(result.read_text())["log"]

@@ -1,4 +1,4 @@
-"""tools/inspect_dataset.py and tools/merge_datasets.py as a user types them, on shards of preprocessed text."""
+"""tools/inspect_dataset.py and tools/merge_datasets.py as a user types them, on preprocessed text."""
 
 from __future__ import annotations
 
@@ -6,64 +6,60 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ctxlm_ds.data.dataset.inspection import round_trip
 from ctxlm_ds.data.dataset.reader import IndexedDataset
+from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from tests.integration.conftest import SHARDS
+from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.integration.test_preprocess_data import command_of, run_tool
 from tests.sample_data import random_documents, write_dataset
+from tests.text import write_corpus
 
 
-def test_verify_shows_the_text_and_finds_a_changed_byte(shards: Path) -> None:
-    prefix = shards / "whole_text_sentence"
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a dataset, its tokenizer and another one."""
+    folder = tmp_path_factory.mktemp("corpus")
+    documents = write_corpus(folder / "text.jsonl", 150, seed=1)
+    for name, kind in (("tok", "wordpiece"), ("other", "bpe")):
+        train_tokenizer(kind, documents, 600, folder / name)
+    config = PreprocessConfig(split_sentences=True, append_eod=True)
+    preprocess([str(folder / "text.jsonl")], folder / "tok", folder / "whole", config)
+    return folder
+
+
+def test_verify_shows_the_text_and_finds_a_changed_byte(text: Path) -> None:
+    prefix = text / "whole_text_sentence"
     shown = run_tool("inspect_dataset", prefix, "--verify").stdout
-    for proof in ("structure: ", "checksums: sha256 of .bin, .idx, .json equal", f"tokenizer: {shards}/tok has the",
+    for proof in ("structure: ", "checksums: sha256 of .bin, .idx, .json equal", f"tokenizer: {text}/tok has the",
                   "ids: ", "text: "):  # fmt: skip
         assert f"verified      {proof}" in shown
-    original = (shards / "whole_text_sentence.bin").read_bytes()
+    original = (text / "whole_text_sentence.bin").read_bytes()
     try:
-        (shards / "whole_text_sentence.bin").write_bytes(original[:99] + bytes([original[99] ^ 1]) + original[100:])
+        (text / "whole_text_sentence.bin").write_bytes(original[:99] + bytes([original[99] ^ 1]) + original[100:])
         failed = run_tool("inspect_dataset", prefix, "--verify", code=2)
         assert failed.stderr.startswith("error: ") and "whole_text_sentence.bin: sha256" in failed.stderr
     finally:
-        (shards / "whole_text_sentence.bin").write_bytes(original)
+        (text / "whole_text_sentence.bin").write_bytes(original)
 
 
-def test_text_comes_back_with_the_right_tokenizer_only(shards: Path, tmp_path: Path) -> None:
-    dataset = IndexedDataset(shards / "whole_text_sentence")
-    result = round_trip(dataset, load_tokenizer(shards / "tok"))
+def test_text_comes_back_with_the_right_tokenizer_only(text: Path, tmp_path: Path) -> None:
+    dataset = IndexedDataset(text / "whole_text_sentence")
+    result = round_trip(dataset, load_tokenizer(text / "tok"))
     assert result.sequences > 30
     assert result.same + result.with_unknown >= 0.95 * result.sequences
     for extension in ("bin", "idx"):  # as a dataset of Megatron, which records no tokenizer
-        (tmp_path / f"bare.{extension}").write_bytes((shards / f"whole_text_sentence.{extension}").read_bytes())
-    right = run_tool("inspect_dataset", tmp_path / "bare", "--verify", "--tokenizer", shards / "tok").stdout
+        (tmp_path / f"bare.{extension}").write_bytes((text / f"whole_text_sentence.{extension}").read_bytes())
+    right = run_tool("inspect_dataset", tmp_path / "bare", "--verify", "--tokenizer", text / "tok").stdout
     assert "sampled sequences decode to text that gives the same ids again" in right
-    wrong = run_tool("inspect_dataset", tmp_path / "bare", "--verify", "--tokenizer", shards / "other", code=2)
+    wrong = run_tool("inspect_dataset", tmp_path / "bare", "--verify", "--tokenizer", text / "other", code=2)
     assert "name the tokenizer that made the dataset with --tokenizer" in wrong.stderr
     written = run_tool("inspect_dataset", tmp_path / "bare", "--write-manifest").stdout
     assert "bare.sha256 written" in written
     checked = subprocess.run(["sha256sum", "--strict", "-c", "bare.sha256"], cwd=tmp_path, capture_output=True)
     assert checked.returncode == 0
-
-
-def test_shards_joined_are_the_whole(shards: Path) -> None:
-    parts = sorted(shards.glob("c_text_sentence_shard*.idx"))
-    assert len(parts) == SHARDS
-    done = run_tool("merge_datasets", "--input", *parts, "--output-prefix", shards / "joined")
-    whole, joined = IndexedDataset(shards / "whole_text_sentence"), IndexedDataset(shards / "joined")
-    assert done.stdout.startswith(f"{shards}/joined: 3 parts, 150 documents, {len(whole):,} sequences")
-    assert done.stdout.endswith(f"next: ctxlm inspect {shards}/joined --verify\n")
-    for extension in ("bin", "idx"):
-        joined_bytes = (shards / f"joined.{extension}").read_bytes()
-        assert joined_bytes == (shards / f"whole_text_sentence.{extension}").read_bytes()
-    assert joined.metadata is not None and whole.metadata is not None
-    for key in ("documents", "characters", "empty_documents", "sha256", "tokenizer_fingerprint", "inputs"):
-        assert joined.metadata[key] == whole.metadata[key]
-    again = run_tool("merge_datasets", "--input", *parts, "--output-prefix", shards / "joined")
-    assert "complete already, nothing to do" in again.stdout
-    missing = run_tool("merge_datasets", "--input", *parts[:2], "--output-prefix", shards / "two", code=2)
-    assert "2 of its 3 shards are named, missing 00002" in missing.stderr
-    assert not list(shards.glob("two*"))
 
 
 def test_memory_of_a_join_does_not_grow_with_the_tokens(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import signal
 import subprocess
@@ -14,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.errors import DataError
 from tests.integration.route import ROOT, Finished, tool
 from tests.text import write_corpus
 
@@ -188,31 +185,6 @@ def test_an_interrupted_run_keeps_its_progress_and_goes_on(
 
 def _renamed(contents: dict[str, bytes], name: bytes) -> dict[str, bytes]:
     return {suffix: content.replace(name, b"NAME") for suffix, content in contents.items()}
-
-
-@pytest.mark.soak
-def test_kill_9_at_any_moment_any_number_of_times(
-    long_corpus: Path, tokenizer: Path, whole: dict[str, bytes], tmp_path: Path
-) -> None:
-    rng = random.Random(5)
-    arguments = ("--input", long_corpus, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data")
-    for _ in range(200):
-        process = _piecemeal(*arguments, "--workers", rng.randint(1, 2))
-        try:
-            process.communicate(timeout=rng.uniform(1.0, 4.0))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-        if process.returncode == 0:
-            break
-        assert process.returncode == -signal.SIGKILL
-        if not (tmp_path / "data_text_document.idx").exists():
-            with pytest.raises(DataError):
-                IndexedDataset(tmp_path / "data_text_document")
-            continue
-        assert _renamed(_bytes_of(tmp_path / "data_text_document"), b"data_text") == _renamed(whole, b"whole_text")
-    assert _renamed(_bytes_of(tmp_path / "data_text_document"), b"data_text") == _renamed(whole, b"whole_text")
-    assert {path.suffix for path in tmp_path.iterdir()} == {".bin", ".idx", ".json", ".sha256"}
 
 
 def test_a_worker_killed_by_the_system_is_reported(running: subprocess.Popen[str], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from tests.integration.conftest import Prepared
-from tests.integration.route import call, free_port, launcher, metrics, pretrain_words, start, wait_for
+from tests.integration.route import call, free_port, kill_group, launcher, metrics, pretrain_words, start, wait_for
 
 HAS_FP16 = torch.ops.mkldnn._is_mkldnn_fp16_supported()
 """As DeepSpeed asks: newer CPUs have it."""
@@ -112,14 +112,13 @@ def test_a_run_from_weights_evaluates_them_first(single: Path, bert_route: Prepa
 
 def test_a_second_start_on_a_live_run_is_refused(bert_route: Prepared, tmp_path: Path) -> None:
     recipe = bert_route.recipe(tmp_path / "recipe.yaml", training={"max_steps": 100000})
-    words = [*launcher("python", 1), *pretrain_words(recipe, [f"run_dir={tmp_path / 'run'}"])]
+    words = [*launcher("forked", 1), *pretrain_words(recipe, [f"run_dir={tmp_path / 'run'}"])]
     live = start(words, tmp_path / "live.log")
     try:
         wait_for(lambda: (tmp_path / "run" / "metrics.jsonl").exists(), 120, "the first run to train")
         second = call(*words, "--wait-for-lock", "1", check=False)
     finally:
-        live.kill()
-        live.wait()
+        kill_group(live)
     assert second.returncode == 2
     assert str(live.pid) in second.stderr and "Traceback" not in second.stderr
 

@@ -83,11 +83,6 @@ def test_folders() -> None:
     assert default_folder(["texts/mine.txt", "b"], "bert") == ROOT / "runs" / "mine"
 
 
-def test_a_family_without_a_recipe_is_refused() -> None:
-    done = call(sys.executable, ROOT / "tools" / "pretrain_default.py", "--family", "elmo", check=False)
-    assert done.returncode == 2 and "invalid choice: 'elmo'" in done.stderr and "gpt2" in done.stderr
-
-
 def test_a_tenth_of_the_documents_is_held_out(tmp_path: Path) -> None:
     (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": f"Document {i}."}) + "\n" for i in range(25)))
     split_corpus([str(tmp_path / "text.jsonl")], tmp_path / "out")

@@ -28,7 +28,7 @@ def words(route: Prepared, folder: Path, kind: str, ranks: int, stage: int, *ove
 @pytest.fixture(scope="module")
 def uninterrupted(bert_route: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("uninterrupted")
-    call(*words(bert_route, folder, "torchrun", 2, 2))
+    call(*words(bert_route, folder, "forked", 2, 2))
     return folder / "run"
 
 

@@ -26,7 +26,7 @@ from ctxlm_ds.objectives.base import Objective, build_objective
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
-from tests.integration.route import tool
+from tests.integration.route import tool, write_recipe
 from tests.sample_data import run_config, sample_of, write_dataset
 from tests.text import make_documents
 
@@ -56,13 +56,8 @@ def make_route(folder: Path, kind: str) -> Route:
         made = preprocess([str(corpus)], folder / "tokenizer", folder / name, PreprocessConfig(**settings))
         return Path(made[0].prefix)
 
-    return Route(
-        folder,
-        tokenizer,
-        dataset("sentences", split_sentences=True),
-        dataset("documents"),
-        dataset("ended", split_sentences=True, append_eod=True),
-    )
+    ended = dataset("ended", split_sentences=True, append_eod=True)
+    return Route(folder, tokenizer, dataset("sentences", split_sentences=True), dataset("documents"), ended)
 
 
 @pytest.fixture(scope="module")
@@ -122,28 +117,20 @@ def test_unsplit_documents_give_the_text_in_order(roberta: Route) -> None:
     assert text.startswith(first[:200])
 
 
-def write_recipe(route: Route, path: Path, **sections: Any) -> Path:
-    settings: dict[str, Any] = {
-        "tokenizer": {"path": str(route.folder / "tokenizer")},
-        "model": {
-            "hidden_size": 32,
-            "num_layers": 2,
-            "num_attention_heads": 2,
-            "intermediate_size": 64,
-            "max_position_embeddings": 64,
+@pytest.fixture
+def recipe(bert: Route, tmp_path: Path) -> Path:
+    validation = [{"name": "again", "path": str(bert.sentences)}]
+    return write_recipe(
+        tmp_path / "r.yaml",
+        {
+            "tokenizer": {"path": str(bert.folder / "tokenizer")},
+            "model": {"hidden_size": 32, "num_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 64},
+            "data": {"train": [str(bert.sentences)], "validation": validation, "seq_length": 64},
         },
-        "data": {
-            "train": [str(route.sentences)],
-            "validation": [{"name": "again", "path": str(route.sentences)}],
-            "seq_length": 64,
-        },
-    }
-    path.write_text(json.dumps(settings | sections))
-    return path
+    )
 
 
-def test_build_samples_command(bert: Route, tmp_path: Path) -> None:
-    recipe = write_recipe(bert, tmp_path / "r.yaml")
+def test_build_samples_command(recipe: Path, tmp_path: Path) -> None:
     folder = tmp_path / "indexes"
     done = tool("build_samples.py", "--config", recipe, "--set", f"data.sample_index_dir={folder}", "--show", 2)
     for word in ("segment_pair", "B follows A", "again (held out)", "padding", "[CLS]", "→", "row "):
@@ -156,22 +143,7 @@ def test_build_samples_command(bert: Route, tmp_path: Path) -> None:
     assert len(list(folder.iterdir())) == 5
 
 
-def test_build_samples_reads_files_that_were_verified(bert: Route, tmp_path: Path) -> None:
-    recipe = write_recipe(bert, tmp_path / "r.yaml")
-    words = "--config", recipe, "--set", f"data.sample_index_dir={tmp_path / 'indexes'}"
-    tool("build_samples.py", *words)
-    samples = next((tmp_path / "indexes").glob("*/samples.npy"))
-    samples.write_bytes(samples.read_bytes()[:-1] + b"?")
-    (entry,) = json.loads((samples.parent / "meta.json").read_text())["files"].items()
-    state = samples.stat()
-    verified = [entry[1]["sha256"], state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
-    (samples.parent / "verified.json").write_text(json.dumps({entry[0]: verified}))
-    refused = tool("build_samples.py", *words, check=False)
-    assert refused.returncode == 2 and "samples.npy: sha256" in refused.stderr
-
-
-def test_build_samples_refuses_what_cannot_be(bert: Route, tmp_path: Path) -> None:
-    recipe = write_recipe(bert, tmp_path / "r.yaml")
+def test_build_samples_refuses_what_cannot_be(bert: Route, recipe: Path) -> None:
     wrong = tool("build_samples.py", "--config", recipe, "--set", f"data.train=[{bert.documents}]", check=False)
     assert wrong.returncode == 2 and "--split-sentences" in wrong.stderr and "Traceback" not in wrong.stderr
     assert not list(bert.folder.glob("documents*.samples-*"))
@@ -180,8 +152,7 @@ def test_build_samples_refuses_what_cannot_be(bert: Route, tmp_path: Path) -> No
         assert wrong.returncode == 2 and f"{words[0]}: {words[1]} is too small" in wrong.stderr
 
 
-def test_inspect_dataset_shows_the_objective(bert: Route, tmp_path: Path) -> None:
-    recipe = write_recipe(bert, tmp_path / "r.yaml")
+def test_inspect_dataset_shows_the_objective(bert: Route, recipe: Path, tmp_path: Path) -> None:
     folder = tmp_path / "indexes"
     words = ("--objective", "--config", recipe, "--set", f"data.sample_index_dir={folder}", "data.packing=true")
     done = tool("inspect_dataset.py", bert.sentences, *words, "--show", 3)
