@@ -27,57 +27,15 @@ from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.sample_data import random_documents, run_config, write_dataset
 from tests.text import make_documents
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two tokenizers and a dataset of the first."""
-    folder = tmp_path_factory.mktemp("inputs")
-    tokenizer = train_tokenizer("wordpiece", make_documents(60, seed=1), 300, folder / "tok")
-    train_tokenizer("wordpiece", make_documents(60, seed=2), 200, folder / "other")
-    metadata = {"tokenizer_fingerprint": tokenizer.fingerprint}
-    write_dataset(folder / "text", random_documents(20, vocab_size=tokenizer.vocab_size), metadata=metadata)
-    return folder
-
-
-def problems(folder: Path, tokenizer: str | None = "tok", train: tuple[str, ...] = ("text",), **settings: Any) -> str:
-    config = run_config(
-        tokenizer={"path": None if tokenizer is None else str(folder / tokenizer)},
-        data={"train": [str(folder / name) for name in train], "seq_length": 32},
-    )
-    return "\n".join(input_problems(config.model_copy(update=settings)))
-
-
-def test_a_complete_run_has_none(folder: Path) -> None:
-    assert problems(folder) == ""
-
-
-@pytest.mark.parametrize(
-    ("changed", "told"),
-    [
-        ({"tokenizer": "none"}, "no such tokenizer folder"),
-        ({"tokenizer": None}, "tokenizer.path and data.train are needed"),
-        ({"train": ()}, "tokenizer.path and data.train are needed"),
-        ({"train": ("text", "gone")}, "gone.idx"),
-        ({"tokenizer": "other"}, "made with another tokenizer"),
-        ({"initialize_from": "runs/none"}, "initialize_from: runs/none is not a folder"),
-    ],
-)
-def test_each_problem_is_named(folder: Path, changed: dict[str, Any], told: str) -> None:
-    assert told in problems(folder, **changed)
-
-
-def test_all_problems_are_named_together(folder: Path) -> None:
-    assert len(problems(folder, train=("gone", "lost"), initialize_from="no").splitlines()) >= 3
-
-
 STAGE = Path(__file__).resolve().parents[4] / "slurm" / "stage.sh"
 
 
 @pytest.fixture(scope="module")
 def route(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer, two datasets of one name in two folders, a held-out one, and a recipe; indexes built."""
+    """Two tokenizers, two datasets of one name in two folders, a held-out one, and a recipe; indexes built."""
     folder = tmp_path_factory.mktemp("route")
     tokenizer = train_tokenizer("wordpiece", make_documents(60, seed=1), 300, folder / "tokenizer")
+    train_tokenizer("wordpiece", make_documents(60, seed=2), 200, folder / "other")
     made_with = {"tokenizer_fingerprint": tokenizer.fingerprint}
     for seed, name in enumerate(("a/text", "b/text", "heldout")):
         (folder / name).parent.mkdir(exist_ok=True)
@@ -94,6 +52,39 @@ def route(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "recipe.json").write_text(json.dumps(recipe))
     rows_of(config_of(folder), tokenizer)
     return folder
+
+
+def problems(
+    folder: Path, tokenizer: str | None = "tokenizer", train: tuple[str, ...] = ("heldout",), **settings: Any
+) -> str:
+    config = run_config(
+        tokenizer={"path": None if tokenizer is None else str(folder / tokenizer)},
+        data={"train": [str(folder / name) for name in train], "seq_length": 32},
+    )
+    return "\n".join(input_problems(config.model_copy(update=settings)))
+
+
+def test_a_complete_run_has_none(route: Path) -> None:
+    assert problems(route) == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"tokenizer": "none"}, "no such tokenizer folder"),
+        ({"tokenizer": None}, "tokenizer.path and data.train are needed"),
+        ({"train": ()}, "tokenizer.path and data.train are needed"),
+        ({"train": ("heldout", "gone")}, "gone.idx"),
+        ({"tokenizer": "other"}, "made with another tokenizer"),
+        ({"initialize_from": "runs/none"}, "initialize_from: runs/none is not a folder"),
+    ],
+)
+def test_each_problem_is_named(route: Path, changed: dict[str, Any], told: str) -> None:
+    assert told in problems(route, **changed)
+
+
+def test_all_problems_are_named_together(route: Path) -> None:
+    assert len(problems(route, train=("gone", "lost"), initialize_from="no").splitlines()) >= 3
 
 
 @pytest.fixture

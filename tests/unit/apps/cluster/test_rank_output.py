@@ -103,9 +103,6 @@ def test_a_full_disk_loses_the_raw_output_only(full_disk: Path) -> None:
     assert sum(os.strerror(errno.ENOSPC) in line for line in shown) == 1
 
 
-ENDED = "srun: launch/slurm: _step_signal: Terminating StepId=13.1"
-
-
 def record(folder: Path, rank: int, time_unix_s: float, **values: object) -> None:
     """What a rank leaves."""
     settings: dict[str, object] = {
@@ -121,27 +118,33 @@ def lost(folder: Path, rank: int, time_unix_s: float) -> None:
     record(folder, rank, time_unix_s, error="RuntimeError", message=text, consequence=True)
 
 
-def test_a_cause_comes_before_earlier_consequences(tmp_path: Path) -> None:
-    lost(tmp_path, 0, 1.0)
-    record(tmp_path, 2, 3.0)
-    record(tmp_path, 1, 2.0)
-    assert [failure.rank for failure in gather_failures(tmp_path, [], {})] == [1, 2, 0]
-
-
-def test_a_killed_rank_comes_first_and_those_that_slurm_ended_last(tmp_path: Path) -> None:
-    lost(tmp_path, 0, 1.0)
-    record(tmp_path, 1, 1.5)
-    lines = ["srun: error: n4: task 3: Killed", ENDED, "srun: error: n5: tasks 4-5: Killed"]
+@pytest.mark.parametrize(
+    ("is_lost", "failed", "lines", "order", "told"),
+    [
+        # A cause comes before earlier consequences.
+        (True, {2: 3.0, 1: 2.0}, [], [1, 2, 0], "rank 1 on n2: ValueError: broken"),
+        # A killed rank comes first, and those that Slurm has ended last.
+        (True, {1: 1.5},
+         ["srun: error: n4: task 3: Killed", "srun: launch/slurm: _step_signal: Terminating StepId=13.1",
+          "srun: error: n5: tasks 4-5: Killed"],
+         [3, 1, 0, 4, 5], "rank 3 on n4 was killed by signal 9 (Killed)"),
+        # NCCL's watchdog aborts a process whose peer is gone.
+        (False, {1: 1.0}, ["srun: error: n1: task 0: Aborted (core dumped)"], [1, 0],
+         "rank 1 on n2: ValueError: broken"),
+        # A node that fails comes before the ranks that lose it.
+        (True, {1: 2.0}, ["srun: error: Node failure on n3", "srun: error: n1: task 0: Terminated"], [None, 1, 0],
+         "node n3 failed"),
+    ],
+)  # fmt: skip
+def test_the_cause_comes_first(
+    tmp_path: Path, is_lost: bool, failed: dict[int, float], lines: list[str], order: list[int | None], told: str
+) -> None:
+    if is_lost:
+        lost(tmp_path, 0, 1.0)
+    for rank, time_unix_s in failed.items():
+        record(tmp_path, rank, time_unix_s)
     failures = gather_failures(tmp_path, lines, {})
-    assert [failure.rank for failure in failures] == [3, 1, 0, 4, 5]
-    assert failures[0].describe() == "rank 3 on n4 was killed by signal 9 (Killed)"
-
-
-def test_an_abort_may_follow_from_a_peer(tmp_path: Path) -> None:
-    """NCCL's watchdog aborts a process whose peer is gone."""
-    record(tmp_path, 1, 1.0)
-    failures = gather_failures(tmp_path, ["srun: error: n1: task 0: Aborted (core dumped)"], {})
-    assert [failure.rank for failure in failures] == [1, 0]
+    assert [failure.rank for failure in failures] == order and failures[0].describe() == told
 
 
 def test_a_crash_in_c_code_shows_its_stack(tmp_path: Path) -> None:
@@ -176,15 +179,6 @@ def test_a_users_error_is_the_last_line(tmp_path: Path) -> None:
 
 def test_nothing_known_still_says_where_to_look(tmp_path: Path) -> None:
     assert report([], tmp_path) == [f"output of all ranks: {tmp_path / 'output.log'}"]
-
-
-def test_a_node_that_fails_comes_before_the_ranks_that_lose_it(tmp_path: Path) -> None:
-    lost(tmp_path, 0, 1.0)
-    record(tmp_path, 1, 2.0)
-    lines = ["srun: error: Node failure on n3", "srun: error: n1: task 0: Terminated"]
-    failures = gather_failures(tmp_path, lines, {})
-    assert [failure.rank for failure in failures] == [None, 1, 0]
-    assert report(failures, tmp_path)[-1] == "node n3 failed"
 
 
 def test_a_lost_connection_alone_shows_no_traceback(tmp_path: Path) -> None:

@@ -20,11 +20,12 @@ from typing import Any
 import pytest
 import yaml
 
-from ctxlm_ds.apps.convert.convert_checkpoint import CardFacts, add_facts, loading_call
+from ctxlm_ds.apps.convert.convert_checkpoint import CardFacts, add_facts, loading_call, main
 from ctxlm_ds.errors import ConfigError, ExportError
 from ctxlm_ds.export.huggingface import Conversion
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, make_tokenizer, random_weights, write_run
+from tests.integration.route import ROOT, Finished, call_here
 
 
 @pytest.mark.parametrize(("pipeline", "call"), [
@@ -35,7 +36,6 @@ def test_a_model_without_a_pipeline_is_loaded_by_its_class(pipeline: str | None,
     assert loading_call(Conversion(Path("run"), Path("out"), "T5ForConditionalGeneration", pipeline, 1, [])) == call
 
 
-ROOT = Path(__file__).parents[4]
 TOKEN = "hf_aToken"
 CARD = "---\nlibrary_name: transformers\ntags:\n- ctxlm_ds\n---\n\n# tiny\n"
 
@@ -100,15 +100,15 @@ def serving(hub: Hub) -> Iterator[str]:
         server.server_close()
 
 
-def export(endpoint: str, home: Path, *words: object, token: str = TOKEN) -> subprocess.CompletedProcess[str]:
+def export(endpoint: str, home: Path, *words: object, token: str = TOKEN) -> Finished:
     kept = {key: value for key, value in os.environ.items() if key not in ("HF_HUB_OFFLINE", "HF_TOKEN")}
     hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
-    environment = {**kept, **hub, **({"HF_TOKEN": token} if token else {})}
     command = [sys.executable, str(ROOT / "tools" / "convert_checkpoint.py"), "to-hf", *map(str, words)]
+    environment = {**kept, **hub, "HF_TOKEN": token}
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
 
 
-def test_an_export_is_uploaded_with_its_card(tmp_path: Path) -> None:
+def test_an_export_is_uploaded_with_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wordpiece_folder = make_tokenizer("wordpiece", tmp_path / "wordpiece")
     config = make_config("bert_nsp", wordpiece_folder, load_tokenizer(wordpiece_folder).vocab_size)
     run, out, hub = write_run(tmp_path / "run", config, random_weights(config)), tmp_path / "hf", Hub()
@@ -130,8 +130,9 @@ def test_an_export_is_uploaded_with_its_card(tmp_path: Path) -> None:
     done = export(endpoint, tmp_path, *words, "--push", "me/again")
     assert done.returncode == 2 and "me/again: the Hub cannot be reached" in done.stderr
     assert "Traceback" not in done.stderr and "me/again" not in hub.files
-    for name, token, message in (("me/tiny", "", "no token of the Hub"), ("a/b/c", TOKEN, "give USER/MODEL")):
-        done = export(endpoint, tmp_path, "--checkpoint", run, "--output", tmp_path / "no", "--push", name, token=token)
+    for name, token, message in (("me/tiny", None, "no token of the Hub"), ("a/b/c", TOKEN, "give USER/MODEL")):
+        monkeypatch.setattr("huggingface_hub.get_token", lambda token=token: token)
+        done = call_here(main, "convert", "to-hf", "--checkpoint", run, "--output", tmp_path / "no", "--push", name)
         assert done.returncode == 2 and message in done.stderr and not (tmp_path / "no").exists()
 
 

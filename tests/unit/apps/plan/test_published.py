@@ -52,13 +52,6 @@ def test_days_of_whole_runs_are_of_the_right_order() -> None:
             assert 0.15 < run.predicted() / run.published < 1.5, run.name
 
 
-def test_the_second_phase_counts() -> None:
-    run = next(run for run in published_runs() if run.second is not None)
-    assert run.second is not None
-    assert run.predicted() > run.second.predicted() > 0
-    assert abs(run.predicted() - run.plan().days - run.second.predicted()) < 1e-9
-
-
 def test_the_table_of_the_documentation_has_these_predictions() -> None:
     page = (Path(__file__).resolve().parents[4] / "docs" / "planning.md").read_text(encoding="utf-8")
     for run in published_runs():

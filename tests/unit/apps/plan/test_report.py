@@ -19,23 +19,12 @@ def found() -> Search:
     return search_layouts(Planner(load_config("roberta-large"), cluster, jsons))
 
 
-def test_an_ordinary_terminal_has_the_narrow_columns(found: Search) -> None:
-    lines = plan_table(found.plans, 80)
-    assert lines[0].split() == list(NARROW_COLUMNS)
-    assert max(map(len, lines)) <= 80
-    assert len([line for line in lines if "%" in line]) == len(found.plans)
-
-
-def test_a_wide_terminal_has_every_column(found: Search) -> None:
-    lines = plan_table(found.plans, WIDE_TERMINAL)
-    assert all(name in lines[0] for name in COLUMNS)
-    assert max(map(len, lines)) <= WIDE_TERMINAL
-
-
-def test_columns_of_a_file_are_aligned(found: Search) -> None:
-    lines = plan_table(found.plans)
-    assert len(lines) == len(found.plans) + 1
-    assert len({len(line) for line in lines}) == 1
+def test_columns_fit_the_terminal_and_are_aligned_in_a_file(found: Search) -> None:
+    narrow, wide, file = (plan_table(found.plans, *width) for width in ((80,), (WIDE_TERMINAL,), ()))
+    assert narrow[0].split() == list(NARROW_COLUMNS) and max(map(len, narrow)) <= 80
+    assert len([line for line in narrow if "%" in line]) == len(found.plans)
+    assert all(name in wide[0] for name in COLUMNS) and max(map(len, wide)) <= WIDE_TERMINAL
+    assert len(file) == len(found.plans) + 1 and len({len(line) for line in file}) == 1
 
 
 def test_the_recommendation_names_what_moves_and_what_fills(found: Search) -> None:
