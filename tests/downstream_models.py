@@ -32,6 +32,16 @@ def write_bert(folder: Path, words: Iterable[str] = WORDS, **settings: Any) -> P
     return folder
 
 
+def hidden_states(folder: Path, words: list[str]) -> tuple[Any, list[int | None]]:
+    """Return hidden states [layers, tokens, width] of one sentence as transformers' documentation computes them."""
+    from transformers import AutoModel, AutoTokenizer
+
+    encoded = AutoTokenizer.from_pretrained(folder)(words, is_split_into_words=True, return_tensors="pt")
+    with torch.no_grad():
+        states = AutoModel.from_pretrained(folder).eval()(**encoded, output_hidden_states=True).hidden_states
+    return torch.stack(states)[:, 0].numpy(), encoded.word_ids(0)
+
+
 def word_tokenizer(words: Iterable[str] = WORDS, eos: bool = True) -> Any:
     """Return a tokenizer of complete words for T5 and GPT-2; `eos`: each text ends with </s>."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors

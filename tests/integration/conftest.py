@@ -21,6 +21,15 @@ class Prepared:
     train: Path
     heldout: Path
 
+    def link(self, folder: Path, **datasets: Path) -> Path:
+        """Give a folder the tokenizer tok and datasets data/NAME_text_sentence, as pages of docs/ name them."""
+        (folder / "tok").symlink_to(self.tokenizer)
+        (folder / "data").mkdir()
+        for name, prefix in datasets.items():
+            for end in ("bin", "idx", "json"):
+                (folder / "data" / f"{name}_text_sentence.{end}").symlink_to(f"{prefix}.{end}")
+        return folder
+
     def recipe(self, path: Path, **sections: dict[str, Any]) -> Path:
         """A tiny recipe over this data; `sections` add to or replace its settings."""
         settings: dict[str, Any] = {

@@ -17,13 +17,8 @@ PAGE = "extending.md"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, bert_route: Prepared) -> Path:
     """A folder with the page's files, its package installed, and the data that its recipe names."""
-    folder = tmp_path_factory.mktemp("toy")
+    folder = bert_route.link(tmp_path_factory.mktemp("toy"), wiki=bert_route.train)
     write_files(PAGE, folder)
-    (folder / "tok").symlink_to(bert_route.tokenizer)
-    (folder / "data").mkdir()
-    for extension in (".bin", ".idx", ".json"):
-        path = bert_route.train.with_name(bert_route.train.name + extension)
-        (folder / "data" / f"wiki_text_sentence{extension}").symlink_to(path)
     install = commands(PAGE).splitlines()[0]
     assert "install" in install
     shell(install, folder)

@@ -49,14 +49,16 @@ def test_a_run_leaves_what_is_documented(single: Path) -> None:
 def test_the_output_log_has_what_rank_0_says_over_all_starts(bert_route: Prepared, tmp_path: Path) -> None:
     recipe, run_dir = bert_route.recipe(tmp_path / "recipe.yaml", schedule={"warmup_steps": 1}), tmp_path / "run"
 
-    def start(*overrides: str, check: bool = True) -> str:
+    def start(status: int, *overrides: str) -> str:
         words = pretrain_words(recipe, [f"run_dir={run_dir}", *overrides])
-        return call(*launcher("ranks", 2), *words, check=check).stderr
+        done = call(*launcher("ranks", 2), *words, check=False)
+        assert done.returncode == status and "Traceback" not in done.stderr, done.stderr
+        return done.stderr
 
-    assert "error: " in start("model.hidden_size=33", check=False) and not run_dir.exists()
-    said = start("training.max_steps=4")
-    said += start("optimizer.learning_rate=1000", "optimizer.weight_decay=1000", check=False)
-    assert "Training stopped" in said and "step 4/4" in said
+    assert "error: " in start(2, "model.hidden_size=33") and not run_dir.exists()
+    said = start(0, "training.max_steps=4")
+    said += start(3, "optimizer.learning_rate=1000", "optimizer.weight_decay=1000")  # the losses diverge
+    assert "Training stopped" in said and "step 4/4" in said and (run_dir / "checkpoints" / "step-00000004").is_dir()
     line = re.compile(r"^(?:\d{4}-\d\d-\d\d )?(\d\d:\d\d:\d\d .*)", re.MULTILINE)
     expected = [text for text in line.findall(said) if "[rank " not in text]  # other ranks' lines have a tag
     assert line.findall((run_dir / "output.log").read_text()) == expected
@@ -158,17 +160,6 @@ def test_a_port_in_use_is_one_clear_message(bert_route: Prepared, tmp_path: Path
         done = call(*launcher("forked", 1), *words, check=False, MASTER_PORT=port, **ranks)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert f"port {port}, on which the ranks meet, is in use" in done.stderr and "--master_port" in done.stderr
-
-
-def test_a_diverging_run_stops_and_keeps_its_checkpoint(bert_route: Prepared, tmp_path: Path) -> None:
-    recipe = bert_route.recipe(tmp_path / "recipe.yaml", checkpoint={"interval_steps": 2}, schedule={"warmup_steps": 0})
-    run_dir = tmp_path / "run"
-    call(*launcher("forked", 1), *pretrain_words(recipe, [f"run_dir={run_dir}", "training.max_steps=2"]))
-    explode = [f"run_dir={run_dir}", "optimizer.learning_rate=1000", "optimizer.weight_decay=1000"]
-    done = call(*launcher("forked", 1), *pretrain_words(recipe, explode), check=False)
-    assert done.returncode == 3
-    assert "nan" in done.stderr.lower() or "inf" in done.stderr.lower() or "finite" in done.stderr
-    assert "Traceback" not in done.stderr and "step-00000002" in {p.name for p in (run_dir / "checkpoints").iterdir()}
 
 
 def test_check_needs_no_torch(bert_route: Prepared, tmp_path: Path) -> None:

@@ -15,13 +15,7 @@ from tests.integration.route import metrics
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, bert_route: Prepared) -> Path:
     """A folder with the data that the page names, in which its example has run."""
-    folder = tmp_path_factory.mktemp("notebook")
-    (folder / "tok").symlink_to(bert_route.tokenizer)
-    (folder / "data").mkdir()
-    for name, prefix in (("wiki", bert_route.train), ("dev", bert_route.heldout)):
-        for extension in (".bin", ".idx", ".json"):
-            path = prefix.with_name(prefix.name + extension)
-            (folder / "data" / f"{name}_text_sentence{extension}").symlink_to(path)
+    folder = bert_route.link(tmp_path_factory.mktemp("notebook"), wiki=bert_route.train, dev=bert_route.heldout)
     (folder / "example.py").write_text(code("python.md"))
     (folder / "printed.txt").write_text(shell("python example.py", folder).stdout)
     return folder

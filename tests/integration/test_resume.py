@@ -56,40 +56,6 @@ def last_step(run_dir: Path) -> int:
         return 0
 
 
-def test_killed_while_saving(uninterrupted: Path, bert_route: Prepared, tmp_path: Path) -> None:
-    """The kill falls as soon as a checkpoint's folder appears under its partial name."""
-    command = words(bert_route, tmp_path, "forked", 2, 2)
-    process = start(command, tmp_path / "log")
-    checkpoints = tmp_path / "run" / "checkpoints"
-
-    def saving_again() -> bool:
-        first = (checkpoints / "step-00000003").exists()
-        return first and any(path.name.endswith(".partial") for path in checkpoints.iterdir())
-
-    wait_for(saving_again, 120, "a save after the first")
-    kill_group(process)
-    call(*command)
-    assert metrics(tmp_path / "run") == metrics(uninterrupted)
-    assert not [p.name for p in checkpoints.iterdir() if "partial" in p.name]
-
-
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_used(
-    uninterrupted: Path, bert_route: Prepared, tmp_path: Path
-) -> None:
-    call(*words(bert_route, tmp_path, "forked", 2, 2, "training.max_steps=9", "schedule.total_steps=40"))
-    newest = tmp_path / "run" / "checkpoints" / "step-00000009"
-    victim = sorted(newest.glob("moments-*.safetensors"))[0]
-    data = bytearray(victim.read_bytes())
-    data[len(data) // 2] ^= 0x10
-    victim.write_bytes(data)
-    done = call(*words(bert_route, tmp_path, "forked", 2, 2))
-    assert victim.name in done.stderr and "step-00000009" in done.stderr
-    assert metrics(tmp_path / "run") == metrics(uninterrupted)
-
-
-WITHOUT_DROPOUT = ("model.hidden_dropout=0", "model.attention_dropout=0", "schedule.total_steps=40")
-
-
 def test_a_stop_signal_saves_and_the_next_start_goes_on(bert_route: Prepared, tmp_path: Path) -> None:
     command = words(bert_route, tmp_path, "python", 1, 2)
     process = start(command, tmp_path / "log")

@@ -16,19 +16,12 @@ JobId=14 JobName=my run
    Priority=4294901759 Nice=0 Account=(null) QOS=(null)
    JobState=RUNNING Reason=None Dependency=(null)
    Requeue=0 Restarts=2 BatchFlag=1 Reboot=0 ExitCode=0:0
-   RunTime=00:00:03 TimeLimit=00:30:00 TimeMin=N/A
    StartTime=2026-11-22T00:00:00 EndTime=2026-11-22T00:30:00 Deadline=N/A
-   PreemptEligibleTime=2026-11-22T00:13:55 PreemptTime=None
-   Partition=main AllocNode:Sid=head:3978
    ReqNodeList=(null) ExcNodeList=n[7-9]
    NumNodes=2 NumCPUs=4 NumTasks=4 CPUs/Task=1 ReqB:S:C:T=0:0:*:*
-   MinCPUsNode=2 MinMemoryCPU=500M MinTmpDiskNode=0
-   OverSubscribe=OK Contiguous=0 Licenses=(null) Network=(null)
    Command=/site/slurm/pretrain.sbatch recipe.yaml --set run_dir=/runs/a b=c
-   WorkDir=/home/u
    Comment=of x=1
    StdOut=/home/u/ctxlm-14.log
-   TresPerNode=gres:gpu:8
 """
 
 

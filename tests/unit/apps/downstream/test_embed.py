@@ -10,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from ctxlm_ds.apps.downstream.embed import main, vector_writer
 from ctxlm_ds.errors import ConfigError
-from tests.downstream_models import write_bert
+from tests.downstream_models import hidden_states, write_bert
 
 LINES = ["the film was good .", "Ann met unknown films in Paris"]
 
@@ -33,15 +32,6 @@ def run(monkeypatch: pytest.MonkeyPatch, files: Path, *options: object) -> None:
     main()
 
 
-def plain(files: Path, line: str) -> tuple[np.ndarray, list[int | None]]:
-    from transformers import AutoModel, AutoTokenizer
-
-    encoded = AutoTokenizer.from_pretrained(files / "bert")(line, return_tensors="pt")
-    with torch.no_grad():
-        states = AutoModel.from_pretrained(files / "bert").eval()(**encoded, output_hidden_states=True).hidden_states
-    return torch.stack(states)[:, 0].numpy(), encoded.word_ids(0)
-
-
 def test_words_are_hidden_states(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from safetensors import safe_open
 
@@ -51,7 +41,7 @@ def test_words_are_hidden_states(files: Path, tmp_path: Path, monkeypatch: pytes
         found = {name: file.get_tensor(name) for name in ("vectors", "offsets")}
     assert found["offsets"].tolist() == [0, 5, 11] and found["vectors"].shape == (11, 1, 64)
     for number, line in enumerate(LINES):
-        states, word_ids = plain(files, line)
+        states, word_ids = hidden_states(files / "bert", line.split())
         firsts = [word_ids.index(word) for word in range(len(line.split()))]
         expected = np.concatenate([states[-2, firsts], states[-1, firsts]], axis=1)
         rows = slice(*found["offsets"][number : number + 2])

@@ -10,7 +10,7 @@ import torch
 
 from ctxlm_ds.apps.downstream.features.sources import TransformersSource, open_source, pool_words
 from ctxlm_ds.errors import ConfigError, CtxlmError
-from tests.downstream_models import write_bert
+from tests.downstream_models import hidden_states, write_bert
 
 SENTENCES = [["the", "film", "was", "unknowns", "."], ["Ann"], ["who", "met", "unknown", "\u200b", "Ann", "?"]]
 
@@ -20,23 +20,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_bert(tmp_path_factory.mktemp("sources") / "bert")
 
 
-def plain_states(folder: Path, words: list[str]) -> tuple[np.ndarray, list[int | None]]:
-    """Hidden states [layers, tokens, width] of one sentence as transformers' documentation computes them."""
-    from transformers import AutoModel, AutoTokenizer
-
-    encoded = AutoTokenizer.from_pretrained(folder)(words, is_split_into_words=True, return_tensors="pt")
-    model = AutoModel.from_pretrained(folder).eval()
-    with torch.no_grad():
-        states = model(**encoded, output_hidden_states=True).hidden_states
-    return torch.stack(states)[:, 0].numpy(), encoded.word_ids(0)
-
-
 @pytest.mark.parametrize("pooling", ["first", "mean", "last"])
 def test_vectors_are_transformers_hidden_states(folder: Path, pooling: str) -> None:
     source = TransformersSource(folder, pooling)
     assert (source.num_layers, source.width) == (4, 32)
     for words, found in zip(SENTENCES, source.vectors(SENTENCES), strict=True):
-        states, word_ids = plain_states(folder, words)
+        states, word_ids = hidden_states(folder, words)
         assert found.shape == (4, len(words), 32)
         for word in range(len(words)):
             places = [at for at, one in enumerate(word_ids) if one == word]
@@ -54,7 +43,7 @@ def test_a_long_sentence_is_read_in_windows(folder: Path) -> None:
     source = TransformersSource(folder, max_length=16)
     (found,) = source.vectors([words])
     assert found.shape == (4, 48, 32) and np.abs(found).sum(axis=-1).all()
-    states, word_ids = plain_states(folder, words[:10])
+    states, word_ids = hidden_states(folder, words[:10])
     # The first words are read in the first window, which ends inside the third `unknowns`.
     tokens = source.tokenizer(words, is_split_into_words=True)["input_ids"][:15]
     text = source.tokenizer.convert_ids_to_tokens(tokens)
