@@ -107,6 +107,15 @@ def write_rows(path: Path, examples: Iterable[Example]) -> None:
     path.write_text("text\tlabel\n" + "".join(f"{one.text}\t{one.label}\n" for one in examples))
 
 
+def write_task(folder: Path, train: Iterable[Example], dev: Iterable[Example], **more: Any) -> list[str]:
+    """Write mine.yaml, the task of `sentiment`, and its files; returns the options that name them."""
+    description = sentiment(0)[0].model_dump(exclude_defaults=True) | more
+    (folder / "mine.yaml").write_text(json.dumps(description))
+    for name, examples in (("train", train), ("dev", dev)):
+        write_rows(folder / "data" / f"{name}.tsv", examples)
+    return ["--task", str(folder / "mine.yaml"), "--data", str(folder / "data")]
+
+
 def causal_export(folder: Path) -> Path:
     """Export a GPT-2 of random weights with a byte-level tokenizer; returns the folder of the export."""
     from ctxlm_ds.export.huggingface import to_hf

@@ -10,6 +10,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ctxlm_ds.pretrain import main
@@ -27,29 +29,17 @@ def hold_the_interpreter() -> None:
     library.pthread_mutex_lock(mutex)
 
 
-def stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def crash() -> None:
-    ctypes.string_at(0)
-
-
 def fail() -> None:
     raise ValueError("a bug of one rank")
 
 
-def killed() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-HOW = {
+HOW: dict[str, Callable[[], object]] = {
     "sleep": sleep_in_python,
     "hold": hold_the_interpreter,
-    "stop": stop,
-    "crash": crash,
+    "stop": partial(os.kill, os.getpid(), signal.SIGSTOP),
+    "crash": partial(ctypes.string_at, 0),
     "fail": fail,
-    "kill": killed,
+    "kill": partial(os.kill, os.getpid(), signal.SIGKILL),
 }
 
 

@@ -1,4 +1,4 @@
-"""Blended sources and a split in real runs: planned, evaluated, continued elsewhere, refused when changed."""
+"""Blended sources and a split in real runs: planned, evaluated, continued elsewhere."""
 
 from __future__ import annotations
 
@@ -48,12 +48,3 @@ def test_the_middle_of_a_pipeline_keeps_step(bert_route: Prepared, tmp_path: Pat
     call(*words(bert_route, tmp_path / "plain", "weighted", 1, *layers))
     call(*words(bert_route, tmp_path, "weighted", 3, *layers, "parallel.pipeline_parallel_size=3"))
     assert metrics(tmp_path / "run") == pytest.approx(metrics(tmp_path / "plain" / "run"), rel=1e-4)
-
-
-def test_other_documents_under_the_same_name_are_refused(bert_route: Prepared, tmp_path: Path) -> None:
-    """The datasets change places: the same settings, but not the same rows."""
-    call(*words(bert_route, tmp_path, "weighted", 1, "training.max_steps=2"))
-    swapped = f"data.train=[{{path: {bert_route.heldout}, weight: 3}}, {{path: {bert_route.train}, weight: 1}}]"
-    refused = call(*words(bert_route, tmp_path, "weighted", 1, swapped), check=False)
-    assert refused.returncode == 2
-    assert re.search(r"data.train\[0\]: .*train_text_sentence \(documents 0 to 48, .* rows, samples", refused.stderr)

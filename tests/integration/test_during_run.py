@@ -6,17 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.downstream_models import sentiment, write_rows
+from tests.downstream_models import sentiment, write_task
 from tests.integration.conftest import Prepared
 from tests.integration.route import call, launcher, metrics, pretrain_words
 
 
 def test_checkpoints_are_judged_and_the_run_stays_bitwise_the_same(bert_route: Prepared, tmp_path: Path) -> None:
-    task, examples = sentiment(8)
-    write_rows(tmp_path / "data" / "train.tsv", examples)
-    write_rows(tmp_path / "data" / "dev.tsv", examples[:4])
-    lines = [f"{name}: {json.dumps(value)}" for name, value in task.model_dump(exclude_defaults=True).items()]
-    (tmp_path / "mine.yaml").write_text("\n".join(lines))
+    examples = sentiment(8)[1]
+    write_task(tmp_path, examples, examples[:4])
     entry = {"task": str(tmp_path / "mine.yaml"), "data": str(tmp_path / "data"), "every_steps": 2, "epochs": 1}
     settings: dict[str, Any] = {
         "model": {"hidden_size": 16, "num_layers": 1, "intermediate_size": 32},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.finetune import main
-from tests.downstream_models import sentiment, write_bert, write_rows
+from tests.downstream_models import sentiment, write_bert, write_task
 from tests.integration.route import BIN, Finished, call, call_here
 
 
@@ -22,11 +22,8 @@ def run(ranks: int, *arguments: object) -> Finished:
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finetune")
     write_bert(folder / "model")
-    task, examples = sentiment(60)
-    write_rows(folder / "data" / "train.tsv", examples[:48])
-    write_rows(folder / "data" / "dev.tsv", examples[48:])
-    description = task.model_dump(exclude_defaults=True) | {"title": "Good & bad", "published": {"someone": 0.5}}
-    (folder / "mine.yaml").write_text("\n".join(f"{name}: {json.dumps(value)}" for name, value in description.items()))
+    examples = sentiment(60)[1]
+    write_task(folder, examples[:48], examples[48:], title="Good & bad", published={"someone": 0.5})
     return folder
 
 

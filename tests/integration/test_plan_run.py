@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,18 +13,10 @@ import pytest
 
 from ctxlm_ds.apps.plan import plan_run
 from ctxlm_ds.console import run_command
+from tests.integration.route import ROOT, call, launcher
 
-ROOT = Path(__file__).resolve().parents[2]
 TOOL = ROOT / "tools" / "plan_run.py"
 Plan = Callable[..., str]
-
-
-def call(*arguments: str) -> str:
-    """Standard output of the tool in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, str(TOOL), *arguments], capture_output=True, text=True, cwd=ROOT, timeout=120, check=True
-    )
-    return done.stdout
 
 
 @pytest.fixture
@@ -51,8 +42,8 @@ def plan_json(plan: Plan) -> Callable[..., Any]:
     return lambda *arguments: json.loads(plan(*arguments, "--json"))
 
 
-def test_the_table_and_a_command_that_pretraining_accepts() -> None:
-    text = call("--config", "roberta-large", "--nodes", "2", "--gpu", "A100-80")
+def test_the_table_and_a_command_that_pretraining_accepts(plan: Plan) -> None:
+    text = plan("--config", "roberta-large", "--nodes", "2", "--gpu", "A100-80")
     lines = text.splitlines()
     header = next(line for line in lines if line.lstrip().startswith("dp "))
     for column in ("tp", "pp", "zero", "activ", "GiB/GPU", "s/step", "MFU", "days"):
@@ -61,9 +52,7 @@ def test_the_table_and_a_command_that_pretraining_accepts() -> None:
     words = shlex.split(lines[-1])
     assert words[0] == "torchrun"
     options = words[words.index("--config") :]
-    check = [sys.executable, "-m", "ctxlm_ds.pretrain", *options, "--check", "--world-size", "16"]
-    done = subprocess.run(check, capture_output=True, text=True, cwd=ROOT, timeout=120)
-    assert done.returncode == 0, done.stderr
+    call(*launcher("forked", 1), *options, "--check", "--world-size", 16)
 
 
 def test_json_has_what_the_table_has(plan_json: Callable[..., Any]) -> None:

@@ -63,6 +63,8 @@ def test_the_package_is_the_installed_one(installed: Path, tmp_path: Path) -> No
     for name in ("ds_configs", "slurm"):
         listed = {path.relative_to(ROOT / name) for path in (ROOT / name).rglob("*") if path.is_file()}
         assert {path.relative_to(package / name) for path in (package / name).rglob("*") if path.is_file()} == listed
+    sources = [path for end in ("py", "yaml", "json") for path in (ROOT / "ctxlm_ds").rglob(f"*.{end}")]
+    assert len(sources) > 300 and all((package / path.relative_to(ROOT / "ctxlm_ds")).is_file() for path in sources)
     assert os.access(package / "slurm" / "route.sh", os.X_OK) and (package / "py.typed").is_file()
 
 
@@ -75,15 +77,3 @@ def test_what_ships_is_found_by_name(call: Call) -> None:
     assert checked.returncode == 0 and "bert-laptop" in checked.stdout, checked.stderr
     wrong = call("pretrain", "--config", "bert-laptop", "--deepspeed_config", "zero22", "--check")
     assert wrong.returncode == 2 and "did you mean zero2" in wrong.stderr and "pipeline" in wrong.stderr
-
-
-def test_data_from_text(call: Call, tmp_path: Path) -> None:
-    text = "".join(f'{{"text": "The {number}th sentence is short. So is another one."}}\n' for number in range(60))
-    (tmp_path / "a.jsonl").write_text(text)
-    made = call("tokenizer", "--input", "a.jsonl", "--type", "wordpiece", "--vocab-size", "200", "--output-dir", "tok")
-    assert made.returncode == 0 and "next: ctxlm preprocess --input a.jsonl" in made.stdout, made.stderr
-    done = call(
-        "preprocess", "--input", "a.jsonl", "--tokenizer", "tok", "--split-sentences", "--output-prefix", "data/a",
-        "--workers", "1",
-    )  # fmt: skip
-    assert done.returncode == 0 and (tmp_path / "data" / "a_text_sentence.bin").is_file(), done.stderr

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ctxlm_ds.apps.cluster.rank_output import LogFilter, gather_failures, report
 from ctxlm_ds.process.failure import FailureRecord, write_record
+from tests.real_disks import memory_disk
 
 KILLED_RANK = """\
 0: 00:45:09 saved /runs/C/checkpoints/step-00000040 in 0.2 s
@@ -79,26 +78,10 @@ def test_a_plain_traceback_of_rank_0_is_held(tmp_path: Path) -> None:
     assert lines.held[0] == [line[3:] for line in text.splitlines()[1:-1]]
 
 
-@pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system without room."""
-    folder = tmp_path / "full"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-n", "-t", "tmpfs", "-o", "size=4k", "tmpfs", folder], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
-    try:
-        (folder / "filler").write_bytes(b"x" * 4096)
-        yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)
-
-
-def test_a_full_disk_loses_the_raw_output_only(full_disk: Path) -> None:
-    shown: list[str] = []
-    with LogFilter(full_disk / "output.log", shown.append) as lines:
-        lines.line("0: one")
-        lines.line("0: two")
+def test_a_full_disk_loses_the_raw_output_only(tmp_path: Path) -> None:
+    with memory_disk(tmp_path / "disk", "4k") as disk:
+        disk.fill()
+        shown, _ = filtered(disk.folder, "0: one\n0: two\n")
     assert shown[-2:] == ["one", "two"]
     assert sum(os.strerror(errno.ENOSPC) in line for line in shown) == 1
 

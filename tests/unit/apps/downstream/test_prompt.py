@@ -10,20 +10,15 @@ import pytest
 from ctxlm_ds.apps.downstream.compare_scores import read_run
 from ctxlm_ds.apps.downstream.prompt import main
 from ctxlm_ds.errors import ConfigError
-from tests.downstream_models import sentiment, write_bert, write_rows
+from tests.downstream_models import sentiment, write_bert, write_task
 
 
 def test_results_are_those_of_a_fine_tuning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_bert(tmp_path / "model")
-    task, examples = sentiment(12)
-    write_rows(tmp_path / "data" / "train.tsv", examples)
-    write_rows(tmp_path / "data" / "dev.tsv", examples[:8])
-    description = task.model_dump(exclude_defaults=True)
-    lines = [f"{name}: {json.dumps(value)}" for name, value in description.items()]
-    (tmp_path / "mine.yaml").write_text("\n".join(lines))
+    examples = sentiment(12)[1]
+    options = write_task(tmp_path, examples, examples[:8])
     (tmp_path / "prompt.yaml").write_text("pattern: '{text} a {mask} film'\nwords: {bad: bad, good: good}\n")
-    command = ["--task", str(tmp_path / "mine.yaml"), "--prompt", str(tmp_path / "prompt.yaml"),
-               "--model", str(tmp_path / "model"), "--data", str(tmp_path / "data"),
+    command = [*options, "--prompt", str(tmp_path / "prompt.yaml"), "--model", str(tmp_path / "model"),
                "--output", str(tmp_path / "out"), "--shots", "1", "--seeds", "1", "2"]  # fmt: skip
     capsys.readouterr()  # what making the model has said
     main(command)

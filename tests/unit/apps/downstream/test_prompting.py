@@ -101,27 +101,6 @@ def test_choices_fill_the_gap(
 
 
 TEXTS = [("the film was ", "good", " ."), ("Paris was a very very ", "unknown", " film ."), ("", "Ann", " met Paris")]
-RIVERS = """
-task: rivers
-dataset_path: json
-dataset_kwargs: {{data_files: {{validation: {folder}/dev.jsonl}}}}
-validation_split: validation
-output_type: multiple_choice
-doc_to_text: "{{{{text}}}} It was"
-doc_to_choice: ["books", "unhappy times"]
-doc_to_target: label
-metric_list: [{{metric: acc}}]
-"""
-RIVERS_TEXT = """
-task: rivers_text
-dataset_path: json
-dataset_kwargs: {{data_files: {{validation: {folder}/dev.jsonl}}}}
-validation_split: validation
-output_type: loglikelihood_rolling
-doc_to_text: ""
-doc_to_target: "{{{{text}}}}"
-metric_list: [{{metric: word_perplexity}}]
-"""
 SIZES = {"d_model": 16, "num_layers": 2, "num_heads": 2, "d_kv": 8, "d_ff": 24}
 
 
@@ -191,8 +170,16 @@ def test_lm_evaluation_harness_finds_the_same_log_probabilities(causal: Path, tm
 
     rows = [{"text": "the river" + " walked slowly" * at, "label": at % 2} for at in range(5)]
     (tmp_path / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "rivers.yaml").write_text(RIVERS.format(folder=tmp_path))
-    (tmp_path / "rivers_text.yaml").write_text(RIVERS_TEXT.format(folder=tmp_path))
+    files = {"data_files": {"validation": str(tmp_path / "dev.jsonl")}}
+    source = {"dataset_path": "json", "dataset_kwargs": files, "validation_split": "validation"}
+    rivers = {
+        "output_type": "multiple_choice", "doc_to_text": "{{text}} It was", "doc_to_target": "label",
+        "doc_to_choice": ["books", "unhappy times"], "metric_list": [{"metric": "acc"}],
+    }  # fmt: skip
+    texts = {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}",
+             "metric_list": [{"metric": "word_perplexity"}]}  # fmt: skip
+    for name, task in (("rivers", rivers), ("rivers_text", texts)):
+        (tmp_path / f"{name}.yaml").write_text(json.dumps({"task": name, **source, **task}))
     done = simple_evaluate(
         model="hf", model_args={"pretrained": str(causal), "dtype": "float32"}, device="cpu", batch_size=4,
         tasks=["rivers", "rivers_text"], task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),

@@ -53,14 +53,6 @@ def test_probabilities_are_those_of_the_definition() -> None:
     assert found == pytest.approx([by_definition(text.tolist(), *triple) for triple in triples])
 
 
-def test_probabilities_of_all_tokens_add_up_to_one() -> None:
-    text = np.random.default_rng(1).integers(0, IDS - 1, 50)
-    for u in range(IDS):
-        for v in range(IDS):
-            rows = [trigram_probabilities(text, np.array([u, v, w]), IDS)[0] for w in range(IDS)]
-            assert sum(rows) == pytest.approx(1.0) and min(rows) > 0
-
-
 def test_of_datasets(tmp_path: Path) -> None:
     text = np.array([1, 2, 3] * 40)
     for name in ("train", "held"):

@@ -66,13 +66,6 @@ def test_megatron_gpt_counts_samples_in_batches(tmp_path):
     ]
 
 
-def test_megatron_llama(tmp_path):
-    parts = "--swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope"
-    config = _recipe(_translate(f"pretrain_gpt.py {SHAPE} {TRAINING} {parts} --num-query-groups 2"), tmp_path)
-    assert (config.model.family, config.model.num_key_value_heads, config.model.intermediate_size) == ("llama", 2, 128)
-    assert config.model.tie_word_embeddings
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -116,12 +109,14 @@ def test_vocabulary_and_merges_in_one_folder_or_a_note():
     assert "put both files into one folder" in other.notes[0]
 
 
-def test_no_evaluation_and_grouped_queries(tmp_path):
+def test_a_llama_with_grouped_queries_and_no_evaluation(tmp_path):
     parts = "--swiglu --normalization RMSNorm --disable-bias-linear --position-embedding-type rope --eval-iters 0"
     text = f"pretrain_gpt.py {SHAPE} {TRAINING} {parts} --group-query-attention"
     result = _translate(f"{text} --num-query-groups 2 --mock-data --data-args-path x --chunk-size 3")
     config = _recipe(result, tmp_path)
-    assert (config.evaluation.interval_steps, config.model.num_key_value_heads) == (0, 2)
+    model = config.model
+    assert (model.family, model.num_key_value_heads, model.intermediate_size) == ("llama", 2, 128)
+    assert model.tie_word_embeddings and config.evaluation.interval_steps == 0
     assert not result.unknown and not result.notes
     ungrouped = text.removesuffix("--group-query-attention")
     half = _translate(f"{ungrouped} --num-query-groups 2 --activations-checkpoint-method uniform")
