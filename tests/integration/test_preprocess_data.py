@@ -7,13 +7,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.integration.route import ROOT, Finished, tool
+from tests.integration.route import ROOT, Finished, tool, wait_for
 from tests.text import write_corpus
 
 
@@ -105,39 +103,6 @@ def test_a_shard_names_the_join_and_one_is_singular(corpus: Path, tokenizer: Pat
     assert merged.stdout.startswith(f"{whole}: 2 parts, 1 document, 1 sequence, ") and "kB in " in merged.stdout
 
 
-def _children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def _wait(condition: Callable[[], bool], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
-
-
-def _as_in_a_foreground() -> None:
-    """Ctrl-C counts, even where these tests run in the background of a shell, which starts its jobs without it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-@pytest.fixture
-def running(long_corpus: Path, tokenizer: Path, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """preprocess_data with two workers, in the middle of writing."""
-    arguments = ("--input", long_corpus, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data")
-    command = command_of("preprocess_data", *arguments, "--split-sentences", "--workers", 2)
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_as_in_a_foreground
-    )
-    try:
-        _wait(lambda: any(path.stat().st_size > 100_000 for path in tmp_path.glob("*.partial/*.bin.part")))
-        assert process.poll() is None
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
 _PIECEMEAL = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
@@ -149,49 +114,42 @@ run_command(main)
 """
 
 
-def _piecemeal(*arguments: object) -> subprocess.Popen[str]:
-    """preprocess_data that saves its progress after every chunk."""
-    command = [sys.executable, "-c", _PIECEMEAL, str(ROOT), *map(str, arguments)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=_as_in_a_foreground)
+def contents(prefix: Path) -> dict[str, bytes]:
+    """The files of a dataset by their endings, without its own name."""
+    name = prefix.name.removesuffix("_document").encode()
+    return {path.suffix: path.read_bytes().replace(name, b"NAME") for path in prefix.parent.glob(f"{prefix.name}.*")}
 
 
-def _bytes_of(prefix: Path) -> dict[str, bytes]:
-    return {path.suffix: path.read_bytes() for path in prefix.parent.glob(f"{prefix.name}.*")}
-
-
-@pytest.fixture(scope="module")
-def whole(long_corpus: Path, tokenizer: Path) -> dict[str, bytes]:
-    """What an uninterrupted run makes of the long corpus."""
-    prefix = long_corpus.parent / "whole"
-    run_tool("preprocess_data", "--input", long_corpus, "--tokenizer", tokenizer, "--output-prefix", prefix)
-    return _bytes_of(long_corpus.parent / "whole_text_document")
-
-
-def test_an_interrupted_run_keeps_its_progress_and_goes_on(
-    long_corpus: Path, tokenizer: Path, whole: dict[str, bytes], tmp_path: Path
-) -> None:
-    arguments = ("--input", long_corpus, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data")
-    process = _piecemeal(*arguments, "--workers", 1)
-    _wait(lambda: (tmp_path / "data_text_document.partial" / "progress.json").exists())
+def test_an_interrupted_run_keeps_its_progress_and_goes_on(long_corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    source = ("--input", long_corpus, "--tokenizer", tokenizer, "--output-prefix")
+    command = [sys.executable, "-c", _PIECEMEAL, ROOT, *source, tmp_path / "data", "--workers", 1]
+    process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True)
+    partial = tmp_path / "data_text_document.partial"
+    wait_for((partial / "progress.json").exists, 60, "progress")
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    kept = f"interrupted; {tmp_path}/data_text_document.partial is kept: rerun the command to resume"
-    assert errors.strip().splitlines()[-1] == kept
-    done = run_tool("preprocess_data", *arguments, "--workers", 2)
-    assert "resuming after" in done.stderr
-    assert _renamed(_bytes_of(tmp_path / "data_text_document"), b"data_text") == _renamed(whole, b"whole_text")
+    assert errors.strip().splitlines()[-1] == f"interrupted; {partial} is kept: rerun the command to resume"
+    assert "resuming after" in run_tool("preprocess_data", *source, tmp_path / "data", "--workers", 2).stderr
+    run_tool("preprocess_data", *source, tmp_path / "whole")
+    assert contents(tmp_path / "data_text_document") == contents(tmp_path / "whole_text_document")
 
 
-def _renamed(contents: dict[str, bytes], name: bytes) -> dict[str, bytes]:
-    return {suffix: content.replace(name, b"NAME") for suffix, content in contents.items()}
-
-
-def test_a_worker_killed_by_the_system_is_reported(running: subprocess.Popen[str], tmp_path: Path) -> None:
-    workers = [pid for pid in _children(running.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    os.kill(workers[0], signal.SIGKILL)
-    _, errors = running.communicate(timeout=60)
-    assert running.returncode == 2
+def test_a_worker_killed_by_the_system_is_reported(long_corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    arguments = ("--input", long_corpus, "--tokenizer", tokenizer, "--output-prefix", tmp_path / "data")
+    command = command_of("preprocess_data", *arguments, "--split-sentences", "--workers", 2)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        parts = "*.partial/*.bin.part"
+        wait_for(lambda: any(path.stat().st_size > 100_000 for path in tmp_path.glob(parts)), 60, "a part")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        workers = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(int(workers[0]), signal.SIGKILL)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 2
     assert errors.strip().splitlines()[-1].startswith("error: a worker process died")
     assert list(tmp_path.iterdir()) == []
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import torch
 import yaml
 
 from tests.integration.conftest import Prepared
-from tests.integration.route import call, free_port, kill_group, launcher, metrics, pretrain_words, start, wait_for
+from tests.integration.route import call, kill_group, launcher, metrics, pretrain_words, start, wait_for
 
 HAS_FP16 = torch.ops.mkldnn._is_mkldnn_fp16_supported()
 """As DeepSpeed asks: newer CPUs have it."""
@@ -64,52 +63,26 @@ def test_the_output_log_has_what_rank_0_says_over_all_starts(bert_route: Prepare
     assert line.findall((run_dir / "output.log").read_text()) == expected
 
 
-@pytest.mark.parametrize("kind", ["torchrun", "deepspeed", "srun", "ranks"])
+@pytest.mark.parametrize("kind", ["torchrun", "deepspeed", "ranks"])
 def test_every_launcher_gives_the_same_losses(kind: str, single: Path, bert_route: Prepared, tmp_path: Path) -> None:
-    """Two ranks; srun's variables are set as srun sets them for each task."""
+    """Two ranks; srun is in tests/slurm/test_pretrain.py."""
     recipe = bert_route.recipe(tmp_path / "recipe.yaml", model={"hidden_dropout": 0.0, "attention_dropout": 0.0})
     words = pretrain_words(recipe, [f"run_dir={tmp_path / 'run'}"])
-    if kind == "srun":
-        _run_as_srun(words, tmp_path)
-    else:
-        call(*launcher(kind, 2), *words)
+    call(*launcher(kind, 2), *words)
     assert metrics(tmp_path / "run") == pytest.approx(metrics(single), rel=1e-5)
 
 
-def _run_as_srun(words: list[object], folder: Path) -> None:
-    job_id = str(free_port())
-    tasks: list[subprocess.Popen[bytes]] = []
-    for rank in range(2):
-        slurm = {
-            "SLURM_JOB_ID": job_id, "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_NTASKS": "2",
-            "SLURM_LOCALID": str(rank), "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_STEP_NODELIST": "localhost",
-            "SLURM_JOB_NODELIST": "localhost", "SLURM_STEP_NUM_NODES": "1", "SLURM_NTASKS_PER_NODE": "2",
-        }  # fmt: skip
-        tasks.append(start([*launcher("python", 1), *words], folder / f"task{rank}.log", **slurm))
-    for rank, task in enumerate(tasks):
-        assert task.wait(timeout=240) == 0, (folder / f"task{rank}.log").read_text()[-4000:]
-
-
-def test_initialize_from_starts_a_second_phase(single: Path, bert_route: Prepared, tmp_path: Path) -> None:
+def test_initialize_from_evaluates_the_weights_and_starts_a_second_phase(
+    single: Path, bert_route: Prepared, tmp_path: Path
+) -> None:
     """Weights are taken, the step count is not; the longer position table keeps its new rows fresh."""
-    recipe = bert_route.recipe(tmp_path / "recipe.yaml", model={"max_position_embeddings": 96}, data={"seq_length": 64})
+    recipe = bert_route.recipe(tmp_path / "recipe.yaml", model={"max_position_embeddings": 96})
     overrides = [f"run_dir={tmp_path / 'run'}", f"initialize_from={single}", "training.max_steps=6"]
     call(*launcher("forked", 1), *pretrain_words(recipe, overrides))
     assert sorted(metrics(tmp_path / "run")) == list(range(1, 7))
     assert metrics(tmp_path / "run")[1] < metrics(single)[1]
-
-
-def test_a_run_from_weights_evaluates_them_first(single: Path, bert_route: Prepared, tmp_path: Path) -> None:
-    def held_out(run_dir: Path) -> dict[int, float]:
-        lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
-        return {line["step"]: line["eval/heldout/loss"] for line in lines if "eval/heldout/loss" in line}
-
-    recipe = bert_route.recipe(tmp_path / "recipe.yaml")
-    overrides = [f"run_dir={tmp_path / 'run'}", f"initialize_from={single}", "schedule.warmup_steps=0"]
-    overrides.append("training.max_steps=1")
-    call(*launcher("forked", 1), *pretrain_words(recipe, overrides))
-    before, after = held_out(single), held_out(tmp_path / "run")
-    assert sorted(after) == [0, 1] and after[0] == pytest.approx(before[max(before)], rel=1e-6)
+    before, after = (metrics(run_dir, "eval/heldout/loss") for run_dir in (single, tmp_path / "run"))
+    assert sorted(after) == [0, 6] and after[0] == pytest.approx(before[12], rel=1e-6)
 
 
 def test_a_second_start_on_a_live_run_is_refused(bert_route: Prepared, tmp_path: Path) -> None:

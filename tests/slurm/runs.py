@@ -18,6 +18,7 @@ from ctxlm_ds.checkpoint.folders import list_checkpoints
 from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.process.run_history import END, read_history
 from tests.integration.conftest import Prepared
+from tests.integration.route import metrics
 from tests.slurm.cluster import Cluster, Rank
 
 PRETRAIN = "slurm/pretrain.sbatch"
@@ -140,8 +141,7 @@ def last_step(run_dir: Path) -> int:
 
 def curves(run_dir: Path) -> dict[str, dict[int, float]]:
     """Loss, gradient norm and held-out loss by step."""
-    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return {key: {line["step"]: line[key] for line in lines if key in line} for key in CURVES}
+    return {key: metrics(run_dir, key) for key in CURVES}
 
 
 def assert_close(found: Mapping[str, Mapping[int, float]], expected: Mapping[str, Mapping[int, float]]) -> None:

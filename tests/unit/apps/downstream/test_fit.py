@@ -21,13 +21,7 @@ POINT = Point(batch_size=4, learning_rate=5e-3, epochs=3, seed=3)
 
 
 def test_results_equal_a_plain_trainer(tmp_path: Path) -> None:
-    from transformers import (
-        AutoModelForSequenceClassification,
-        AutoTokenizer,
-        DataCollatorWithPadding,
-        Trainer,
-        set_seed,
-    )
+    import transformers
 
     folder = write_bert(tmp_path / "model")
     task, examples = sentiment()
@@ -36,13 +30,13 @@ def test_results_equal_a_plain_trainer(tmp_path: Path) -> None:
     settings = FitSettings()
     result = run_point(folder, kind, make_sets(kind, parts), POINT, settings, tmp_path / "ours", {})
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     rows = [{**tokenizer(one.text), "labels": int(one.label == "good")} for one in examples]
-    set_seed(POINT.seed)
-    model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
+    transformers.set_seed(POINT.seed)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
     arguments = training_arguments(tmp_path / "plain", POINT, settings, "accuracy")
-    collator = DataCollatorWithPadding(tokenizer)
-    trainer = Trainer(
+    collator = transformers.DataCollatorWithPadding(tokenizer)
+    trainer = transformers.Trainer(
         model=model, args=arguments, train_dataset=rows[:16], eval_dataset=rows[16:], data_collator=collator
     )
     trainer.train()

@@ -65,11 +65,6 @@ def test_what_this_machine_lacks_is_named(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_run, "has_gpu", lambda: True)
-
-
-@pytest.fixture
 def laptop(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine of 4 cores without a GPU, where 8 GiB are free."""
     monkeypatch.setattr(check_run, "has_gpu", lambda: False)
@@ -81,11 +76,14 @@ def total_gib(line: str) -> float:
     return float(line.split(" GiB (parameters")[0].rsplit(" ", 1)[1])
 
 
-@pytest.mark.usefixtures("on_gpu")
-def test_parameters_and_memory_are_the_planners() -> None:
-    lines = planned_model(load_config("bert-tiny"), load_deepspeed_json("zero2"), 4)
-    assert len(lines) == 2 and lines[0].startswith("  parameters: ")
-    assert lines[1].startswith("  memory of a rank, planned for a GPU: ") and "GiB (parameters 0." in lines[1]
+@pytest.mark.usefixtures("laptop")
+@pytest.mark.parametrize(("has_gpu", "for_gpus"), [(True, False), (False, True)])
+def test_parameters_and_memory_are_the_planners(monkeypatch: pytest.MonkeyPatch, has_gpu: bool, for_gpus: bool) -> None:
+    """With a GPU here, and for a job that asks for GPUs."""
+    monkeypatch.setattr(check_run, "has_gpu", lambda: has_gpu)
+    parameters, memory = planned_model(load_config("bert-tiny"), load_deepspeed_json("zero2"), 4, for_gpus=for_gpus)
+    assert parameters.startswith("  parameters: ")
+    assert memory.startswith("  memory of a rank, planned for a GPU: ") and "GiB (parameters 0." in memory
 
 
 @pytest.mark.usefixtures("laptop")
@@ -98,12 +96,6 @@ def test_without_a_gpu_the_memory_is_that_of_this_machine() -> None:
     assert float(found.split(" GiB")[0]) == pytest.approx(need, abs=0.06)
     assert found.endswith("; this machine has 8.0 GiB free")
     assert plan.endswith("to plan for GPUs: ctxlm plan --config bert-tiny --gpu TYPE (A100-80, H100, ...)")
-
-
-@pytest.mark.usefixtures("laptop")
-def test_a_job_that_asks_for_gpus_is_planned_for_them() -> None:
-    lines = planned_model(load_config("bert-tiny"), load_deepspeed_json("zero2"), 2, for_gpus=True)
-    assert len(lines) == 2 and lines[1].startswith("  memory of a rank, planned for a GPU: ")
 
 
 @pytest.mark.usefixtures("laptop")

@@ -104,14 +104,7 @@ def test_right_texts_are_one_or_a_list(tmp_path: Path) -> None:
 
 
 def test_results_equal_a_plain_seq2seq_trainer(tmp_path: Path) -> None:
-    from transformers import (
-        AutoModelForSeq2SeqLM,
-        AutoTokenizer,
-        DataCollatorForSeq2Seq,
-        Seq2SeqTrainer,
-        Seq2SeqTrainingArguments,
-        set_seed,
-    )
+    import transformers
 
     folder = write_t5(tmp_path / "model", VOCABULARY)
     task, examples = sentiment()
@@ -121,21 +114,22 @@ def test_results_equal_a_plain_seq2seq_trainer(tmp_path: Path) -> None:
     settings = FitSettings(save_model=True)
     result = run_point(folder, kind, make_sets(kind, parts), POINT, settings, tmp_path / "ours", {})
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     rows = [
         {"input_ids": tokenizer(f"film: {one.text}")["input_ids"], "labels": tokenizer(one.label)["input_ids"]}
         for one in examples
     ]
-    set_seed(POINT.seed)
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder)
+    transformers.set_seed(POINT.seed)
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder)
     arguments = training_arguments(
         tmp_path / "plain", POINT, settings, "accuracy",
-        lambda **given: Seq2SeqTrainingArguments(
+        lambda **given: transformers.Seq2SeqTrainingArguments(
             predict_with_generate=True, generation_num_beams=2, generation_max_length=3, **given
         ),
     )  # fmt: skip
-    trainer = Seq2SeqTrainer(model=model, args=arguments, train_dataset=rows[:16], eval_dataset=rows[16:],
-                             data_collator=DataCollatorForSeq2Seq(tokenizer, model))  # fmt: skip
+    collator = transformers.DataCollatorForSeq2Seq(tokenizer, model)
+    sets = {"train_dataset": rows[:16], "eval_dataset": rows[16:]}
+    trainer = transformers.Seq2SeqTrainer(model=model, args=arguments, data_collator=collator, **sets)
     trainer.train()
     outputs = trainer.predict(rows[16:]).predictions
     texts = tokenizer.batch_decode(np.where(outputs < 0, 0, outputs), skip_special_tokens=True)
@@ -145,7 +139,7 @@ def test_results_equal_a_plain_seq2seq_trainer(tmp_path: Path) -> None:
     losses = [[line[name] for line in log for name in ("loss", "eval_loss") if name in line] for log in logs]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5) and losses[0][-1] < losses[0][0]
     assert len((tmp_path / "ours" / "test_predictions.jsonl").read_text().splitlines()) == 3
-    saved = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours" / "model").state_dict()
+    saved = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "ours" / "model").state_dict()
     assert all(torch.allclose(saved[name], value, atol=1e-5) for name, value in trainer.model.state_dict().items())
 
 
