@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import cache
 from importlib import import_module
@@ -30,6 +30,8 @@ IMPORTED = (
     "ctxlm_ds.kernels.cpu_loops", "ctxlm_ds.objectives.corruption.spans", "ctxlm_ds.training.engine.bf16_optimizer",
     "ctxlm_ds.training.engine.pipeline", "deepspeed.ops.op_builder.all_ops", "deepspeed.runtime.engine",
 )  # fmt: skip
+GRACE_S = 5.0
+"""How long the other ranks may take to say what a failure did to them."""
 
 
 class RanksFailed(AssertionError):
@@ -45,21 +47,92 @@ def fork_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: f
     Raises:
         RanksFailed: with every failed rank's traceback; a rank still running after `timeout_s` is killed.
     """
-    prepare_to_fork()
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        store = Path(folder) / "store"
-        children: dict[int, tuple[int, Connection]] = {}
+
+        def answer(rank: int, connection: Connection) -> None:
+            try:
+                join_group(Path(folder) / "store", rank, world_size, timeout_s)
+                message = pickle.dumps((True, fn(rank, world_size, *args)))
+            except BaseException:
+                connection.send_bytes(pickle.dumps((False, traceback.format_exc())))
+                return
+            connection.send_bytes(message)
+            # Nobody may leave while another still talks to it through gloo: the parent ends all.
+            connection.recv_bytes()
+
+        group = Group(world_size, answer)
+        try:
+            return group.collect(timeout_s)
+        finally:
+            group.close()
+
+
+class Group:
+    """Ranks that were forked together, each with a pipe to the parent."""
+
+    def __init__(
+        self, world_size: int, serve: Callable[[int, Connection], None], ends: Iterable[Connection] = ()
+    ) -> None:
+        """Fork ranks that call `serve(rank, pipe)` and end; they close `ends` of other pipes that they inherit."""
+        prepare_to_fork()
+        self.ranks: dict[int, tuple[int, Connection]] = {}
         for rank in range(world_size):
-            receiver, sender = Pipe(duplex=False)
+            ours, theirs = Pipe()
             sys.stdout.flush()
             sys.stderr.flush()
             pid = os.fork()
             if pid == 0:
-                receiver.close()
-                _child(fn, rank, world_size, args, store, sender, timeout_s)
-            sender.close()
-            children[rank] = (pid, receiver)
-        return _collect(children, timeout_s)
+                for connection in (ours, *ends):
+                    connection.close()
+                _be_rank(rank, world_size, serve, theirs)
+            theirs.close()
+            self.ranks[rank] = (pid, ours)
+
+    def collect(self, timeout_s: float) -> list[Any]:
+        """Every rank's next answer.
+
+        Raises:
+            RanksFailed: with every failed rank's traceback; the group is gone then.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        results: dict[int, Any] = {}
+        failures: dict[int, str] = {}
+        waiting = {connection: rank for rank, (_, connection) in self.ranks.items()}
+        while waiting:
+            left_s = deadline_s - time.monotonic()
+            ready = wait(list(waiting), timeout=max(0.0, min(left_s, GRACE_S) if failures else left_s))
+            if not ready:
+                break
+            for connection in ready:
+                rank = waiting.pop(connection)
+                try:
+                    succeeded, value = pickle.loads(connection.recv_bytes())
+                except (EOFError, OSError):
+                    failures[rank] = f"died without a word: exit status {self._exit_status(rank)}"
+                    continue
+                (results if succeeded else failures)[rank] = value
+        for rank in waiting.values():
+            failures[rank] = f"still running after {timeout_s:g} s (or after another rank's failure); killed"
+        if failures:
+            self.close()
+            raise RanksFailed("\n".join(f"--- rank {rank}:\n{text}" for rank, text in sorted(failures.items())))
+        return [results[rank] for rank in sorted(results)]
+
+    def close(self) -> None:
+        """Kill the ranks."""
+        for rank, (pid, connection) in self.ranks.items():
+            connection.close()
+            if pid:
+                os.kill(pid, signal.SIGKILL)
+                self._exit_status(rank)
+        self.ranks = {}
+
+    def _exit_status(self, rank: int) -> int | None:
+        pid, connection = self.ranks[rank]
+        if not pid:
+            return None
+        self.ranks[rank] = (0, connection)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 @cache
@@ -72,11 +145,16 @@ def prepare_to_fork() -> None:
     gc.freeze()
 
 
-def _child(
-    fn: Callable[..., Any], rank: int, world_size: int, args: tuple[Any, ...], store: Path, sender: Connection,
-    timeout_s: float,
-) -> NoReturn:
-    status = 1
+def join_group(store: Path, rank: int, world_size: int, timeout_s: float) -> None:
+    """Make the default process group of a case."""
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s)
+    )
+    # Nobody may fail or leave while another is still connecting.
+    dist.barrier()
+
+
+def _be_rank(rank: int, world_size: int, serve: Callable[[int, Connection], None], connection: Connection) -> NoReturn:
     try:
         for received in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
             signal.signal(received, signal.SIG_DFL)
@@ -84,69 +162,10 @@ def _child(
         os.environ.update(
             RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world_size)
         )
-        dist.init_process_group(
-            "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size,
-            timeout=timedelta(seconds=timeout_s),
-        )
-        # Nobody may fail or leave while another is still connecting.
-        dist.barrier()
-        result = pickle.dumps(fn(rank, world_size, *args))
-        sender.send_bytes(b"+" + result)
-        status = 0
-        # Nobody may leave while another still talks to it through gloo.
-        dist.barrier()
-        dist.destroy_process_group()
-    except BaseException:
-        if status:
-            sender.send_bytes(b"-" + traceback.format_exc().encode())
+        serve(rank, connection)
+    except (EOFError, OSError):
+        pass
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(status)
-
-
-def _collect(children: dict[int, tuple[int, Connection]], timeout_s: float) -> list[Any]:
-    deadline_s = time.monotonic() + timeout_s
-    results: dict[int, Any] = {}
-    failures: dict[int, str] = {}
-    waiting = {connection: rank for rank, (_, connection) in children.items()}
-    while waiting:
-        left_s = deadline_s - time.monotonic()
-        if failures:
-            # The others usually fail too, of the lost connection; give them a moment to say so.
-            left_s = min(left_s, 5.0)
-        ready = wait(list(waiting), timeout=max(0.0, left_s))
-        if not ready:
-            break
-        for connection in ready:
-            rank = waiting.pop(connection)
-            try:
-                message = connection.recv_bytes()
-            except EOFError:
-                failures[rank] = ""
-                continue
-            if message[:1] == b"+":
-                results[rank] = pickle.loads(message[1:])
-            else:
-                failures[rank] = message[1:].decode()
-    for rank in waiting.values():
-        failures[rank] = f"still running after {timeout_s:g} s (or after another rank's failure); killed"
-        os.kill(children[rank][0], signal.SIGKILL)
-    for rank, (pid, connection) in children.items():
-        connection.close()
-        exit_code = _reap(pid, deadline_s)
-        if failures.get(rank) == "":
-            failures[rank] = f"died without a word: exit status {exit_code}"
-    if failures:
-        raise RanksFailed("\n".join(f"--- rank {rank}:\n{text}" for rank, text in sorted(failures.items())))
-    return [results[rank] for rank in range(len(children))]
-
-
-def _reap(pid: int, deadline_s: float) -> int:
-    while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline_s:
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
+        os._exit(0)
