@@ -36,12 +36,6 @@ class Split:
     sequence_parallel: bool = False
 
 
-SPLIT = [
-    Split(2, 0, 2), Split(4, 1, 2, 1, True), Split(4, 2, 2), Split(4, 3, 2, 1, True), Split(2, 0, 1, 2),
-    Split(4, 1, 1, 2), Split(8, 1, 2, 2, True),
-]  # fmt: skip
-
-
 def assert_equals_alone(
     alone: tuple[list[float], Tensors], optimizer: OptimizerSection, split: Split, zero: dict[str, Any] | None = None
 ) -> None:

@@ -34,7 +34,8 @@ class Layout:
     world_size: int
     stage: int
     precision: str = "fp32"
-    offload: bool = False
+    offload: int = 0
+    """Optimizer states in CPU memory (1), parameters too (2)."""
     kernel: str = "auto"
     tensor: int = 1
     pipeline: int = 1
@@ -64,9 +65,8 @@ class Layout:
 
     def user_json(self) -> dict[str, Any]:
         zero: dict[str, Any] = {"stage": self.stage}
-        if self.offload:
-            zero["offload_optimizer"] = {"device": "cpu"}
-        return {"zero_optimization": zero}
+        offloaded = ("offload_optimizer", "offload_param")[: self.offload]
+        return {"zero_optimization": zero | {name: {"device": "cpu"} for name in offloaded}}
 
 
 def checkpoints_of(engine: Engine, config: RunConfig, run_dir: Path) -> TrainingCheckpoints:

@@ -33,6 +33,11 @@ LAYOUTS = [
     Layout(2, 0), Layout(2, 2), Layout(2, 1, "bf16"), Layout(2, 3), Layout(2, 1, pipeline=2),
     Layout(2, 2, "bf16", offload=True),
 ]  # fmt: skip
+NOT_FINITE = [
+    Layout(2, 0), Layout(2, 1), Layout(2, 2), Layout(2, 3), Layout(2, 1, "bf16"), Layout(2, 2, "bf16"),
+    Layout(2, 3, "bf16"), Layout(2, 0, tensor=2), Layout(2, 1, "bf16", tensor=2), Layout(2, 1, pipeline=2),
+    Layout(2, 1, "bf16", pipeline=2),
+]  # fmt: skip
 SOAK_LAYOUTS = [
     Layout(1, 0), Layout(2, 1), Layout(2, 3, "bf16"), Layout(2, 2, "bf16"), Layout(2, 2, offload=True),
     Layout(2, 3, offload=True), Layout(2, 1, "bf16", offload=True), Layout(2, 3, "bf16", offload=True),
@@ -109,8 +114,10 @@ def with_and_without(rank: int, world_size: int, make: Make, fault: str) -> dict
 
 def check_refused(make: Make, world_size: int, fault: str, scales: bool = False) -> None:
     """`scales`: in fp16, an overflow is the loss scaler's affair."""
-    for found in run_ranks(with_and_without, world_size, make, fault, timeout_s=180):
+    every_rank = run_ranks(with_and_without, world_size, make, fault, timeout_s=180)
+    for found in every_rank:
         result = found["result"]
+        assert result.anomaly == every_rank[0]["result"].anomaly
         assert result.skipped
         assert math.isfinite(result.grad_norm) == (fault == "spike")
         if scales and fault != "spike":
@@ -120,6 +127,9 @@ def check_refused(make: Make, world_size: int, fault: str, scales: bool = False)
                 found[state]["scalars"] = found[state]["scalars"]["optimizer_updates"]
         else:
             assert result.anomaly.kind == ("spike" if fault == "spike" else "non_finite")
+            if fault != "spike":
+                what = "loss" if fault == "nan_logits" else "gradient norm"
+                assert f"the {what} of step {BAD + 1} is" in result.anomaly.why
         assert_same(found["after"], found["before"])
         assert found["following"] == found["other"]
         assert_same(found["end"], found["other_end"])
@@ -131,7 +141,7 @@ def test_a_spike_that_is_skipped_leaves_no_trace(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("fault", ["nan_logits", "infinite_gradient"])
-@pytest.mark.parametrize("layout", some([Layout(2, 1)]), ids=str)
+@pytest.mark.parametrize("layout", some(NOT_FINITE), ids=str)
 def test_what_is_not_finite_leaves_no_trace(layout: Layout, fault: str) -> None:
     check_refused(maker(layout), layout.world_size, fault, scales=layout.precision == "fp16")
 

@@ -20,8 +20,8 @@ from tests.dist.training import build_engine, gather_weights
 pytestmark = pytest.mark.dist
 FIRST = Layout(4, 1, tensor=2, pipeline=2, dropout=0.0)
 SECOND = [
-    Layout(1, 0, dropout=0.0), Layout(2, 2, dropout=0.0), Layout(2, 3, dropout=0.0),
-    Layout(4, 3, tensor=2, sequence_parallel=True, dropout=0.0), Layout(4, 0, pipeline=2, dropout=0.0),
+    Layout(1, 0, dropout=0.0), Layout(2, 3, dropout=0.0),
+    Layout(4, 3, tensor=2, sequence_parallel=True, dropout=0.0),
 ]  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def start_second(layout: Layout, optimizer: str, run_dir: Path, keep: bool = Tru
 
 @pytest.mark.parametrize(
     ("first_phase", "layout"),
-    [*(("lamb", layout) for layout in (FIRST, *SECOND)), ("adamw", FIRST), ("adamw", SECOND[2])],
+    [*(("lamb", layout) for layout in (FIRST, *SECOND)), ("adamw", FIRST), ("adamw", SECOND[1])],
     indirect=["first_phase"], ids=str,
 )  # fmt: skip
 def test_the_moments_stay_and_the_count_begins_again(first_phase: Any, layout: Layout) -> None:

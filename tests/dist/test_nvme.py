@@ -22,7 +22,7 @@ from tests.dist.runner import run_ranks
 from tests.dist.states import SAVED_STEP, assert_states_equal, resume_and_train, train_and_save
 from tests.dist.test_anomalies import check_going_back, check_refused
 from tests.dist.test_background_save import check_both_ways
-from tests.dist.training import GLOBAL_BATCH, SEQ_LENGTH, build_engine, gather_weights, step_of, tiny_config, train
+from tests.dist.training import GLOBAL_BATCH, SEQ_LENGTH, build_engine, tiny_config, train
 from tests.sections import model_section
 
 pytestmark = pytest.mark.dist
@@ -120,26 +120,6 @@ def test_a_checkpoint_goes_on_bitwise(tmp_path: Path, world_size: int) -> None:
 def test_a_save_beside_training_holds_the_same_bytes(tmp_path: Path, world_size: int) -> None:
     run = Swapped(tmp_path, world_size, parameters=True)
     check_both_ways(world_size, run.config(tmp_path / "run"), run.user_json(), tmp_path / "saved")
-
-
-def read_after_updates(rank: int, world_size: int, run: Swapped, config: RunConfig) -> bool:
-    """Whether reading states in the middle of training leaves it as it is."""
-    quiet, read = (_trained(run, config, reads) for reads in (False, True))
-    return all(torch.equal(quiet[name], read[name]) for name in quiet)
-
-
-def _trained(run: Swapped, config: RunConfig, reads: bool) -> dict[str, torch.Tensor]:
-    engine: Engine = build_engine(config, run.user_json())
-    for step in range(STEPS):
-        engine.train_step(step_of(engine, step), step, 0.01)
-        if reads:
-            gather_weights(engine)
-    return gather_weights(engine)
-
-
-def test_reading_states_does_not_change_them(tmp_path: Path) -> None:
-    run = Swapped(tmp_path, 1)
-    assert run_ranks(read_after_updates, 1, run, run.config(tmp_path / "run"), timeout_s=120) == [True]
 
 
 @pytest.mark.soak

@@ -39,7 +39,7 @@ def _on_nodes(
             looks.append(rank)
             return super().acquire(wait_s)
 
-    build_once.RunLock = CountedLock  # type: ignore[misc]  # in this rank's own process
+    storage.RunLock = CountedLock  # type: ignore[misc]  # in this rank's own process
     return _rows_of(rank, prefix, f"{parent}/node{rank // ranks_a_node}", ranks_a_node), len(looks)
 
 

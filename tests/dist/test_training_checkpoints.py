@@ -45,6 +45,9 @@ SAME = [
     ("adamw", Layout(2, 1, pipeline=2)),
     ("lamb", Layout(2, 1, "bf16")),
     ("lamb", Layout(2, 3)),
+    ("adamw", Layout(2, 3, "bf16", offload=2)),
+    ("lamb", Layout(2, 3, offload=2)),
+    ("lamb", Layout(2, 1, "bf16", offload=1)),
 ]
 
 

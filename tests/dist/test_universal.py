@@ -25,8 +25,7 @@ from ctxlm_ds.parallel.placement import shard_of
 from ctxlm_ds.process.build_locks import clear_stale_build_locks
 from ctxlm_ds.process.library_noise import quiet_libraries
 from ctxlm_ds.recipe.load import dump_config
-from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
-from ctxlm_ds.tokenizers.load import load_tokenizer
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.engine.runtime import init_process_group
 from tests.checkpoints import make_config, make_tokenizer, outputs_of
 from tests.dist.runner import run_ranks
