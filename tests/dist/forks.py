@@ -25,7 +25,6 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-
 IMPORTED = (
     "ctxlm_ds.kernels.cpu_loops", "ctxlm_ds.objectives.corruption.spans", "ctxlm_ds.training.engine.bf16_optimizer",
     "ctxlm_ds.training.engine.pipeline", "deepspeed.ops.op_builder.all_ops", "deepspeed.runtime.engine",

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.recipe.sections import OptimizerSection
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.program import build_program
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.parameters import ParameterFacts, collect_facts
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig
+from ctxlm_ds.recipe.sections import OptimizerSection
 from tests.dist.runner import run_ranks
 from tests.dist.training import global_batch, tiny_config, train
 
@@ -66,8 +66,11 @@ def train_alone(
     config: RunConfig, steps: int, make_update: Callable[[Tensors, dict[str, ParameterFacts]], Update]
 ) -> tuple[list[float], Tensors]:
     """Losses, and the weights after `steps` steps; `make_update` gets parameters and facts."""
-    model = build_program(
-        config.model, ModelBuild(tuple(LABELS), KernelSet(dict(config.kernels), "cpu", torch.float32))).module(config.training.seed).double()
+    model = (
+        build_program(config.model, ModelBuild(tuple(LABELS), KernelSet(dict(config.kernels), "cpu", torch.float32)))
+        .module(config.training.seed)
+        .double()
+    )
     parameters = dict(model.named_parameters())
     update = make_update({name: p.detach() for name, p in parameters.items()}, collect_facts(model))
     losses = []

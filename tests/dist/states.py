@@ -8,16 +8,10 @@ from typing import Any
 
 import torch
 
-from ctxlm_ds.recipe import choices
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints
-from ctxlm_ds.recipe.schema import (
-    CheckpointConfig,
-    KernelsConfig,
-    ParallelConfig,
-    RunConfig,
-    TrainingConfig,
-)
+from ctxlm_ds.recipe import choices
+from ctxlm_ds.recipe.schema import CheckpointConfig, KernelsConfig, ParallelConfig, RunConfig, TrainingConfig
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.loop.state import TrainState
 from tests.dist.runner import run_ranks

@@ -77,9 +77,7 @@ FEW = [
 ]
 
 
-def save_both_ways(
-    rank: int, world_size: int, config: RunConfig, user_json: dict[str, Any], run_dir: Path
-) -> None:
+def save_both_ways(rank: int, world_size: int, config: RunConfig, user_json: dict[str, Any], run_dir: Path) -> None:
     """Two saves that training waits for, and the same two beside training; the second from the kept memory."""
     engine = build_engine(config, user_json)
     waiting, beside = (checkpoints_of(engine, config, run_dir / kind) for kind in ("waiting", "beside"))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.recipe import choices
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.stream.loader import Step
+from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.schema import KernelsConfig, TrainingConfig
 from ctxlm_ds.training.engine.engine import Engine
 from tests.dist.runner import run_ranks

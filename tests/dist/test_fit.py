@@ -121,7 +121,10 @@ def test_two_ranks_with_deepspeed_do_what_one_rank_does(files: Path, tmp_path: P
     fine_tune(0, 1, files, tmp_path / "one", None)
     fork_ranks(fine_tune, 2, files, tmp_path / "two", "zero2", timeout_s=240)
     for name in RUNS:
-        (losses, right), (other_losses, predictions) = results(tmp_path / "one" / name), results(tmp_path / "two" / name)
+        (losses, right), (other_losses, predictions) = (
+            results(tmp_path / "one" / name),
+            results(tmp_path / "two" / name),
+        )
         assert other_losses == pytest.approx(losses, rel=1e-4), name
         for one, other in zip(right, predictions, strict=True):
             assert (one["id"], one["prediction"]) == (other["id"], other["prediction"]), name

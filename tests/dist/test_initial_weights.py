@@ -91,4 +91,3 @@ def test_another_optimizer_is_refused_on_every_rank(first_phase: Any) -> None:
     with pytest.raises(RanksFailed, match=r"optimizer\.name lamb, but the recipe has adamw") as failed:
         start_second(Layout(2, 1), "adamw", run_dir)
     assert CheckpointError.__name__ in str(failed.value)
-

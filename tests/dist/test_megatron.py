@@ -52,7 +52,10 @@ def check_gradients(whole: nn.Module, own: nn.Module, parallel: ParallelContext)
 
 def check_table(rank: int, world_size: int, sequence_parallel: bool) -> None:
     """Words looked up, scores, and the loss of labels: 7 words on two ranks of 6 rows, so most of the second's pad."""
-    parallel, whole = context(rank, sequence_parallel), VocabParallelEmbedding(VOCAB, WIDTH, INIT, KERNELS, ParallelContext())
+    parallel, whole = (
+        context(rank, sequence_parallel),
+        VocabParallelEmbedding(VOCAB, WIDTH, INIT, KERNELS, ParallelContext()),
+    )
     whole.weight.data = drawn(1, VOCAB, WIDTH)
     own = VocabParallelEmbedding(VOCAB, WIDTH, INIT, KERNELS, parallel)
     split_from(whole, own, parallel)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.recipe import choices
 from ctxlm_ds.errors import ConfigError, KernelError
 from ctxlm_ds.process.build_locks import use_own_build_folder
+from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.nvme import prepare_folders

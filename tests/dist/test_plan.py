@@ -10,10 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.apps.plan.layouts import Layout
-from ctxlm_ds.models.meter import CPU
 from ctxlm_ds.apps.plan.plan import Planner
+from ctxlm_ds.models.meter import CPU
+from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig, TrainingConfig
 from tests.dist.runner import run_ranks
 from tests.dist.training import GLOBAL_BATCH, SEQ_LENGTH, VOCAB, build_engine, step_of, tiny_config

@@ -25,13 +25,13 @@ TOKENIZER: Any = FakeTokenizer()
 def _rows_of(rank: int, prefix: str, folder: str, ranks_a_node: int = 1) -> tuple[str, bytes]:
     topology = build_topology(rank % ranks_a_node, ranks_a_node)
     config = run_config(data={"train": [prefix], "sample_index_dir": folder})
-    rows = build_rows_by_node(config.row_settings, TOKENIZER, build_objective(config.objective, TOKENIZER), topology).train
+    rows = build_rows_by_node(
+        config.row_settings, TOKENIZER, build_objective(config.objective, TOKENIZER), topology
+    ).train
     return rows.indexes[0].meta["key"], rows.indexes[0].records.tobytes()
 
 
-def _on_nodes(
-    rank: int, world_size: int, prefix: str, parent: str, ranks_a_node: int
-) -> tuple[tuple[str, bytes], int]:
+def _on_nodes(rank: int, world_size: int, prefix: str, parent: str, ranks_a_node: int) -> tuple[tuple[str, bytes], int]:
     looks = []
 
     class CountedLock(RunLock):

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.apps.plan.plan import Planner
 from ctxlm_ds.apps.plan.states import state_elements
+from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
 from tests.dist.forks import fork_ranks
 from tests.dist.training import GLOBAL_BATCH, build_engine, step_of, tiny_config
@@ -83,7 +83,8 @@ def planned(config: RunConfig, user_json: dict[str, Any], world_size: int) -> li
     )  # fmt: skip
     planner = Planner(config, Cluster(find_gpu("A100-80"), 1, world_size), {stage: user_json})
     stages = [
-        state_elements(config.training, config.optimizer, cut.parameters, planner.zero[stage], layout.data) for cut in planner.stages(layout)
+        state_elements(config.training, config.optimizer, cut.parameters, planner.zero[stage], layout.data)
+        for cut in planner.stages(layout)
     ]
     names = ("parameters", "gradients", "master", "moments")
     per_stage = layout.tensor * layout.data

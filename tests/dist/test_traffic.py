@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.apps.plan.plan import Planner
 from ctxlm_ds.apps.plan.timing import StageLoad
+from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
 from tests.dist.forks import fork_ranks
 from tests.dist.training import GLOBAL_BATCH, SEQ_LENGTH, SLOTS, build_engine, step_of, tiny_config

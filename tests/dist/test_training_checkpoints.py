@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,25 +10,9 @@ import pytest
 import torch
 
 from ctxlm_ds.checkpoint.reader import CheckpointReader
-from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.export.base import export_of
-from ctxlm_ds.export.safetensors_files import write_model
-from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.training.loop.state import TrainState
-from tests.checkpoints import outputs_of
-from tests.dist.forks import RanksFailed
 from tests.dist.runner import run_ranks
-from tests.dist.states import (
-    SAVED_STEP,
-    Layout,
-    assert_states_equal,
-    checkpoints_of,
-    resume_newest,
-    resume_and_train,
-    resume_under,
-    save_under,
-)
-from tests.dist.training import GLOBAL_BATCH, build_engine
+from tests.dist.states import SAVED_STEP, Layout, assert_states_equal, resume_under, save_under
+from tests.dist.training import build_engine
 
 pytestmark = pytest.mark.dist
 
@@ -113,14 +96,6 @@ def test_the_folder_holds_what_a_reader_needs(saved_run: tuple[Path, dict[str, A
     assert (environment["world_size"], environment["zero_stage"]) == (2, 3)
 
 
-def test_another_seed_is_refused_with_both_values(saved_run: tuple[Path, dict[str, Any]], optimizer: str) -> None:
-    run_dir, _ = saved_run
-    layout = Layout(1, 0)
-    with pytest.raises(RanksFailed, match=r"training\.seed: 1234 -> 5") as failed:
-        run_ranks(resume_and_train, 1, layout, layout.config(optimizer, seed=5), run_dir, timeout_s=60)
-    assert CheckpointError.__name__ in str(failed.value)
-
-
 def resume_scaler(rank: int, world_size: int, layout: Layout) -> float:
     """The loss scale of an engine that is given an fp16 run's scaler."""
     engine = build_engine(layout.config(), layout.user_json())
@@ -131,46 +106,3 @@ def resume_scaler(rank: int, world_size: int, layout: Layout) -> float:
 def test_a_loss_scale_stays_out_of_other_precisions() -> None:
     for layout in (Layout(1, 2, "bf16"), Layout(1, 3)):
         assert run_ranks(resume_scaler, 1, layout, timeout_s=60) == [1.0]
-
-
-def resume_and_save(rank: int, world_size: int, layout: Layout, config: RunConfig, source: Path, target: Path) -> None:
-    """What one layout reads, written again by it."""
-    engine = build_engine(config, layout.user_json())
-    assert resume_newest(engine, config, source) is not None
-    if rank == 0:
-        (target / "tokenizer").mkdir(parents=True)
-    engine.topology.barrier()
-    state = TrainState(step=SAVED_STEP, rows_consumed=SAVED_STEP * GLOBAL_BATCH, tokens=77)
-    checkpoints_of(engine, config, target).save(state)
-
-
-def exported_digest(run_dir: Path, config: RunConfig, folder: Path) -> str:
-    """Checksum of the safetensors that the newest checkpoint becomes as a plain Hugging Face model."""
-    reader = CheckpointReader(run_dir / "checkpoints" / f"step-{SAVED_STEP:08d}")
-    key_map = export_of(config.model.family).key_map(config.model, outputs_of(config), pad_id=1)
-    folder.mkdir()
-    write_model(folder, key_map, reader)
-    (file,) = folder.glob("*.safetensors")
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-@pytest.mark.parametrize(
-    "family", ["bert", *(pytest.param(name, marks=pytest.mark.soak) for name in ("roberta", "gpt2", "gpt1"))]
-)
-def test_one_state_exports_to_the_same_bytes_from_every_layout(tmp_path: Path, family: str) -> None:
-    written, first, *others = (
-        Layout(*place, family=family, dropout=0.0, **split)
-        for place, split in [
-            ((4, 1), {"tensor": 2, "pipeline": 2}), ((1, 0), {}), ((2, 3), {}),
-            ((4, 3), {"tensor": 2, "sequence_parallel": True}),
-            ((8, 1), {"tensor": 2, "pipeline": 2, "sequence_parallel": True}),
-        ]
-    )  # fmt: skip
-    source = tmp_path / "written"
-    save_under(written, source)
-    digests = {"written": exported_digest(source, first.config(), tmp_path / "first")}
-    for layout in others:
-        run_dir = tmp_path / str(layout)
-        run_ranks(resume_and_save, layout.world_size, layout, layout.config(), source, run_dir, timeout_s=120)
-        digests[str(layout)] = exported_digest(run_dir, layout.config(), tmp_path / f"{layout}-hf")
-    assert len(set(digests.values())) == 1, digests

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,17 +28,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.engine.runtime import init_process_group
 from tests.checkpoints import make_config, make_tokenizer, outputs_of
 from tests.dist.runner import run_ranks
-from tests.rank_files import (
-    KINDS,
-    STEP,
-    Layout,
-    Values,
-    checkpoint_of,
-    local_shape,
-    random_states,
-    splits_of,
-    write_as_ranks,
-)
+from tests.rank_files import KINDS, STEP, Layout, Values, local_shape, random_states, splits_of, write_as_ranks
 
 pytestmark = pytest.mark.dist
 MOMENTS = KINDS[1:]
@@ -220,18 +209,3 @@ def test_what_deepspeeds_converter_wrote_is_imported(
     for name, kinds in saved.items():
         for kind, value in kinds.items():
             assert torch.equal(reader.read_full(name, kind).flatten(), value.flatten()), (name, kind)
-
-
-def test_there_and_back_is_the_same_run(run: Path, universal: Path, config: RunConfig, tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text(dump_config(config))
-    assert from_universal(universal, tmp_path / "back", tmp_path / "recipe.yaml")
-    before, after = (CheckpointReader(checkpoint_of(folder)) for folder in (run, tmp_path / "back"))
-    assert after.scalars() == before.scalars() and after.names() == before.names()
-    for name in before.names():
-        assert after.kinds(name) == before.kinds(name)
-        for kind in before.kinds(name):
-            assert torch.equal(after.read_full(name, kind), before.read_full(name, kind))
-    states = [json.loads((checkpoint_of(folder) / "state.json").read_text()) for folder in (run, tmp_path / "back")]
-    assert states[0] == states[1]
-    recipes = [(checkpoint_of(folder) / "config.yaml").read_text() for folder in (run, tmp_path / "back")]
-    assert recipes[0] == recipes[1]

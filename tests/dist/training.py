@@ -11,7 +11,6 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
 import torch
 
-from ctxlm_ds.recipe import choices
 from ctxlm_ds import run as run_builder
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.sample import Batch
@@ -20,6 +19,7 @@ from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.topology import build_topology
 from ctxlm_ds.process.build_locks import clear_stale_build_locks
 from ctxlm_ds.process.library_noise import quiet_libraries
+from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
 from ctxlm_ds.training.engine.engine import Engine
@@ -53,9 +53,16 @@ def tiny_config(family: str = "bert", dropout: float = 0.0, **changes: Any) -> R
     blocks = data_section(sample_format="blocks", seq_length=SEQ_LENGTH, max_sequences_per_row=DOCUMENT_SLOTS)
     values: dict[str, Any] = {
         "model": model_section(
-            family=family, vocab_size=VOCAB, hidden_size=16, num_layers=2, num_attention_heads=2,
-            intermediate_size=64 if family == "gpt1" else 32, max_position_embeddings=SEQ_LENGTH,
-            hidden_dropout=dropout, attention_dropout=dropout, initializer_range=0.1,
+            family=family,
+            vocab_size=VOCAB,
+            hidden_size=16,
+            num_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64 if family == "gpt1" else 32,
+            max_position_embeddings=SEQ_LENGTH,
+            hidden_dropout=dropout,
+            attention_dropout=dropout,
+            initializer_range=0.1,
             hidden_activation="gelu_tanh" if is_decoder else "gelu",
         ),
         "data": blocks if is_decoder else data_section(seq_length=SEQ_LENGTH),

@@ -212,18 +212,9 @@ def test_it_goes_on_at_the_newest_that_is_whole(run_dir: Path) -> None:
     assert found is not None and found.step == 10
 
 
-@pytest.mark.parametrize(
-    ("changes", "word"),
-    [
-        ({"training__seed": 9}, "training.seed: 1234 -> 9"),
-        ({"model__num_layers": 3}, "model.num_layers: 12 -> 3"),
-        ({"model__vocab_size": 400}, "model.vocab_size: 300 -> 400"),
-    ],
-)
-def test_what_cannot_change_is_refused(run_dir: Path, changes: dict[str, Any], word: str) -> None:
-    with pytest.raises(CheckpointError, match="step-00000020 cannot be continued") as caught:
-        read_progress(run_dir, config(**changes))
-    assert word in str(caught.value)
+def test_what_cannot_change_is_refused(run_dir: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"step-00000020 cannot be continued(.|\n)*model.vocab_size: 300 -> 400"):
+        read_progress(run_dir, config(model__vocab_size=400))
 
 
 def test_it_needs_no_torch() -> None:

@@ -84,11 +84,7 @@ def replace_by_fifo(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("state.json", "[]", "expected an object"),
-        ("state.json", '{"train_state": {"step": "many"}}', "state.json: damaged .train_state.step"),
-        ("state.json", '{"train_state": {"step": 100, "tokens": -1}}', "state.json: damaged"),
         ("state.json", DEEP, "state.json: cannot be read as JSON"),
-        ("index.json", "{}", "index.json: damaged"),
         ("index.json", '{"scalars": [], "parameters": {}}', "index.json: damaged"),
         ("index.json", '{"scalars": {"optimizer_updates": "x"}, "parameters": {}}', "optimizer_updates is 'x'"),
         ("index.json", '{"scalars": {}, "parameters": {"p": {"shape": [1e99], "pieces": 3}}}', "is not a shape"),

@@ -90,6 +90,7 @@ def test_a_file_as_openais_own_is_imported(tokenizer_folder: Path, tmp_path: Pat
     }
     for layer in range(2):
         tensors[f"h.{layer}.attn.bias"] = torch.ones(40, 40).tril().view(1, 1, 40, 40)
+    tensors["h.1.attn.masked_bias"] = torch.tensor(-1e4)
     save_file(tensors, original / "model.safetensors", metadata={"format": "pt"})
     kept = ("model_type", "vocab_size", "n_embd", "n_head", "n_layer", "n_positions", "activation_function")
     config = json.loads((original / "config.json").read_text())

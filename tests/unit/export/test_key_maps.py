@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import export_of
@@ -29,47 +28,6 @@ def key_map_of(kind: str) -> KeyMap:
 def names_of(key_map: KeyMap) -> list[str]:
     """Names of the parameters of the class, both names of tied ones."""
     return [name for row in key_map.rows for name in row.theirs] + list(key_map.tied)
-
-
-@pytest.mark.parametrize("kind", ["gpt2", "gpt1"])
-def test_gpt_files_of_the_bare_model_have_no_prefix_and_hold_buffers(kind: str) -> None:
-    """As openai-community/gpt2's: `h.0.attn.bias` is the triangular mask."""
-    key_map = key_map_of(kind)
-    state = [name for name in names_of(key_map) if name != "lm_head.weight"]
-    bare = [name.removeprefix("transformer.") for name in state]
-    buffers = ["h.0.attn.bias", "h.1.attn.masked_bias"]
-    found = assign(key_map, [*bare, *buffers, "lm_head.weight"], "folder")
-    assert found.stored == dict(zip(state, bare, strict=True))
-    assert found.unused == tuple(buffers)
-    assert list(found.doubles) == ["lm_head.weight"]
-    assert assign(key_map, state, "folder").stored == {name: name for name in state}
-
-
-@pytest.mark.parametrize("pad_id", [0, 1, 3])
-def test_roberta_positions_begin_after_the_padding_id(pad_id: int) -> None:
-    key_map = export_of("roberta").key_map(RobertaSection(vocab_size=60, num_layers=1), MASKED_LM, pad_id)
-    row = next(row for row in key_map.rows if "position" in row.ours)
-    table = torch.randn(42, HIDDEN)
-    positions, _ = row.to_theirs(table)
-    assert positions.shape[0] == 40 + pad_id + 1
-    assert positions[pad_id + 1 :].equal(table[2:])
-    assert row.change.to_ours([positions, torch.zeros(1, HIDDEN)])[2:].equal(table[2:])
-
-
-def test_legacy_names_buffers_and_second_names_are_recognised() -> None:
-    key_map = key_map_of("bert_nsp")
-    legacy = [
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
-        for name in [*names_of(key_map), "bert.embeddings.position_ids"]
-    ]
-    found = assign(key_map, legacy, "folder")
-    assert found.unused == ("bert.embeddings.position_ids",)
-    assert found.stored["bert.embeddings.LayerNorm.weight"] == "bert.embeddings.LayerNorm.gamma"
-    assert found.doubles == {
-        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-        "cls.predictions.decoder.bias": "cls.predictions.bias",
-    }
-    assert set(found.stored.values()) | set(found.doubles) | set(found.unused) == set(legacy)
 
 
 def test_a_tied_tensor_may_stand_under_its_second_name_only() -> None:

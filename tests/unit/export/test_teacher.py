@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -143,16 +142,8 @@ def test_a_missing_or_damaged_folder_is_one_message(teacher: Path, wordpiece_fol
     )
     config = recipe(teacher, tokenizer, size)
     shard = sorted(teacher.glob("*.safetensors"))[0]
-    content = shard.read_bytes()
-    shard.write_bytes(content[:50])
+    shard.write_bytes(shard.read_bytes()[:50])
     assert f"teacher.path: {shard} is damaged" in refused(config, tokenizer)
-    shard.unlink()
-    assert f"teacher.path: {shard} is missing although" in refused(config, tokenizer)
-    (teacher / "model.safetensors.index.json").unlink()
-    assert "has neither model.safetensors nor" in refused(config, tokenizer)
-    settings = json.loads((teacher / "config.json").read_text(encoding="utf-8"))
-    (teacher / "config.json").write_text(json.dumps(settings | {"model_type": "mamba"}), encoding="utf-8")
-    assert "model_type 'mamba' cannot be imported" in refused(config, tokenizer)
     (teacher / "config.json").unlink()
     assert "has no config.json" in refused(config, tokenizer)
 

@@ -1,4 +1,4 @@
-"""Adafactor against transformers' and against mesh_tensorflow's algorithm in float64, a matrix at a time."""
+"""Adafactor against mesh_tensorflow's algorithm in float64, a matrix at a time."""
 
 from __future__ import annotations
 
@@ -7,16 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from transformers.optimization import Adafactor as TheirAdafactor
 
 from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
-from ctxlm_ds.parallel.placement import Shard, Split
-from ctxlm_ds.training.engine.fragments import Holding, list_fragments
+from ctxlm_ds.parallel.placement import Split
 from ctxlm_ds.training.optimizers import adafactor
-from ctxlm_ds.training.optimizers.adafactor import Adafactor, AdafactorSection, list_matrices
-from ctxlm_ds.training.optimizers.build import parameter_groups
-from ctxlm_ds.training.optimizers.steps import ParameterLayout, Stepper
+from ctxlm_ds.training.optimizers.adafactor import AdafactorSection, list_matrices
+from tests.unit.training.optimizers.stepping import take_steps
 
 RATE, STEPS = 0.01, 12
 SHAPES = {"matrix": (130, 200), "stacked": (384, 140), "small": (20, 300), "norm": (50,), "zeros": (8, 8)}
@@ -37,18 +33,12 @@ def gradient(name: str, step: int) -> torch.Tensor:
     return (30.0 if step == 5 else 1.0) * rows * torch.randn(SHAPES[name], generator=generator)
 
 
+FACTS = {name: ParameterFacts(ZEROS, decays=True, split=Split("rows", BLOCKS.get(name, ()))) for name in SHAPES}
+
+
 def ours(weight_decay: float = 0.0) -> dict[str, torch.Tensor]:
     config = AdafactorSection(learning_rate=RATE, weight_decay=weight_decay)
-    named = [(name, nn.Parameter(value)) for name, value in start_values().items()]
-    facts = {name: ParameterFacts(ZEROS, decays=True, split=Split("rows", BLOCKS.get(name, ()))) for name, _ in named}
-    optimizer = Stepper(parameter_groups(named, facts, config), Adafactor(config))
-    holdings = {name: Holding(Shard.whole(shape)) for name, shape in SHAPES.items()}
-    optimizer.bind(ParameterLayout(list_fragments(optimizer, named, holdings), SHAPES, facts))
-    for step in range(STEPS):
-        for name, p in named:
-            p.grad = gradient(name, step)
-        optimizer.step()
-    return {name: p.detach() for name, p in named}
+    return take_steps(config, start_values(), FACTS, gradient, STEPS)
 
 
 def published(start: torch.Tensor, gradients: list[torch.Tensor], weight_decay: float = 0.0) -> torch.Tensor:
@@ -81,20 +71,8 @@ def test_a_step_is_the_published_one(weight_decay: float) -> None:
         torch.testing.assert_close(value.double(), torch.cat(wanted), rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_large_matrices_are_those_of_transformers() -> None:
-    got = ours()
-    for name in ("matrix", "norm"):
-        parameter = nn.Parameter(start_values()[name])
-        theirs = TheirAdafactor([parameter], lr=RATE, relative_step=False, scale_parameter=True, warmup_init=False)
-        for step in range(STEPS):
-            parameter.grad = gradient(name, step)
-            theirs.step()
-        torch.testing.assert_close(got[name], parameter.detach(), rtol=1e-5, atol=1e-6)
-
-
 def test_matrices_in_one_parameter_are_separate() -> None:
-    facts = {name: ParameterFacts(ZEROS, decays=True, split=Split("rows", BLOCKS.get(name, ()))) for name in SHAPES}
-    found, sums = list_matrices(SHAPES, facts)
+    found, sums = list_matrices(SHAPES, FACTS)
     assert [(m.first_row, m.rows, m.sums is not None) for m in found["stacked"]] == [
         (0, 128, True), (128, 128, True), (256, 128, True),
     ]  # fmt: skip

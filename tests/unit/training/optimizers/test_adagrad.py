@@ -48,13 +48,6 @@ def test_updates_are_tensorflows(weight_decay: float, monkeypatch: pytest.Monkey
     torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=1e-7)
 
 
-def test_updates_are_torchs() -> None:
-    weights = parameter(), parameter()
-    theirs = torch.optim.Adagrad([weights[1]], lr=RATE, initial_accumulator_value=1.0)
-    found = train(adagrad(weights[0], 1.0), weights[0])
-    torch.testing.assert_close(found, train(theirs, weights[1]), rtol=1e-6, atol=1e-7)
-
-
 def test_a_factor_of_the_loss_is_one_of_the_accumulator() -> None:
     """bilm-tf multiplies the loss by its 20 steps and begins at 1."""
     weights = parameter(), parameter()

@@ -7,13 +7,11 @@ import torch
 from torch import nn
 
 from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
-from ctxlm_ds.parallel.placement import Shard
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.training.engine.fragments import Holding, list_fragments
 from ctxlm_ds.training.optimizers import steps
-from ctxlm_ds.training.optimizers.build import parameter_groups
 from ctxlm_ds.training.optimizers.lamb import Lamb, LambSection
 from ctxlm_ds.training.optimizers.steps import ParameterLayout, Sharers, Stepper
+from tests.unit.training.optimizers.stepping import take_steps
 
 RATE, STEPS = 0.01, 3
 SCALES = {"tiny": 1e-6, "small": 0.02, "large": 50.0, "huge": 1e4}
@@ -30,23 +28,10 @@ def gradient(name: str, step: int, shape: torch.Size) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(100 * step + len(name)))
 
 
-def ours(config: LambSection) -> tuple[dict[str, torch.Tensor], Stepper]:
-    named = [(name, nn.Parameter(value)) for name, value in start_values().items()]
-    facts = {name: ParameterFacts(ZEROS, decays=p.dim() > 1) for name, p in named}
-    groups = parameter_groups(named, facts, config)
-    optimizer = Stepper(groups, Lamb(config))
-    holdings = {}
-    for name, p in named:
-        shape = tuple(p.shape)
-        columns = shape[1] if len(shape) > 1 else 1
-        holdings[name] = Holding(Shard(shape, ((0, shape[0]),), (0, columns)))
-    shapes = {name: tuple(p.shape) for name, p in named}
-    optimizer.bind(ParameterLayout(list_fragments(optimizer, named, holdings), shapes, facts))
-    for step in range(STEPS):
-        for name, p in named:
-            p.grad = gradient(name, step, p.shape)
-        optimizer.step()
-    return {name: p.detach() for name, p in named}, optimizer
+def ours(config: LambSection) -> dict[str, torch.Tensor]:
+    start = start_values()
+    facts = {name: ParameterFacts(ZEROS, decays=value.dim() > 1) for name, value in start.items()}
+    return take_steps(config, start, facts, lambda name, step: gradient(name, step, start[name].shape), STEPS)
 
 
 def paper(config: LambSection, name: str, weight: torch.Tensor, takes_ratio: bool) -> tuple[torch.Tensor, float]:
@@ -72,7 +57,7 @@ def paper(config: LambSection, name: str, weight: torch.Tensor, takes_ratio: boo
 def test_every_step_is_the_paper_s(weight_decay: float, trust_ratio: str, decay_biases: bool) -> None:
     settings = {"weight_decay": weight_decay, "trust_ratio": trust_ratio, "decay_biases": decay_biases}
     config = LambSection.model_validate({"learning_rate": RATE, **settings})
-    found, _ = ours(config)
+    found = ours(config)
     ratios = {}
     for name, value in start_values().items():
         expected, ratios[name] = paper(config, name, value, takes_ratio=value.dim() > 1 or trust_ratio == "all")
@@ -85,9 +70,9 @@ def test_every_step_is_the_paper_s(weight_decay: float, trust_ratio: str, decay_
 
 def test_ranges_of_a_tensor_are_updated_as_the_complete_one(monkeypatch: pytest.MonkeyPatch) -> None:
     config = LambSection(learning_rate=RATE)
-    expected, _ = ours(config)
+    expected = ours(config)
     monkeypatch.setattr(steps, "CHUNK_ELEMENTS", 4)
-    found, _ = ours(config)
+    found = ours(config)
     for name, value in expected.items():
         assert torch.equal(found[name], value), name
 

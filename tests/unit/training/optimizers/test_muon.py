@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
@@ -11,12 +10,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
-from ctxlm_ds.parallel.placement import ROWS, Shard, Split
-from ctxlm_ds.training.engine.fragments import Holding, list_fragments
-from ctxlm_ds.training.optimizers.build import parameter_groups
+from ctxlm_ds.parallel.placement import ROWS, Split
 from ctxlm_ds.training.optimizers.matrix_work import blocks_of
-from ctxlm_ds.training.optimizers.muon import Muon, MuonSection, orthogonalize, scale_of
-from ctxlm_ds.training.optimizers.steps import ParameterLayout, Stepper
+from ctxlm_ds.training.optimizers.muon import MuonSection, orthogonalize
+from tests.unit.training.optimizers.stepping import take_steps
 
 STEPS, RATE, MATRIX_RATE = 20, 0.01, 0.03
 BLOCKS = {"qkv": (6, 6, 6), "grouped": (6, 2, 2)}
@@ -50,16 +47,8 @@ def config_of(**settings: Any) -> MuonSection:
     return MuonSection(**values | settings)
 
 
-def ours(config: MuonSection, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
-    named = [(name, nn.Parameter(value.to(dtype))) for name, value in start_values().items()]
-    optimizer = Stepper(parameter_groups(named, FACTS, config), Muon(config))
-    holdings = {name: Holding(Shard.whole(shape)) for name, shape in SHAPES.items()}
-    optimizer.bind(ParameterLayout(list_fragments(optimizer, named, holdings), SHAPES, FACTS))
-    for step in range(STEPS):
-        for name, p in named:
-            p.grad = gradient(name, step).to(dtype)
-        optimizer.step()
-    return {name: p.detach() for name, p in named}
+def ours(config: MuonSection) -> dict[str, torch.Tensor]:
+    return take_steps(config, start_values(), FACTS, gradient, STEPS)
 
 
 def theirs(config: MuonSection) -> dict[str, torch.Tensor]:
@@ -101,38 +90,13 @@ def test_twenty_steps_are_those_of_torch(scale: str, settings: dict[str, Any]) -
         assert (found[name] - start).abs().min() > 0
 
 
-@pytest.mark.usefixtures("float64_in_torch")
-def test_fp32_rounds_little() -> None:
-    config = config_of()
-    wanted = theirs(config)
-    for name, value in ours(config, torch.float32).items():
-        torch.testing.assert_close(value.double(), wanted[name], rtol=1e-4, atol=1e-4, msg=name)
-
-
 def test_without_its_own_rate_a_matrix_has_that_of_the_rest() -> None:
     plain, same = ours(config_of(matrix_learning_rate=None)), ours(config_of(matrix_learning_rate=RATE))
     assert all(torch.equal(plain[name], same[name]) for name in SHAPES)
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(8, 8), (8, 24), (24, 8)])
-def test_singular_values_become_about_one(rows: int, columns: int) -> None:
-    matrices = torch.randn(3, rows, columns, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    u, s, v = torch.linalg.svd(matrices, full_matrices=False)
-    found = u.mT @ orthogonalize(matrices) @ v.mT
-    diagonal = torch.diagonal(found, dim1=1, dim2=2)
-    large = s / s[:, :1] > 0.1
-    assert diagonal[large].gt(0.65).all() and diagonal.lt(1.25).all()
-    torch.testing.assert_close(found, torch.diag_embed(diagonal), rtol=0, atol=1e-9)
-
-
 def test_a_gradient_of_zero_changes_nothing() -> None:
     assert torch.equal(orthogonalize(torch.zeros(1, 3, 5)), torch.zeros(1, 3, 5))
-
-
-def test_scales_are_those_of_the_authors() -> None:
-    for rows, columns in itertools.product((3, 12), repeat=2):
-        assert scale_of(rows, columns, "original") == max(1.0, rows / columns) ** 0.5
-        assert scale_of(rows, columns, "match_rms_adamw") == pytest.approx(0.2 * max(rows, columns) ** 0.5)
 
 
 PLAIN = ParameterFacts(ZEROS, decays=True, matrix=True)

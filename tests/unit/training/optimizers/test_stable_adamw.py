@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from torch import nn
 
 from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
-from ctxlm_ds.parallel.placement import Shard
-from ctxlm_ds.training.engine.fragments import Holding, list_fragments
-from ctxlm_ds.training.optimizers.build import parameter_groups
-from ctxlm_ds.training.optimizers.stable_adamw import StableAdamW, StableAdamWSection
-from ctxlm_ds.training.optimizers.steps import ParameterLayout, Stepper
+from ctxlm_ds.training.optimizers.stable_adamw import StableAdamWSection
+from tests.unit.training.optimizers.stepping import take_steps
 
 STEPS, RATE = 8, 0.01
 SHAPES = {"matrix": (6, 5), "tiny": (4, 3), "bias": (7,)}
@@ -32,22 +25,9 @@ def gradient(name: str, step: int) -> torch.Tensor:
     return size * torch.randn(SHAPES[name], generator=torch.Generator().manual_seed(100 * step + len(name)))
 
 
-def stable_adamw(groups: Any) -> Stepper:
-    return Stepper(groups, StableAdamW(CONFIG))
-
-
-def ours(build: Callable[[Any], torch.optim.Optimizer] = stable_adamw) -> dict[str, torch.Tensor]:
-    named = [(name, nn.Parameter(value)) for name, value in start_values().items()]
-    facts = {name: ParameterFacts(ZEROS, decays=p.dim() > 1) for name, p in named}
-    optimizer = build(parameter_groups(named, facts, CONFIG))
-    if isinstance(optimizer, Stepper):
-        holdings = {name: Holding(Shard.whole(shape)) for name, shape in SHAPES.items()}
-        optimizer.bind(ParameterLayout(list_fragments(optimizer, named, holdings), SHAPES, facts))
-    for step in range(STEPS):
-        for name, p in named:
-            p.grad = gradient(name, step)
-        optimizer.step()
-    return {name: p.detach() for name, p in named}
+def ours() -> dict[str, torch.Tensor]:
+    facts = {name: ParameterFacts(ZEROS, decays=len(shape) > 1) for name, shape in SHAPES.items()}
+    return take_steps(CONFIG, start_values(), facts, gradient, STEPS)
 
 
 def published(name: str) -> tuple[torch.Tensor, list[float]]:
@@ -78,9 +58,3 @@ def test_every_step_is_the_published_one(name: str) -> None:
         assert max(rms[:4]) < 0.1
     else:
         assert rms[0] == pytest.approx(1.0) and rms[4] > 2.0 and min(rms[1:4]) < 1.0
-
-
-def test_after_a_jump_of_the_gradients_adamw_goes_further() -> None:
-    found, adamw = ours(), ours(lambda groups: torch.optim.AdamW(groups, RATE, CONFIG.betas, CONFIG.eps))
-    start = start_values()["matrix"]
-    assert (adamw["matrix"] - start).norm() > 1.1 * (found["matrix"] - start).norm()
