@@ -57,24 +57,13 @@ def names(run_dir: Path) -> list[str]:
 # The same bytes
 
 FEW = [
-    Layout(2, 1),
-    Layout(2, 3, "bf16"),
-    Layout(2, 0, tensor=2),
-    *(
-        pytest.param(layout, marks=pytest.mark.soak)
-        for layout in (
-            Layout(1, 0),
-            Layout(2, 0),
-            Layout(2, 1, "bf16"),
-            Layout(2, 2, "fp16"),
-            Layout(2, 2, offload=True),
-            Layout(2, 3, offload=True),
-            Layout(2, 1, pipeline=2),
-            Layout(4, 1, "bf16", tensor=2, pipeline=2),
-            Layout(4, 3, tensor=2, sequence_parallel=True),
-        )
-    ),
-]
+    Layout(2, 1), Layout(2, 3, "bf16"), Layout(2, 0, tensor=2),
+    *(pytest.param(layout, marks=pytest.mark.soak) for layout in (
+        Layout(1, 0), Layout(2, 0), Layout(2, 1, "bf16"), Layout(2, 2, "fp16"), Layout(2, 2, offload=True),
+        Layout(2, 3, offload=True), Layout(2, 1, pipeline=2), Layout(4, 1, "bf16", tensor=2, pipeline=2),
+        Layout(4, 3, tensor=2, sequence_parallel=True),
+    )),
+]  # fmt: skip
 
 
 def save_both_ways(rank: int, world_size: int, config: RunConfig, user_json: dict[str, Any], run_dir: Path) -> None:
@@ -154,12 +143,7 @@ def test_without_memory_for_copies_training_waits(tmp_path: Path, monkeypatch: p
 # A disk that hangs
 
 
-def train_beside_a_hanging_disk(rank: int, world_size: int, run_dir: Path, disk: Disk) -> dict[str, Any]:
-    layout = Layout(2, 1)
-    config = layout.config()
-    engine = build_engine(config, layout.user_json())
-    checkpoints = checkpoints_of(engine, config, run_dir)
-    some_steps(engine, 0, 1)
+def hang_in_the_next_copy(checkpoints: TrainingCheckpoints, rank: int, disk: Disk) -> None:
     copy = checkpoints._states.copy
 
     def copy_and_hang() -> Any:
@@ -168,6 +152,15 @@ def train_beside_a_hanging_disk(rank: int, world_size: int, run_dir: Path, disk:
         return copy()
 
     checkpoints._states.copy = copy_and_hang  # type: ignore[method-assign]
+
+
+def train_beside_a_hanging_disk(rank: int, world_size: int, run_dir: Path, disk: Disk) -> dict[str, Any]:
+    layout = Layout(2, 1)
+    config = layout.config()
+    engine = build_engine(config, layout.user_json())
+    checkpoints = checkpoints_of(engine, config, run_dir)
+    some_steps(engine, 0, 1)
+    hang_in_the_next_copy(checkpoints, rank, disk)
     checkpoints.begin(state_at(1))
     losses = some_steps(engine, 1, 4)
     busy = engine.topology.all_reduce_max([float(checkpoints.busy)])[0]
@@ -207,14 +200,7 @@ def die_beside_a_hanging_disk(rank: int, world_size: int, run_dir: Path, disk: D
     checkpoints = checkpoints_of(engine, config, run_dir)
     some_steps(engine, 0, 1)
     checkpoints.save(state_at(1))
-    copy = checkpoints._states.copy
-
-    def copy_and_hang() -> Any:
-        if rank == 0:
-            disk.freeze()
-        return copy()
-
-    checkpoints._states.copy = copy_and_hang  # type: ignore[method-assign]
+    hang_in_the_next_copy(checkpoints, rank, disk)
     some_steps(engine, 1, 2)
     checkpoints.begin(state_at(2))
     some_steps(engine, 2, 3)

@@ -98,7 +98,7 @@ def _check_absent_gradients(rank: int, world_size: int, user_json: dict[str, Any
     everything = train_step(engine, lambda number, name: SMALL)
     assert everything == pytest.approx(0.5 * math.sqrt(sum(elements.values())), rel=1e-6)
     for used in (first, others[0]):
-        norm = train_step(engine, lambda number, name: SMALL * (name == used))
+        norm = train_step(engine, lambda number, name, used=used: SMALL * (name == used))
         assert norm == pytest.approx(0.5 * math.sqrt(elements[used]), rel=1e-6)
         assert all(parameter.grad is None for _, parameter in engine.named_parameters)
     # Each rank has one gradient of `first`, which no second one follows.

@@ -1,4 +1,4 @@
-"""Every optimizer treats complete parameters in every layout: against the published update on one process in float64."""
+"""Every optimizer treats complete parameters in every layout: against the published update of one process, float64."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def count_in_steps(rank: int, world_size: int, layout: Layout) -> dict[str, Any]
 
 
 LAYOUTS = [
-    Layout(2, 0), Layout(2, 1), Layout(2, 1, "bf16"), Layout(2, 2, "bf16"), Layout(2, 3, "bf16"),
+    Layout(2, 0), Layout(2, 1, "bf16"), Layout(2, 2, "bf16"), Layout(2, 3, "bf16"),
     Layout(2, 1, "bf16", tensor=2), Layout(2, 1, "bf16", pipeline=2),
 ]  # fmt: skip
 
