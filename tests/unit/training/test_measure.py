@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
-from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.models.program import build_program
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.base import build_objective
@@ -81,16 +80,6 @@ class RealRun:
             loss = self.loss()
         assert loss.requires_grad
         return sum(tensor.untyped_storage().nbytes() for tensor in self.kept.values())
-
-
-def test_the_described_model_is_the_built_one() -> None:
-    config = config_of()
-    real: nn.Module = RealRun(config).model
-    assert isinstance(real, LayerSequence)
-    whole = describe(config)
-    layers = whole.layers
-    assert whole.shapes == {name: tuple(parameter.shape) for name, parameter in real.named_parameters()}
-    assert sum(layer.block for layer in layers) == config.model.num_blocks
 
 
 @pytest.mark.parametrize(("tensor", "split"), [(1, False), (2, False), (2, True)])
