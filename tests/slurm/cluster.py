@@ -17,8 +17,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.integration.route import wait_for
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 TESTBED = Path(__file__).resolve().parent / "testbed.sh"
 NOT_FIT = 77  # testbed.sh's status where programs, root or namespaces are missing
@@ -42,11 +40,6 @@ def user_environment(**extra: str) -> dict[str, str]:
     own_path = f"{Path(sys.executable).parent}:{kept.get('PATH', '/usr/bin:/bin')}"
     quiet = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TOKENIZERS_PARALLELISM": "false"}
     return {**kept, "PATH": own_path, **quiet, **extra}
-
-
-def wait_for_text(path: Path, text: str, timeout_s: float = 180) -> None:
-    """Poll until `path` exists and contains `text`."""
-    wait_for(lambda: path.exists() and text in path.read_text(errors="replace"), timeout_s, f"{text!r} in {path}")
 
 
 @dataclass(frozen=True)
@@ -129,10 +122,6 @@ class Cluster:
         """`scontrol show job` by field: JobState, Restarts, BatchHost, NodeList, StdOut, ..."""
         words = self.scontrol("-o", "show", "job", job).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
-
-    def log(self, job: str) -> Path:
-        """Where the job's output goes."""
-        return Path(self.job(job)["StdOut"])
 
     # ---- faults
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.process.run_history import REQUEUE, START
-from tests.slurm.cluster import ROOT, Cluster, wait_for
+from tests.integration.route import ROOT, wait_for
+from tests.slurm.cluster import Cluster
 from tests.slurm.runs import Job, Runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]

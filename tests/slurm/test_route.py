@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from ctxlm_ds.data.preprocess.job import FOLDER_SUFFIX, PROGRESS_NAME
-from tests.slurm.cluster import Cluster, Finished, wait_for
+from tests.integration.route import wait_for
+from tests.slurm.cluster import Cluster, Finished
 from tests.slurm.runs import Runs
 from tests.text import write_corpus
 

@@ -155,15 +155,10 @@ def test_the_report_ends_with_the_first_traceback_whatever_the_number_of_ranks(t
                           "ValueError: broken"]  # fmt: skip
 
 
-def test_a_users_error_is_the_last_line(tmp_path: Path) -> None:
-    record(tmp_path, 0, 1.0, exit_status=2, error="DataError", message="a.bin is missing;\ncopy it", traceback=None)
-    assert report(gather_failures(tmp_path, [], {}), tmp_path)[-1] == "error: a.bin is missing;\ncopy it"
-
-
-def test_nothing_known_still_says_where_to_look(tmp_path: Path) -> None:
+def test_the_last_line_without_a_traceback(tmp_path: Path) -> None:
+    """Nothing is known; a connection was lost; a user's mistake."""
     assert report([], tmp_path) == [f"output of all ranks: {tmp_path / 'output.log'}"]
-
-
-def test_a_lost_connection_alone_shows_no_traceback(tmp_path: Path) -> None:
     lost(tmp_path, 0, 1.0)
     assert "Connection closed" in report(gather_failures(tmp_path, [], {}), tmp_path)[-1]
+    record(tmp_path, 0, 1.0, exit_status=2, error="DataError", message="a.bin is missing;\ncopy it", traceback=None)
+    assert report(gather_failures(tmp_path, [], {}), tmp_path)[-1] == "error: a.bin is missing;\ncopy it"

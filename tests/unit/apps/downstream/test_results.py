@@ -19,18 +19,11 @@ from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.errors import ConfigError
 
 POINT = Point(8, 1e-3, 2, 1)
+COLUMNS = {"text": 0, "label": 1}
 CASES: list[tuple[dict[str, Any], Example, Any]] = [
-    (
-        {"kind": "classification", "format": "tsv", "columns": {"text": 0, "label": 1}},
-        Example("f:1", "<b>a", label="x"),
-        "y",
-    ),
-    ({"kind": "regression", "format": "tsv", "columns": {"text": 0, "label": 1}}, Example("f:1", "a", "b", "2.0"), 1.5),
-    (
-        {"kind": "tagging", "format": "conll", "columns": {"text": 0, "label": 1}},
-        Example("f:1", words=("a",), tags=("N",)),
-        ["V"],
-    ),
+    ({"kind": "classification", "format": "tsv", "columns": COLUMNS}, Example("f:1", "<b>a", label="x"), "y"),
+    ({"kind": "regression", "format": "tsv", "columns": COLUMNS}, Example("f:1", "a", "b", "2.0"), 1.5),
+    ({"kind": "tagging", "format": "conll", "columns": COLUMNS}, Example("f:1", words=("a",), tags=("N",)), ["V"]),
     ({"kind": "question_answering", "format": "squad"}, Example("f:1", "a b", "who?", answers=(("a", 0),)), "b"),
 ]
 
