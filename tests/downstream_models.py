@@ -86,13 +86,8 @@ def write_gpt2(folder: Path, words: Iterable[str] = WORDS, **settings: Any) -> P
 
 def sentiment(count: int = 24) -> tuple[TaskDescription, list[Example]]:
     """Return a task that the word `good` or `bad` decides, and examples of it."""
-    task = TaskDescription(
-        kind="classification",
-        format="tsv",
-        train="train.tsv",
-        dev="dev.tsv",
-        columns={"text": "text", "label": "label"},
-    )
+    columns = {"text": "text", "label": "label"}
+    task = TaskDescription(kind="classification", format="tsv", train="train.tsv", dev="dev.tsv", columns=columns)
     texts = [f"the film was {'very ' * (at % 3)}{'good' if at % 2 else 'bad'} ." for at in range(count)]
     labels = ["good" if at % 2 else "bad" for at in range(count)]
     return task, [

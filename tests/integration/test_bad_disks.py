@@ -118,17 +118,16 @@ def test_a_write_that_hangs_trips_the_watchdog(bert_route: Prepared, tmp_path: P
 def catch_a_save(checkpoints: Path, disk: Disk) -> None:
     """Freeze the disk while a checkpoint is being written."""
 
+    def is_saving() -> bool:
+        return any(name.endswith(".partial") for name in folders(checkpoints))
+
     def is_caught() -> bool:
-        if not folders_in_the_making(checkpoints):
+        if not is_saving():
             return False
         disk.freeze()
-        if folders_in_the_making(checkpoints):
+        if is_saving():
             return True
         disk.thaw()
         return False
 
     wait_for(is_caught, WAIT_S, "a save to hang")
-
-
-def folders_in_the_making(checkpoints: Path) -> list[str]:
-    return [name for name in folders(checkpoints) if name.endswith(".partial")]

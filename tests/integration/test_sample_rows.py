@@ -39,7 +39,6 @@ class Route:
     tokenizer: Tokenizer
     sentences: Path
     documents: Path
-    ended: Path
 
     def rows(self, config: RunConfig, prefix: Path | None = None) -> tuple[RowSource, Objective]:
         objective = build_objective(config.objective, self.tokenizer)
@@ -56,8 +55,7 @@ def make_route(folder: Path, kind: str) -> Route:
         made = preprocess([str(corpus)], folder / "tokenizer", folder / name, PreprocessConfig(**settings))
         return Path(made[0].prefix)
 
-    ended = dataset("ended", split_sentences=True, append_eod=True)
-    return Route(folder, tokenizer, dataset("sentences", split_sentences=True), dataset("documents"), ended)
+    return Route(folder, tokenizer, dataset("sentences", split_sentences=True), dataset("documents"))
 
 
 @pytest.fixture(scope="module")
@@ -94,15 +92,6 @@ def test_frames_are_those_of_transformers(family: str, request: pytest.FixtureRe
     assert two.special_mask.tolist() == [bool(flag) for flag in expected["special_tokens_mask"]]
     if family == "bert":
         assert two.token_type_ids.tolist() == expected["token_type_ids"]
-
-
-@pytest.mark.parametrize("sample_format", ["full_sentences", "doc_sentences"])
-def test_append_eod_changes_nothing(roberta: Route, sample_format: str) -> None:
-    config = run_config(data={"sample_format": sample_format}, objective={"name": "masked_lm"})
-    plain, ended = roberta.rows(config)[0].indexes[0], roberta.rows(config, roberta.ended)[0].indexes[0]
-    assert len(plain.records) == len(ended.records)
-    for number in range(len(plain.records)):
-        assert np.array_equal(sample_of(plain, number).input_ids, sample_of(ended, number).input_ids)
 
 
 def test_unsplit_documents_give_the_text_in_order(roberta: Route) -> None:

@@ -47,12 +47,9 @@ def test_a_file_of_arguments_is_read(tmp_path):
     command = read_command(read_words(file), SCRIPTS)
     assert (command.script, command.ranks, command.notes) == ("pretrain_gpt.py", 8, [])
     assert command.arguments == {
-        "--num-layers": ["24"],
-        "--lr": ["1e-4"],
-        "--fp16": [],
-        "--data-path": ["0.3", "a", "0.7", "b c"],
+        "--num-layers": ["24"], "--lr": ["1e-4"], "--fp16": [], "--data-path": ["0.3", "a", "0.7", "b c"],
         "--split": ["949,50,1"],
-    }
+    }  # fmt: skip
     file.write_text("pretrain_bert.py --name 'open")
     with pytest.raises(ConfigError, match="not a list of arguments"):
         read_words(file)

@@ -88,8 +88,5 @@ def test_rows_of_a_dataset(tmp_path):
     (tmp_path / "x.idx").write_bytes(head + b"".join(array.tobytes() for array in arrays))
     assert num_rows(str(tmp_path / "x"), 32) == 5
     assert num_rows(str(tmp_path / "x"), 512) == 1
-
-
-def test_a_missing_dataset_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no such dataset"):
-        num_rows(str(tmp_path / "x"), 32)
+        num_rows(str(tmp_path / "y"), 32)

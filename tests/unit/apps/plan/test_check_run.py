@@ -87,7 +87,7 @@ def test_parameters_and_memory_are_the_planners(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.usefixtures("laptop")
-def test_without_a_gpu_the_memory_is_that_of_this_machine() -> None:
+def test_without_a_gpu_the_memory_is_that_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config("bert-tiny", ["training.precision=fp32", "training.micro_batch_size=8"])
     _, memory, together, plan = planned_model(config, load_deepspeed_json("zero2"), 2, "ctxlm plan --config bert-tiny")
     assert memory.startswith("  memory of a rank, planned for the CPU of this machine in fp32: ")
@@ -96,6 +96,9 @@ def test_without_a_gpu_the_memory_is_that_of_this_machine() -> None:
     assert float(found.split(" GiB")[0]) == pytest.approx(need, abs=0.06)
     assert found.endswith("; this machine has 8.0 GiB free")
     assert plan.endswith("to plan for GPUs: ctxlm plan --config bert-tiny --gpu TYPE (A100-80, H100, ...)")
+    monkeypatch.setattr(check_run, "available_memory", lambda: GIB // 2)
+    together = planned_model(config, load_deepspeed_json("zero2"), 2)[2]
+    assert together.endswith("0.5 GiB free, which is too little: lower training.micro_batch_size")
 
 
 @pytest.mark.usefixtures("laptop")
@@ -103,13 +106,6 @@ def test_offloaded_states_are_in_the_memory_of_the_same_machine() -> None:
     config = load_config("bert-tiny", ["training.micro_batch_size=8"])
     offloaded, kept = (planned_model(config, load_deepspeed_json(name), 1)[1] for name in ("zero2-offload", "zero2"))
     assert "optimizer 0.05" in offloaded and total_gib(offloaded) == pytest.approx(total_gib(kept), rel=0.05)
-
-
-@pytest.mark.usefixtures("laptop")
-def test_too_little_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_run, "available_memory", lambda: GIB // 2)
-    line = check_run._cpu_lines(GIB, 1, "ctxlm plan")[0]
-    assert line.endswith("0.5 GiB free, which is too little: lower training.micro_batch_size")
 
 
 @pytest.mark.usefixtures("laptop")

@@ -30,15 +30,8 @@ def test_first_or_all_subwords_have_labels(tmp_path: Path) -> None:
     kind = make(tmp_path, examples)
     assert kind.labels == ["O", "B-A", "I-A"]
     row = kind.features(examples)[0]
-    assert kind.tokenizer.convert_ids_to_tokens(row["input_ids"]) == [
-        "[CLS]",
-        "un",
-        "##known",
-        "film",
-        "##s",
-        "Paris",
-        "[SEP]",
-    ]
+    tokens = kind.tokenizer.convert_ids_to_tokens(row["input_ids"])
+    assert tokens == ["[CLS]", "un", "##known", "film", "##s", "Paris", "[SEP]"]
     assert row["labels"] == [-100, 1, -100, 1, -100, 0, -100]
     every = make(tmp_path, examples, train_on="all")
     assert every.features(examples)[0]["labels"] == [-100, 1, 1, 1, 1, 0, -100]
