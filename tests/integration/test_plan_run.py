@@ -85,14 +85,8 @@ def test_a_slower_network_costs_time(plan_json: Callable[..., Any]) -> None:
         (["--config", "bert-base", "--gpu", "H100", "--world", "12"], ["not a multiple of --gpus-per-node 8"]),
         (["--config", "bert-base", "--gpu", "H100", "--inter-node-gbps", "-1"], ["expected more than 0"]),
         (
-            ["--config", "bert-tiny", "--gpu", "H100", "--gpus-per-node", "7"],
-            ["no layout is possible on 7 GPUs", "is not a multiple of", "set it to"],
-        ),
-        (
-            [
-                "--config", "roberta-large", "--gpu", "A100-40", "--gpus-per-node", "1", "--set",
-                "model.hidden_size=4096", "model.num_layers=48", "model.intermediate_size=16384",
-            ],
+            ["--config", "roberta-large", "--gpu", "A100-40", "--gpus-per-node", "1", "--set", "model.hidden_size=4096",
+             "model.num_layers=48", "model.intermediate_size=16384"],
             ["no layout fits", "GiB are missing", "zero3-offload"],
         ),
     ],

@@ -102,13 +102,11 @@ def test_a_second_start_on_a_live_run_is_refused(bert_route: Prepared, tmp_path:
     ("overrides", "expected"),
     [
         (["trainin.max_steps=3"], "training"),
-        (["model.num_attention_heads=5"], "num_attention_heads"),
         (["data.train=[/nowhere/at_all]"], "/nowhere/at_all"),
         (["tokenizer.path=/nowhere"], "/nowhere"),
         (["parallel.tensor_parallel_size=2"], "tensor_parallel_size"),
         pytest.param(["training.precision=fp16"], "fp16", marks=pytest.mark.skipif(HAS_FP16, reason="a CPU with fp16")),
         (["initialize_from=/nowhere"], "/nowhere"),
-        (["initialize_moments=true"], "initialize_from is not set"),
     ],
 )
 def test_mistakes_get_one_clear_message(

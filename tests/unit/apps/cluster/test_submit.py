@@ -89,20 +89,6 @@ def test_a_profile_comes_before_the_command_line(site: Path) -> None:
         submit.main(["mine.yaml", "--profile", "bgi"])
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [
-        ("cpu", ["--nodes=1", "--ntasks-per-node=4", "--cpus-per-task=8", "--time=08:00:00"]),
-        ("gpu-h100", ["--nodes=1", "--ntasks-per-node=8", "--gpus-per-node=8", "--cpus-per-task=12"]),
-    ],
-)
-def test_shipped_profiles_give_their_options(site: Path, name: str, sizes: list[str]) -> None:
-    shipped = Path(submit.__file__).parents[3] / "slurm" / "profiles" / f"{name}.sh"
-    words = told(f"mine.yaml --profile {shipped} --time=01:00:00")
-    assert words[0] == str(shipped) and words[4 : 4 + len(sizes)] == sizes
-    assert words[words.index(f"{site}/slurm/pretrain.sbatch") - 1] == "--time=01:00:00"
-
-
 def test_a_sweep_is_an_array_of_runs(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (site / "lr.txt").write_text("optimizer.learning_rate=1e-4\noptimizer.learning_rate=2e-4\n")
     words = told("mine.yaml --sweep lr.txt --array=0-1%1")
