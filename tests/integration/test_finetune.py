@@ -53,7 +53,6 @@ def test_a_grid_is_run_reported_and_not_run_again(files: Path) -> None:
         (("--task", "nothing"), "no shipped task"),
         (("--model", "missing"), "no such file or folder"),
         (("--data", "missing"), "no such file"),
-        (("--train-layers", "9"), "the model has 3 layers"),
         (("--point", "7"), "the grid has the points 0 to 0"),
         (("--warmup", "1"), "not a number from 0 up to 1"),
         (("--deepspeed", "missing.json"), "no such file"),

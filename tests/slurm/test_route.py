@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import yaml
 
-from ctxlm_ds.data.preprocess.job import FOLDER_SUFFIX, PROGRESS_NAME
 from tests.integration.route import wait_for
 from tests.slurm.cluster import Cluster, Finished
-from tests.slurm.runs import Runs
 from tests.text import write_corpus
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
@@ -47,6 +45,10 @@ class Route:
     cluster: Cluster
     recipes: tuple[Path, ...]
     out: Path
+    submitted: dict[str, str] = field(default_factory=dict)
+    """Ids of its first submission by step."""
+    ended: dict[str, str] = field(default_factory=dict)
+    """How these jobs ended."""
 
     def sh(self, *words: str, check: bool = True, **environ: str) -> Finished:
         """slurm/route.sh RECIPES WORDS."""
@@ -78,31 +80,19 @@ class Route:
         return {str(path): path.stat().st_mtime_ns for path in kept}
 
 
-def write_route(folder: Path, cluster: Cluster, settings: Mapping[str, object], *recipes: object) -> Route:
-    """Write recipe.yaml, recipe.env and further recipes."""
-    paths = [folder / ("recipe.yaml" if index == 0 else f"phase{index + 1}.yaml") for index in range(len(recipes))]
-    for path, content in zip(paths, recipes, strict=True):
-        path.write_text(yaml.safe_dump(content, sort_keys=False))
-    given = {"OUT": folder / "out", "WORKERS": 1, "OPTIONS": "--time=30", **settings}
-    (folder / "recipe.env").write_text("".join(f"{name}='{value}'\n" for name, value in given.items()))
-    return Route(cluster, tuple(paths), folder / "out")
-
-
-@dataclass
-class First(Route):
-    """The route, and how its first submission ended."""
-
-    submitted: dict[str, str]
-    ended: dict[str, str]
-
-
 @pytest.fixture(scope="module")
-def first(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> First:
+def first(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Route:
     """From raw text to an exported model; a pretraining job is requeued while others wait; the user's command fails."""
     folder = tmp_path_factory.mktemp("route")
     for name, count, seed in (("train-0", 30, 1), ("train-1", 30, 2), ("heldout", 15, 3)):
         write_corpus(folder / f"{name}.jsonl", num_documents=count, seed=seed)
+    paths = (folder / "recipe.yaml", folder / "phase2.yaml")
+    for path, content in zip(paths, (TINY, SECOND), strict=True):
+        path.write_text(yaml.safe_dump(content, sort_keys=False))
     settings = {
+        "OUT": folder / "out",
+        "WORKERS": 1,
+        "OPTIONS": "--time=30",
         "INPUT": folder / "train-*.jsonl",
         "HELDOUT": folder / "heldout.jsonl",
         "VOCAB_SIZE": 400,
@@ -110,21 +100,23 @@ def first(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> First:
         "PRETRAIN_OPTIONS": "--time=40",
         "AFTER": f'test -f {folder}/allowed && ls "$HF" > "$OUT"/listed',
     }
-    route = write_route(folder, cluster, settings, TINY, SECOND)
+    (folder / "recipe.env").write_text("".join(f"{name}='{value}'\n" for name, value in settings.items()))
+    route = Route(cluster, paths, folder / "out")
     planned = route.sh("--dry-run").stdout.splitlines()
     assert len(planned) == len(STEPS) and all(line.startswith("sbatch --parsable ") for line in planned)
     assert not route.out.exists() and cluster.run("squeue", "-h").stdout == ""
-    submitted = route.submit()
+    submitted = route.submitted = route.submit()
     assert cluster.job(submitted["merge"])["TimeLimit"] == "00:30:00"
     assert cluster.job(submitted["pretrain"])["TimeLimit"] == "00:40:00"
     twice = route.sh(check=False)
     assert twice.returncode == 2 and "are in the queue" in twice.stderr and submitted["export"] in twice.stderr
     wait_for(lambda: cluster.job(submitted["pretrain"])["JobState"] == "RUNNING", 240, "the pretraining job")
     cluster.scontrol("requeue", submitted["pretrain"])
-    return First(cluster, route.recipes, route.out, submitted, route.wait(submitted))
+    route.ended = route.wait(submitted)
+    return route
 
 
-def test_raw_text_to_an_exported_model(first: First) -> None:
+def test_raw_text_to_an_exported_model(first: Route) -> None:
     assert list(first.submitted) == STEPS
     assert {first.ended[name] for name in STEPS[:-1]} == {"COMPLETED"}, first.logs()
     assert first.cluster.job(first.submitted["pretrain"])["Restarts"] == "1"
@@ -144,7 +136,7 @@ def test_raw_text_to_an_exported_model(first: First) -> None:
     assert logits.shape[-1] == 400 and bool(torch.isfinite(logits).all())
 
 
-def test_again_nothing_is_made_anew_but_what_failed(first: First) -> None:
+def test_again_nothing_is_made_anew_but_what_failed(first: Route) -> None:
     assert first.ended["after"] == "FAILED"
     before = first.made()
     (first.out.parent / "allowed").touch()
@@ -157,7 +149,7 @@ def test_again_nothing_is_made_anew_but_what_failed(first: First) -> None:
     assert "config.json" in (first.out / "listed").read_text()
 
 
-def test_a_step_that_fails_is_told_and_ends_what_waits_for_it(first: First) -> None:
+def test_a_step_that_fails_is_told_and_ends_what_waits_for_it(first: Route) -> None:
     """Other settings for the same folder: the tool refuses, and nothing after it begins."""
     before = first.made()
     jobs = first.submit("VOCAB_SIZE=380")
@@ -165,20 +157,3 @@ def test_a_step_that_fails_is_told_and_ends_what_waits_for_it(first: First) -> N
     assert ended == {"tokenizer": "FAILED", **dict.fromkeys(STEPS[1:], "CANCELLED")}
     assert "was made differently: vocab_size 400 -> 380" in first.log("tokenizer", jobs["tokenizer"])
     assert first.made() == before and first.cluster.run("squeue", "-h").stdout == ""
-
-
-def test_a_killed_preprocessing_job_goes_on(runs: Runs, tmp_path: Path) -> None:
-    write_corpus(tmp_path / "part.jsonl", num_documents=5_000, seed=5)
-    (tmp_path / "long.jsonl").write_bytes((tmp_path / "part.jsonl").read_bytes() * 40)
-    settings = {"INPUT": tmp_path / "long.jsonl", "TOKENIZER": runs.route.tokenizer}
-    route = write_route(tmp_path, runs.cluster, settings, TINY)
-    jobs = route.submit()
-    progress = tmp_path / "out" / "data" / f"train_text_sentence{FOLDER_SUFFIX}" / PROGRESS_NAME
-    wait_for(progress.exists, 240, "progress of the preprocessing job")
-    runs.cluster.run("scancel", "--signal=KILL", "--full", jobs["preprocess"])
-    ended = route.wait(jobs)
-    assert ended.pop("preprocess") in ("FAILED", "CANCELLED") and set(ended.values()) == {"CANCELLED"}, route.logs()
-    assert not (tmp_path / "out" / "data" / "train_text_sentence.idx").exists()
-    again = route.submit()
-    assert set(route.wait(again).values()) == {"COMPLETED"}, route.logs()
-    assert "resuming after" in route.log("preprocess", again["preprocess"])

@@ -118,7 +118,6 @@ def test_a_file_beside_the_recipe_holds_the_settings(tmp_path: Path) -> None:
         (("bert-laptop", "SHARD=2"), "SHARD: no such setting"),
         (("bert-laptop", "--status"), "--status: no such option"),
         (("bert-laptop", "RANKS=5", "INPUT=x"), "is not a multiple of"),
-        (("bert-laptop", "no-such", "INPUT=x"), "recipe no-such: no file"),
         (("bert-laptop", "HELDOUT=x"), "HELDOUT without INPUT needs TOKENIZER"),
     ],
 )

@@ -65,10 +65,8 @@ def test_sentences_are_the_mean_of_their_words(files: Path, tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--layers", "4"), r"has 4 layers, 0 \(embeddings\) to 3"),
         (("--layers", "mix:2"), "a mix is trained with a task"),
         (("--output", "v.npz"), r"the name ends in \.safetensors or \.arrow"),
-        (("--separate-directions",), "is no ELMo"),
     ],
 )
 def test_mistakes_are_refused(
