@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.index.build import build_rows
+from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.numba_random import stream_key
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.data.stream.preview import preview_rows
@@ -20,7 +22,6 @@ from ctxlm_ds.objectives.span_corruption import LONGEST_TEXT, MOST_NOISE, Denois
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.load import dump_config, load_config
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.each import each
 from tests.objective_statistics import MOST_ERRORS, lines, statistics
@@ -41,6 +42,16 @@ def config_of(seq_length: int = 64, **sections: dict[str, object]) -> RunConfig:
     return run_config(**values)
 
 
+def rows_of(
+    config: RunConfig, folder: Path, documents: int = 30, tokenizer: FakeTokenizer | None = None
+) -> tuple[Any, RowSource]:
+    """The objective of a recipe and its rows of random documents."""
+    tokenizer = tokenizer or FakeTokenizer()
+    prefix = write_dataset(folder / "data", random_documents(documents, vocab_size=800), split_sentences=False)
+    objective = build_objective(config.objective, tokenizer)
+    return objective, build_rows([prefix], tokenizer, config.row_settings, objective)
+
+
 def test_rows_of_512_have_targets_of_114() -> None:
     config = config_of(512)
     fields = {field.name: field.columns for field in build_objective(config.objective).fields(config.data)}
@@ -51,9 +62,7 @@ def test_rows_of_512_have_targets_of_114() -> None:
 
 def test_batches_hold_inputs_and_shifted_targets(tmp_path: Path) -> None:
     tokenizer, config = FakeTokenizer(), config_of()
-    prefix = write_dataset(tmp_path / "data", random_documents(30, vocab_size=800), split_sentences=False)
-    objective = build_objective(config.objective, tokenizer)
-    rows = build_rows([prefix], tokenizer, config.row_settings, objective)
+    objective, rows = rows_of(config, tmp_path)
     assert set(rows.indexes[0].records["num_tokens"][:-1]) == {config.objective.sample_length(config.data)}
     step = next(iter(TrainLoader(rows, objective, config.data, config.training)))
     assert step.counts["span_corruption"] == sum(
@@ -77,39 +86,18 @@ def test_batches_hold_inputs_and_shifted_targets(tmp_path: Path) -> None:
 def test_restored_tokens_are_the_text_of_the_targets(tmp_path: Path) -> None:
     """Sentinels are left out although this vocabulary has them among its words, and so are ends and padding."""
     tokenizer, config = FakeTokenizer(), config_of()
-    prefix = write_dataset(tmp_path / "data", random_documents(30, vocab_size=800), split_sentences=False)
-    objective = build_objective(config.objective, tokenizer)
-    rows = build_rows([prefix], tokenizer, config.row_settings, objective)
+    objective, rows = rows_of(config, tmp_path)
     for batch in next(iter(TrainLoader(rows, objective, config.data, config.training))).micro_batches:
         fields = {name: value.numpy() for name, value in batch.fields.items()}
         labels = fields["decoder_labels"]
         text = (labels > tokenizer.sep_id) & (labels < 800)
-        assert np.array_equal(objective.restored(fields), text)  # type: ignore[attr-defined]
+        assert np.array_equal(objective.restored(fields), text)
         assert 0 < text.sum() < (labels != IGNORE_LABEL).sum()
-
-
-@pytest.mark.parametrize("name", ["span_corruption", "prefix_lm"])
-def test_figures_are_the_published_ones(name: str, tmp_path: Path) -> None:
-    check_figures(config_of(128, objective={"name": name}), FakeTokenizer(), tmp_path)
-
-
-def check_figures(config: RunConfig, tokenizer: FakeTokenizer, folder: Path) -> None:
-    """Compare what becomes of long and short texts with the published rule, to four standard errors."""
-    documents = random_documents(200, vocab_size=800)
-    prefix = write_dataset(folder / "data", documents, split_sentences=False)
-    objective = build_objective(config.objective, tokenizer)
-    rows = build_rows([prefix], tokenizer, config.row_settings, objective)
-    figures = statistics(rows, config, objective, 1500)
-    assert len(figures) >= 8
-    wrong = [figure for figure in figures if figure.distance > MOST_ERRORS]
-    assert not wrong, "\n".join(lines(figures))
 
 
 def test_a_preview_shows_input_and_target(tmp_path: Path) -> None:
     tokenizer, config = FakeTokenizer(), config_of()
-    prefix = write_dataset(tmp_path / "data", random_documents(10, vocab_size=800), split_sentences=False)
-    objective = build_objective(config.objective, tokenizer)
-    rows = build_rows([prefix], tokenizer, config.row_settings, objective)
+    objective, rows = rows_of(config, tmp_path, 10)
     (text,) = preview_rows(rows, objective, tokenizer, config.data, config.training, 1)  # type: ignore[arg-type]
     assert "64 of 64 positions, 14 predictions" in text.plain
     shown, target = text.plain.split("→")
@@ -139,17 +127,29 @@ def test_any_vocabulary_with_sentinels_is_fit(
     assert tables.end_id == tokenizer.sep_id
 
 
-def test_sentinels_of_the_original_are_the_last_ids(tmp_path: Path) -> None:
-    tokenizer: Tokenizer = train_tokenizer("t5", [WORDS] * 20, 160, tmp_path / "tokenizer")
-    last = tokenizer.vocab_size - 1
-    assert [tokenizer.token_to_id(f"<extra_id_{number}>") for number in range(100)] == list(range(last, last - 100, -1))
-    assert (tokenizer.pad_id, tokenizer.sep_id, tokenizer.unk_id) == (0, 1, 2)
+class WithoutSentinels(FakeTokenizer):
+    def token_to_id(self, token: str) -> int | None:
+        return None
 
 
-def test_a_vocabulary_without_sentinels_is_refused(tmp_path: Path) -> None:
-    tokenizer = train_tokenizer("wordpiece", [WORDS] * 20, 60, tmp_path / "tokenizer")
-    config = config_of()
-    with pytest.raises(ConfigError, match=r"has no <extra_id_0>, rows need 3 such tokens .*--type t5"):
+NAMES = r"ctxlm tokenizer --special-tokens '\[NLU\]' '\[NLG\]' '\[S2S\]', or name"
+
+
+@pytest.mark.parametrize(
+    ("seq_length", "objective", "tokenizer", "message"),
+    [
+        (64, {}, WithoutSentinels(), r"has no <extra_id_0>, rows need 3 such tokens .*--type t5"),
+        (512, {"name": "denoiser_mixture", "mode_tokens": None}, FakeTokenizer(),
+         r"has no <extra_id_100>, rows need 12\d such tokens .*--extra-ids 12\d,"),
+        (64, {"name": "denoiser_mixture"}, FakeTokenizer(),
+         rf"mode_tokens: the tokenizer has no \[NLU\], rows need 3 such tokens .*{NAMES}"),
+    ],
+)  # fmt: skip
+def test_a_vocabulary_that_lacks_tokens_is_refused(
+    seq_length: int, objective: dict[str, object], tokenizer: FakeTokenizer, message: str
+) -> None:
+    config = config_of(seq_length, objective=objective)
+    with pytest.raises(ConfigError, match=message):
         build_objective(config.objective, tokenizer).fields(config.data)
 
 
@@ -157,6 +157,7 @@ def test_a_vocabulary_without_sentinels_is_refused(tmp_path: Path) -> None:
     ("sections", "words"),
     [
         ({"objective": {"noise_density": 0.0}}, "objective.noise_density: 0: expected above 0"),
+        ({"objective": {"name": "prefix_lm", "noise_density": 0.0}}, "0 leaves nothing to write"),
         ({"objective": {"sentinel_tokens": "<extra_id>"}}, "objective.sentinel_tokens: '<extra_id>' has no single"),
         ({"data": {"seq_length": 4}}, "data.seq_length: 4 leaves no room"),
         ({"data": {"sample_format": "doc_sentences", "packing": True}}, "so texts cannot share rows; set it to false"),
@@ -209,19 +210,10 @@ def test_a_text_is_cut_in_two(density: float, fewest: int) -> None:
 
 
 def test_it_needs_no_sentinels() -> None:
-    class WithoutSentinels(FakeTokenizer):
-        def token_to_id(self, token: str) -> int | None:
-            return None
-
     config = config_of(64, objective={"name": "prefix_lm"})
     objective = build_objective(config.objective, WithoutSentinels())
     fields = {field.name: field.columns for field in objective.fields(config.data)}
     assert (fields["input_ids"], fields["decoder_labels"]) == (64, 63)
-
-
-def test_a_share_of_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match="0 leaves nothing to write"):
-        check_config(config_of(64, objective={"name": "prefix_lm", "noise_density": 0.0}), None)
 
 
 MODES = {"[NLU]": 5, "[NLG]": 6, "[S2S]": 7}
@@ -265,22 +257,13 @@ def test_samples_are_of_the_published_denoisers() -> None:
 
 
 def test_figures_of_the_mixture_are_the_published_ones(tmp_path: Path) -> None:
-    config = config_of(128, objective={"name": "denoiser_mixture"})
-    check_figures(config, ModeTokenizer(), tmp_path)
-
-
-def test_a_vocabulary_without_mode_tokens_is_refused() -> None:
-    config = config_of(64, objective={"name": "denoiser_mixture"})
-    options = r"ctxlm tokenizer --special-tokens '\[NLU\]' '\[NLG\]' '\[S2S\]', or name"
-    wanted = rf"mode_tokens: the tokenizer has no \[NLU\], rows need 3 such tokens .*{options}"
-    with pytest.raises(ConfigError, match=wanted):
-        build_objective(config.objective, FakeTokenizer()).fields(config.data)
-
-
-def test_too_few_sentinels_are_refused() -> None:
-    config = config_of(512, objective={"name": "denoiser_mixture", "mode_tokens": None})
-    with pytest.raises(ConfigError, match=r"has no <extra_id_100>, rows need 12\d such tokens .*--extra-ids 12\d,"):
-        build_objective(config.objective, FakeTokenizer()).fields(config.data)
+    """What becomes of long and short texts, compared with the published rules to four standard errors."""
+    tokenizer, config = ModeTokenizer(), config_of(128, objective={"name": "denoiser_mixture"})
+    objective, rows = rows_of(config, tmp_path, 200, tokenizer)
+    figures = statistics(rows, config, objective, 1500)
+    assert len(figures) >= 8
+    wrong = [figure for figure in figures if figure.distance > MOST_ERRORS]
+    assert not wrong, "\n".join(lines(figures))
 
 
 def test_mode_tokens_may_be_left_out() -> None:
@@ -313,12 +296,6 @@ def published_counts(length: int, density: float, mean: float) -> tuple[int, int
     noise = int(np.rint(np.float32(length) * np.float32(density)))
     noise = min(max(noise, 1), length - 1)
     return noise, max(int(np.rint(np.float32(noise) / np.float32(mean))), 1)
-
-
-def test_568_tokens_give_512_and_114() -> None:
-    assert PUBLISHED.text_length(512) == 568
-    assert PUBLISHED.lengths(568) == (512, 114)
-    assert PUBLISHED.counts(568) == (85, 28)
 
 
 @each("input_length, density, mean", product([32, 128, 511, 512, 2048], [0.15, 0.5], [3.0, 8.0]))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from pydantic import ValidationError
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
@@ -98,19 +96,6 @@ def test_restored_tokens_are_those_of_spans_if_they_are_reported(reports: bool, 
         assert (restored == (fields["replaced_labels"] != IGNORE_LABEL if reports else text)).all()
 
 
-def test_a_resumed_stream_has_the_same_noise(tmp_path: Path) -> None:
-    config = config_of(objective={"insert_ratio": 0.1, "rotate_prob": 0.5})
-    prefix = write_dataset(tmp_path / "data", documents(5))
-    objective = build_objective(config.objective, TOKENIZER)  # type: ignore[arg-type]
-    rows = build_rows([prefix], TOKENIZER, config.row_settings, objective)  # type: ignore[arg-type]
-    whole = itertools.islice(TrainLoader(rows, objective, config.data, config.training), 5)
-    resumed = itertools.islice(TrainLoader(rows, objective, config.data, config.training, start_row=16), 3)
-    for before, after in zip(list(whole)[2:], resumed, strict=True):
-        for one, other in zip(before.micro_batches, after.micro_batches, strict=True):
-            assert all(torch.equal(one.fields[name], other.fields[name]) for name in one.fields)
-    assert len(rows) < 40  # several epochs
-
-
 def test_without_the_report_there_is_one_term() -> None:
     plain, reporting = (
         build_objective(config_of(objective={"reports_replaced": reports}).objective) for reports in (False, True)
@@ -193,15 +178,7 @@ def test_an_unknown_language_is_refused(tmp_path: Path) -> None:
         build_run_rows(changed.row_settings, TOKENIZER, objective)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "objective",
-    [
-        {},
-        {"permute_ratio": 0.4, "mask_ratio": 0.2, "span_lambda": 3.5},
-        {"whole_word": False, "span_lambda": None, "permute_ratio": 0.0, "mask_ratio": 0.15},
-        {"replace_length": 0, "insert_ratio": 0.1, "rotate_prob": 0.5},
-    ],
-)
+@pytest.mark.parametrize("objective", [{}, {"replace_length": 0, "insert_ratio": 0.1, "rotate_prob": 0.5}])
 def test_figures_are_the_published_ones(objective: dict[str, object], tmp_path: Path) -> None:
     config = config_of(objective=objective, data={"seq_length": 128})
     prefix = write_dataset(tmp_path / "data", documents(150))

@@ -144,7 +144,8 @@ def test_refusals(tmp_path: Path) -> None:
         ({"training": {"batch_ramp": [2, 2, 100]}}, "training.batch_ramp", "the batch cannot grow"),
         (
             {"data": {"validation": [{"name": "a", "path": "a"}]}, "evaluation": {"max_rows": 7}},
-            "evaluation.max_rows", "7 rows in 4 lanes, .* set at least 8, better 32",
+            "evaluation.max_rows",
+            "7 rows in 4 lanes, .* set at least 8, better 32",
         ),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import numpy as np
@@ -38,32 +37,6 @@ def test_same_draws_give_the_originals_rows(tmp_path: Path, seq_length: int, sha
         assert sample.input_ids.tolist() == ids and len(ids) <= seq_length
         assert sample.token_type_ids.tolist() == types and sample.sequence_label == NO_LABEL
         assert sample.special_mask.tolist() == [token in (CLS, SEP) for token in ids]
-
-
-def test_a_short_sentence_may_return_to_the_first_segment(tmp_path: Path) -> None:
-    """Sentences of 4, 6 and 1 tokens with a first segment of at most 6: the last one follows the first."""
-    document = [[10, 11, 12, 13], [20, 21, 22, 23, 24, 25], [30]]
-    prefix = write_dataset(tmp_path / "d", [document] * 40)
-    index = build_sample_index(prefix, BERT, config_of(FORMAT, 16, short_seq_prob=0.0, one_segment_prob=0.0))
-    apart = [CLS, 10, 11, 12, 13, 30, SEP, 20, 21, 22, 23, 24, 25, SEP]
-    together = [CLS, 10, 11, 12, 13, 20, 21, 22, 23, 24, 25, SEP, 30, SEP]
-    rows = [sample_of(index, number).input_ids.tolist() for number in range(40)]
-    assert all(row in (apart, together) for row in rows) and 5 < rows.count(apart) < 35
-
-
-def test_shares_of_the_originals_rows(tmp_path: Path) -> None:
-    """Keyed draws beside the original under Python's generator: two segments, lengths of rows and of first segments."""
-    documents = random_documents(1500, sentences=20, tokens=15, seed=1)
-    index = build_sample_index(write_dataset(tmp_path / "d", documents), BERT, config_of(FORMAT, 128))
-    rng = random.Random(5)
-    theirs = [row for document in documents for row in ExampleBuilder(128, rng).examples(document)]
-    firsts, lengths = (np.array([len(part) for part in parts]) for parts in zip(*theirs, strict=True))
-    lengths += firsts + 2 + (lengths > 0)
-    ours, our_lengths = index.records["b_start"], index.records["num_tokens"]
-    count = min(len(ours), len(theirs))
-    assert abs(len(ours) - len(theirs)) < 0.02 * len(theirs)
-    for found, wanted in ((ours, firsts), (our_lengths, lengths), (our_lengths > ours + 2, lengths > firsts + 2)):
-        assert abs(found.mean() - wanted.mean()) < 4 * np.sqrt(2 * wanted.var() / count)
 
 
 def test_roberta_has_two_separators_between_segments(tmp_path: Path) -> None:

@@ -54,12 +54,3 @@ def test_same_draws_give_the_originals_spans(block_size: int, lengths: list[int]
             elif draw >= 0.2:
                 expected[position] = MASK
         assert ids == expected.tolist()
-
-
-def test_half_of_a_text_is_masked_anywhere_in_it_and_four_fifths_of_that_by_the_mask() -> None:
-    found = corrupt(samples_of([41] * 3000), SpanRules(0.5, 1 << 30, 0.1, 0.1, MASK, TEXT))
-    starts = np.bincount([masked[0] for _, masked in found], minlength=22)
-    assert all(len(masked) == 20 and masked[-1] - masked[0] == 19 for _, masked in found) and starts[0] == 0
-    assert np.abs(starts[1:22] - 3000 / 21).max() < 4.5 * np.sqrt(3000 / 21)
-    share = np.mean([ids[place] == MASK for ids, masked in found for place in masked])
-    assert abs(share - 0.8) < 4 * np.sqrt(0.16 / 60_000)

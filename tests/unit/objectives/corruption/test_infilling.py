@@ -115,19 +115,6 @@ def test_a_text_without_separator_is_cut_for_its_frame(language: int) -> None:
     assert example.target_ids.tolist() == ([CLS, *text, SEP] if language == NO_LANGUAGE else [*text, SEP, LANGUAGE])
 
 
-def test_a_sample_is_the_same_in_any_batch() -> None:
-    samples = samples_from(texts(8, 100))
-    together = each(noised(samples, rules_of()))
-    for number in range(8):
-        begin, end = samples.starts[number : number + 2]
-        alone = samples._replace(
-            input_ids=samples.input_ids[begin:end], special_mask=samples.special_mask[begin:end],
-            starts=np.array([0, end - begin]), keys=samples.keys[number : number + 1],
-            language_ids=samples.language_ids[:1],
-        )  # fmt: skip
-        assert noised(alone, rules_of()).input_ids.tolist() == together[number].input_ids.tolist()
-
-
 def test_a_sample_without_text_is_its_frame() -> None:
     ids = np.array([CLS, SEP], dtype=np.int32)
     (example,) = each(noised(samples_from([Sample(ids, np.zeros_like(ids), ids > 0, NO_LABEL)]), rules_of()))

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.numba_random import below, stream, stream_key, word_at
-from ctxlm_ds.data.sample import Sample, Samples, TargetExample, TargetExamples
+from ctxlm_ds.data.sample import Sample, TargetExample, TargetExamples
 from ctxlm_ds.objectives.corruption.noise_spans import FIRST_TOKEN_WORD, NO_MODE, denoise, denoiser_tables
 from ctxlm_ds.objectives.span_corruption import Denoiser
 from tests.ragged import samples_from
@@ -81,35 +81,6 @@ def test_the_published_algorithm_gives_the_same(length: int) -> None:
         assert example.target_ids.tolist() == [*to_unique_sentinel(sample.input_ids, ~mask), END]
 
 
-def test_568_tokens_are_512_in_and_114_out() -> None:
-    examples = corrupt(texts(300, 568))
-    assert set(np.diff(examples.starts)) == {512}
-    assert set(np.diff(examples.target_starts)) == {114}
-
-
-def test_span_lengths_have_the_published_distribution() -> None:
-    """Of 85 tokens in 28 spans, all divisions equally likely: P(length = k) = C(84 - k, 26) / C(84, 27)."""
-    lengths: Counter[int] = Counter()
-    count = 2000
-    for example in each(corrupt(texts(count, 568))):
-        places = np.flatnonzero(np.append(example.target_ids[:-1], VOCABULARY) >= 32_000)
-        lengths.update((np.diff(places) - 1).tolist())
-    total = 28 * count
-    assert lengths.total() == total
-    assert sum(length * times for length, times in lengths.items()) == 85 * count
-    for length in range(1, 11):
-        share = math.comb(84 - length, 26) / math.comb(84, 27)
-        assert abs(lengths[length] / total - share) < 4 * math.sqrt(share * (1 - share) / total), length
-
-
-def test_a_sample_is_the_same_in_any_batch() -> None:
-    samples = samples_from(texts(8, 100))
-    tables = denoiser_tables([T5], 512, [NO_MODE], SENTINELS, END)
-    alone = [denoise(_only(samples, number), KEY, tables).example(0) for number in range(8)]
-    together = each(denoise(samples, KEY, tables))
-    assert [one.input_ids.tolist() for one in alone] == [one.input_ids.tolist() for one in together]
-
-
 def test_tokens_of_the_sample_format_are_left_out() -> None:
     (sample,) = texts(1, 40)
     framed = Sample(
@@ -134,11 +105,3 @@ def test_a_prefix_has_every_length_equally_often() -> None:
         assert abs(times / count - 0.1) < 4 * math.sqrt(0.09 / count)
     for example in each(corrupt(samples[:20], (PREFIX,))):
         assert [*example.input_ids[:-1], *example.target_ids[:-1]] == samples[0].input_ids.tolist()
-
-
-def _only(samples: Samples, number: int) -> Samples:
-    begin, end = samples.starts[number : number + 2]
-    return samples._replace(
-        input_ids=samples.input_ids[begin:end], special_mask=samples.special_mask[begin:end],
-        starts=np.array([0, end - begin]), keys=samples.keys[number : number + 1],
-    )  # fmt: skip

@@ -54,12 +54,6 @@ def as_lists(items: np.ndarray, counts: np.ndarray) -> list[list[int]]:
     return [part.tolist() for part in np.split(items, np.cumsum(counts)[:-1])]
 
 
-def test_takes_the_fullest_row_that_has_room() -> None:
-    assert as_lists(*fit_rows(np.array([7, 6, 4, 3, 2]), 10, 8)) == [[0, 3], [1, 2], [4]]
-    assert as_lists(*fit_rows(np.array([5, 5, 5]), 10, 1)) == [[0], [1], [2]]
-    assert as_lists(*fit_rows(np.array([10, 10]), 10, 4)) == [[0], [1]]
-
-
 @pytest.mark.parametrize(("seq_length", "most"), [(10, 3), (63, 8), (64, 2), (65, 100), (512, 8), (1000, 4)])
 def test_is_best_fit_read_plainly(seq_length: int, most: int) -> None:
     for seed in range(5):

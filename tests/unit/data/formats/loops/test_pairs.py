@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from functools import partial
 
 import numpy as np
@@ -45,25 +44,6 @@ def test_same_draws_give_the_originals_instances(room: int, short_seq_prob: floa
             for a0, a1, b0, b1, _, is_random in segment_pairs(table, room, SPECIALS, short_seq_prob, 4, duplicate)
         ]
         assert found == expected
-
-
-def test_distributions_equal_the_originals() -> None:
-    """Our own keyed draws against the original under Python's generator: labels, lengths, number of instances."""
-    documents = random_documents(3000, sentences=10, tokens=15, seed=1)
-    table = table_of(documents)
-    ours = np.array(list(segment_pairs(table, 125, SPECIALS, 0.1, seed=3, duplicate=0)))
-    rng = random.Random(5)
-    theirs = [row for number in range(len(documents)) for row in create_instances(documents, number, 125, 0.1, rng)]
-    their_random = np.array([row["is_random"] for row in theirs])
-    their_lengths = np.array([len(row["a"]) + len(row["b"]) for row in theirs])
-    our_lengths = ours[:, 4] - SPECIALS
-    count = min(len(ours), len(theirs))
-    assert abs(len(ours) - len(theirs)) < 0.02 * len(theirs)
-    assert abs(ours[:, 5].mean() - their_random.mean()) < 4 * np.sqrt(2 * 0.25 / count)
-    assert abs(our_lengths.mean() - their_lengths.mean()) < 4 * np.sqrt(2 * their_lengths.var() / count)
-    quantiles = np.quantile(their_lengths, np.linspace(0.02, 0.98, 25))
-    gap = np.abs([(our_lengths <= quantile).mean() - (their_lengths <= quantile).mean() for quantile in quantiles])
-    assert gap.max() < 1.95 * np.sqrt(2 / count)  # Kolmogorov-Smirnov at 0.001
 
 
 def test_random_next_is_from_another_document_and_true_next_follows() -> None:

@@ -77,12 +77,6 @@ def test_long_sentences_are_cut_without_losing_a_token(room: int) -> None:
         assert start in allowed or long_ones[sentence]
 
 
-def test_unsplit_documents_become_full_blocks() -> None:
-    documents = numbered_documents([[1000], [700], [333]])
-    records = full_sentences(table_of(documents), 62)
-    assert all(record[4] == 64 for record in records[:-1])
-
-
 def doc_sentences(table: SentenceTable, room: int) -> list[tuple[int, ...]]:
     """All rows of one pass."""
     rows = sentence_rows(table, room, False, False, (0, table.num_documents))
@@ -98,8 +92,3 @@ def test_doc_sentences_are_full_sentences_of_each_document_alone(room: int) -> N
             expected.append((start + offset, end + offset, *rest))
         offset += sum(map(len, document))
     assert list(doc_sentences(table_of(documents), room)) == expected
-
-
-def test_short_documents_give_short_rows() -> None:
-    records = doc_sentences(table_of(numbered_documents([[5, 5], [1], [9, 9, 9]])), 20)
-    assert [record[4] - 2 for record in records] == [10, 1, 18, 9]
