@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +19,7 @@ from ctxlm_ds.process.watchdog import Watchdog
 from ctxlm_ds.recipe.schema import WatchdogConfig
 from ctxlm_ds.training.hooks.hooks import Hooks
 
+ROOT = Path(__file__).resolve().parents[2]
 RANKS = RankInfo(0, 1, 0, 1, "localhost", 0, "single", 0)
 
 
@@ -50,3 +55,17 @@ def test_held_out_batches_and_passes_of_continuations_are_progress(
     limits_s.clear()
     train(trainer, watchdog, tmp_path, RANKS)
     assert limits_s == [60.0] * 6 + [math.inf]
+
+
+def test_sigterm_ends_a_check() -> None:
+    code = (
+        "import time, ctxlm_ds.pretrain as p\n"
+        "p.check_only = lambda arguments: (print('ready', flush=True), time.sleep(60))\n"
+        "p.main(['--config', 'bert-tiny', '--check'])\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        started_s = time.monotonic()
+        process.terminate()
+        assert process.wait(20) == -signal.SIGTERM
+        assert time.monotonic() - started_s < 10

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.errors import RunLockedError
+from ctxlm_ds.errors import ConfigError, RunLockedError
 from ctxlm_ds.process import run_lock
 from ctxlm_ds.process.run_lock import (
     LOCK_NAME,
     RunLock,
     look_at_lock,
+    make_run_dir,
     process_fields,
     process_start_ticks,
     this_process,
@@ -389,3 +390,10 @@ def test_a_file_that_is_no_record(tmp_path: Path, content: str) -> None:
     (tmp_path / "lock.json").write_bytes(content.encode("latin-1"))
     seen = look_at_lock(tmp_path / "lock.json")
     assert seen is not None and seen.record is None and seen.age_s < 60
+
+
+@pytest.mark.parametrize("name", ["file", "file/below", "/dev/null/x", "/proc/x"])
+def test_a_run_directory_that_cannot_exist_is_one_error(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot be created: .*; set run_dir to another folder"):
+        make_run_dir(tmp_path / name)

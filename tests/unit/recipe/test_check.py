@@ -22,6 +22,18 @@ def config_of(**sections: dict[str, Any] | str) -> RunConfig:
     return RunConfig.model_validate(sections)
 
 
+def chosen(family: str, objective: str, sample_format: str) -> dict[str, dict[str, Any]]:
+    return {"model": {"family": family}, "objective": {"name": objective}, "data": {"sample_format": sample_format}}
+
+
+GPT2 = chosen("gpt2", "causal_lm", "blocks")
+
+
+def gpt2(**sections: dict[str, Any]) -> RunConfig:
+    """GPT-2's recipe; `sections` replace its settings."""
+    return config_of(**{name: {**GPT2[name], **sections.get(name, {})} for name in GPT2})
+
+
 CASES: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"model": {"hidden_size": 100, "num_attention_heads": 8}}, "model.num_attention_heads", ["8", "100", "10 does"]),
     ({"model": {"hidden_dropout": 1.0}}, "model.hidden_dropout", ["below 1"]),
@@ -97,16 +109,7 @@ CASES: list[tuple[dict[str, Any], str, list[str]]] = [
         "evaluation.downstream[0].task",
         ["hf is the name of another folder", "rename"],
     ),
-    (
-        {
-            "model": {"family": "gpt2"},
-            "objective": {"name": "causal_lm"},
-            "data": {"sample_format": "blocks"},
-            "evaluation": {"mask_prob": 0.15},
-        },
-        "evaluation.mask_prob",
-        ["causal_lm masks no tokens", "set null"],
-    ),
+    (GPT2 | {"evaluation": {"mask_prob": 0.15}}, "evaluation.mask_prob", ["causal_lm masks no tokens", "set null"]),
     ({"objective": {"max_predictions": 129}}, "objective.max_predictions", ["129", "seq_length 128"]),
     (
         {"data": {"sample_format": "full_sentences"}},
@@ -148,6 +151,46 @@ CASES: list[tuple[dict[str, Any], str, list[str]]] = [
         "training.global_batch_size",
         ["100", "micro_batch_size 8", "a multiple of 8 x the data-parallel ranks", "micro_batch_size to 5"],
     ),
+    (
+        chosen("gpt2", "masked_lm", "blocks"),
+        "objective.name",
+        [
+            "needs the model outputs predicted_logits",
+            "gpt2 does not compute",
+            "set objective.name to causal_lm",
+            "bert, roberta, xlm_roberta, albert, distilbert, tinybert, modernbert or megatron_bert",
+        ],
+    ),
+    (
+        chosen("gpt2", "masked_lm_nsp", "blocks"),
+        "objective.name",
+        ["predicted_logits and sentence_logits", "causal_lm, or model.family to bert, albert or megatron_bert"],
+    ),
+    (
+        chosen("gpt2", "causal_lm", "full_sentences"),
+        "data.sample_format",
+        ["no token after the last input for objective.name causal_lm", "set data.sample_format to blocks"],
+    ),
+    (
+        chosen("bert", "masked_lm", "blocks"),
+        "data.sample_format",
+        ["objective.name masked_lm does not read", "full_sentences, doc_sentences or chunks"],
+    ),
+    (
+        chosen("bert", "masked_lm_nsp", "doc_sentences"),
+        "data.sample_format",
+        ["no second segment", "set data.sample_format to segment_pair or sentence_pair, or objective.name to mask"],
+    ),
+    (
+        chosen("bert", "masked_lm_nsp", "doc_segments"),
+        "data.sample_format",
+        ["doc_segments gives its segments no label for", "set data.sample_format to segment_pair or sentence_pair"],
+    ),
+    (
+        chosen("albert", "masked_lm_sop", "segment_pair"),
+        "data.sample_format",
+        ["next_sentence, objective.name masked_lm_sop reads sentence_order", "sample_format to sentence_o"],
+    ),
 ]
 
 
@@ -182,6 +225,12 @@ def test_all_are_reported_at_once() -> None:
         "schedule.warmup_steps",
     ):
         assert f"\n  {path}: " in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [0, -1, 10**9])
+def test_a_world_without_ranks_is_refused(size: int) -> None:
+    with pytest.raises(ConfigError, match="expected a number of ranks from 1 to 1,000,000"):
+        check_config(RunConfig(), size)
 
 
 def test_proposed_batch_sizes_are_accepted() -> None:
@@ -254,3 +303,28 @@ def test_a_warmup_that_ends_after_the_run_is_told() -> None:
         == schedule_warnings(RunConfig().schedule, RunConfig().training.max_steps)
         == []
     )
+
+
+def test_a_gpt2_and_a_gpt1_are_possible() -> None:
+    assert find_problems(gpt2()) == []
+    assert find_problems(gpt2(model={"family": "gpt1"})) == []
+    assert find_problems(gpt2(data={"reset_at_documents": False, "seq_length": 1})) == []
+
+
+def test_a_family_alone_is_told_all_that_goes_with_it() -> None:
+    problems = find_problems(RunConfig.model_validate({"model": {"family": "gpt2"}}))
+    assert [problem.path for problem in problems] == ["objective.name", "data.sample_format"]
+    assert "set data.sample_format to blocks" in problems[1].text
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_an_encoder_takes_neither_causal_lm_nor_blocks(family: str) -> None:
+    problems = find_problems(gpt2(model={"family": family}))
+    assert [problem.path for problem in problems] == ["objective.name", "data.sample_format"]
+    assert "or model.family to gpt2, gpt1 or llama" in problems[0].text
+
+
+def test_slots_without_effect_are_named() -> None:
+    idle = gpt2(data={"reset_at_documents": False, "max_sequences_per_row": 4})
+    assert [sentence.split(":")[0] for sentence in unused_settings(idle)] == ["data.max_sequences_per_row"]
+    assert unused_settings(gpt2(data={"max_sequences_per_row": 1})) == []

@@ -143,6 +143,9 @@ def test_owned_keys_may_be_repeated() -> None:
     assert built["fp16"]["hysteresis"] == 4
 
 
+SAME = ("gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
+
+
 @pytest.mark.parametrize(
     ("user_json", "words"),
     [
@@ -204,6 +207,37 @@ def test_owned_keys_may_be_repeated() -> None:
         ({"sequence_parallel_size": 2}, ["sequence_parallel_size: 2", "parallel.sequence_parallel"]),
         ({"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}, ["torch_autocast.enabled", "training.precision"]),
         ({"bf16": {"bf16_master_weights_and_grads": True}}, ["master weights are fp32"]),
+        (
+            {"zero_optimization": {"stage": 1, "reduce_bucket_size": "abc"}},
+            ['"abc": expected a whole number from 1 to'],
+        ),
+        ({"zero_optimization": {"stage": 1, "reduce_bucket_size": 0}}, ["0: expected a whole number from 1 to"]),
+        ({"zero_optimization": {"stage": 1, "reduce_bucket_size": 1e300}}, ["expected a whole number from 1 to"]),
+        ({"zero_optimization": {"stage": 1, "reduce_bucket_size": None}}, ["null: expected a whole number from 1 to"]),
+        ({"zero_optimization": {"stage": 1, "reduce_scatter": {}}}, ["expected true or false"]),
+        ({"zero_optimization": {"stage": 1, "overlap_comm": [1]}}, ["[1]: expected true or false or null"]),
+        ({"zero_optimization": {"stage": 3, "offload_param": "true"}}, ['"true": expected a section']),
+        ({"zero_optimization": {"stage": 3, "sub_group_size": -1}}, ["-1: expected a whole number from 1 to"]),
+        (
+            {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme", "nvme_path": 5}}},
+            ["5: expected text"],
+        ),
+        ({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 7}}, ["a divisor of the 1 data-parallel ranks"]),
+        ({"zero_optimization": {"prefetch_bucket_size": 1, "stage3_prefetch_bucket_size": 1}}, ["remove one"]),
+        (
+            {"zero_optimization": dict.fromkeys(SAME, True)},
+            ["gather_16bit_weights_on_model_save is the same setting; remove one"],
+        ),
+        ({"wandb": []}, ["wandb: []: expected a section"]),
+        ({"aio": 5}, ["aio: 5: expected a section"]),
+        ({"aio": {"blok_size": 5}}, ["did you mean aio.block_size?"]),
+        ({"gradient_predivide_factor": 0}, ["0: expected a number above 0"]),
+        ({"gradient_predivide_factor": "x"}, ["expected a number above 0"]),
+        ({"prescale_gradients": []}, ["[]: expected true or false"]),
+        ({"disable_python_gc": {}}, ["expected true or false"]),
+        ({"steps_per_print": 0}, ["expected a whole number from 1 to"]),
+        ({"communication_data_type": "fp64"}, ["expected one of fp16, bf16, fp32 or null"]),
+        ({"log_level": "loud"}, ["expected one of debug, info"]),
     ],
 )
 def test_conflicts_are_told_with_both_values(user_json: dict[str, Any], words: list[str]) -> None:
@@ -278,6 +312,13 @@ def test_the_optimizer_section_is_handed_over_whole() -> None:
         ({"params": {}}, ["without a type"]),
         ({"type": "Adam", "params": {"lr": 1.0}}, ["lr: 1.0 here, but 0.0001", "optimizer.learning_rate"]),
         ({"type": "Adam", "params": {"bias_correction": "auto"}}, ["bias_correction", "write one here"]),
+        ({"type": "SGD", "params": []}, ["optimizer.params: []: expected a section"]),
+        ({"type": "SGD", "params": {"momentum": "x"}}, ['"x": expected a number from 0 to 1']),
+        (
+            {"type": "SGD", "params": {"momentm": 0.9}},
+            ["SGD has no such parameter (value 0.9); did you mean momentum?"],
+        ),
+        ({"type": "SGD", "params": {"nesterov": 1}}, ["1: expected true or false"]),
     ],
 )
 def test_an_optimizer_section_that_cannot_be_handed_over(section: dict[str, Any] | None, words: list[str]) -> None:

@@ -66,6 +66,11 @@ def test_files_are_found_by_path_and_by_name(tmp_path: Path, monkeypatch: pytest
         ('{"a": 1,}', ["line 1", "not valid JSON"]),
         ("[]", ["expected an object"]),
         ('{"bf16": {"enabled": true, "enabled": false}}', ["enabled: written twice"]),
+        ('{"a": ' * 3000 + "1" + "}" * 3000, ["nested deeper than 20 levels"]),
+        ('{"a": ' * 30 + "1" + "}" * 30, ["nested deeper than 20 levels"]),
+        ('{"gradient_clipping": NaN}', ["NaN: expected a finite number"]),
+        ('{"wandb": {"group": "\\u0000"}}', ["control characters"]),
+        (json.dumps({"wandb": {"group": "x" * 300_000}}), ["more than 250,000 bytes"]),
     ],
 )
 def test_broken_files(tmp_path: Path, text: str, words: list[str]) -> None:

@@ -106,13 +106,6 @@ def test_every_problem_at_once() -> None:
     ]
 
 
-@pytest.mark.parametrize(("stage", "refused"), [(0, False), (1, False), (2, True), (3, True)])
-def test_zero_stages_with_a_pipeline(stage: int, refused: bool) -> None:
-    config = config_of(parallel={"pipeline_parallel_size": 2})
-    assert bool(list(layout_problems(config, None, stage))) == refused
-    assert not list(layout_problems(config_of(parallel={"tensor_parallel_size": 2}), None, stage))
-
-
 def test_deepspeeds_pipeline_engine_really_refuses_stage_2() -> None:
     """The rule's reason, read from the line of DeepSpeed that it stands for."""
     import inspect

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 import subprocess
 import sys
@@ -199,6 +200,13 @@ def test_extends_that_goes_nowhere(tmp_path: Path) -> None:
         load_config(write(tmp_path / "e.yaml", ""), ["extends=a.yaml"])
 
 
+def test_a_long_chain_of_recipes_is_refused(tmp_path: Path) -> None:
+    for number in range(100):
+        (tmp_path / f"{number}.yaml").write_text(f"extends: {number + 1}.yaml\n")
+    with pytest.raises(ConfigError, match="more than 20 recipes extend each other"):
+        load_config(tmp_path / "0.yaml")
+
+
 def test_a_problem_of_a_base_names_the_base_s_file(tmp_path: Path) -> None:
     base = write(tmp_path / "base.yaml", "training:\n  max_step: 4\n")
     problems = problems_of(write(tmp_path / "r.yaml", "extends: base.yaml\n"))
@@ -216,6 +224,12 @@ def test_an_unknown_recipe_name_gets_the_nearest_one() -> None:
 def test_malformed_overrides(tmp_path: Path, override: str) -> None:
     with pytest.raises(ConfigError, match="expected a.b=value"):
         load_config(write(tmp_path / "r.yaml", ""), [override])
+
+
+def test_a_repeated_override_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="ctxlm_ds"):
+        assert load_config("bert-tiny", ["training.max_steps=100", "training.max_steps=200"]).training.max_steps == 200
+    assert caplog.messages == ["note: --set training.max_steps=200 replaces --set training.max_steps=100"]
 
 
 @each("name", shipped_recipes())

@@ -8,8 +8,8 @@ import pytest
 
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import DownstreamTask, EvaluationConfig, RunConfig
-from tests.unit.recipe.test_hostile_values import refusal
 from tests.unit.recipe.test_load import line_about, problems_of, write
+from tests.unit.recipe.test_yaml_source import refusal
 
 
 def test_empty_recipe_is_the_schema_s_defaults(tmp_path: Path) -> None:

@@ -50,12 +50,6 @@ def test_every_number_has_bounds(section: type[Section]) -> None:
         assert {"minimum", "exclusiveMinimum"} & schema.keys(), path
 
 
-@pytest.mark.parametrize("section", SECTIONS[1:], ids=lambda section: section.__name__)
-def test_every_setting_has_a_meaning(section: type[Section]) -> None:
-    names = {"family", "name", "sample_format"}
-    assert [key for key, field in section.model_fields.items() if not field.description and key not in names] == []
-
-
 def test_a_source_is_a_path_or_a_section() -> None:
     short = TrainSource.model_validate("data/a")
     assert (short.path, short.weight, short.epochs, short.name) == ("data/a", None, None, None)
