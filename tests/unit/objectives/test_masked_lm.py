@@ -12,7 +12,6 @@ from torch import Tensor
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.cross_entropy import classification_sums
 from ctxlm_ds.training.engine.losses import TermLosses
 from tests.ragged import Rows
 from tests.sections import objective_section
@@ -80,44 +79,3 @@ def test_loss_is_the_sum_of_each_terms_factor_times_its_sum() -> None:
     assert loss.item() == pytest.approx(expected, rel=1e-5)
     assert loss.shape == () and loss.dtype == torch.float32
     assert not any(value.requires_grad for value in statistics.values())
-
-
-def test_gradients_are_softmax_minus_one_hot_times_the_factor_and_zero_in_empty_slots() -> None:
-    outputs, labels = draw()
-    factors = torch.tensor([0.25, 3.0])
-    loss_of(outputs, labels, factors)[0].backward()
-    for logits, term_labels, factor in zip(outputs, labels, factors, strict=True):
-        filled = term_labels != IGNORE_LABEL
-        expected = torch.softmax(logits.detach(), dim=-1)
-        expected[filled] -= torch.nn.functional.one_hot(term_labels[filled], logits.shape[-1])
-        expected[~filled] = 0.0
-        torch.testing.assert_close(logits.grad, factor * expected)
-
-
-def test_any_split_into_micro_batches_adds_up_to_the_same() -> None:
-    outputs, labels = draw()
-    factors = torch.tensor([1 / 6, 1 / 3])
-    whole, _ = loss_of(outputs, labels, factors)
-    rows = [
-        loss_of([x[row : row + 1] for x in outputs], [x[row : row + 1] for x in labels], factors)[0] for row in range(3)
-    ]
-    torch.testing.assert_close(torch.stack(rows).sum(), whole)
-    assert rows[2].item() == 0.0
-
-
-def test_a_micro_batch_with_every_label_ignored_is_an_exact_zero_with_gradients() -> None:
-    outputs, labels = draw()
-    ignored = [torch.full_like(values, IGNORE_LABEL) for values in labels]
-    loss, statistics = loss_of(outputs, ignored, torch.tensor([0.5, 0.5]))
-    loss.backward()
-    assert loss.item() == 0.0 and all(value.item() == 0.0 for value in statistics.values())
-    assert all(logits.grad is not None and (logits.grad == 0).all() for logits in outputs)
-
-
-def test_half_precision_logits_are_summed_in_fp32() -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(64, 50, VOCAB_SIZE, generator=generator).bfloat16()
-    labels = torch.randint(0, VOCAB_SIZE, (64, 50), generator=generator)
-    loss_sum, _, count = classification_sums([logits], [labels], ParallelContext())
-    assert loss_sum.dtype == torch.float32 and count.item() == 3200
-    assert loss_sum.item() == pytest.approx(by_hand(logits, labels)[0], rel=1e-5)

@@ -54,28 +54,23 @@ def _unigram_folder(folder: Path) -> Backend:
     return backend
 
 
-def test_missing_folder(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match="no such tokenizer folder"):
-        load_tokenizer(tmp_path / "bert-base-uncased")
-
-
-def test_missing_tokenizer_json(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-    with pytest.raises(TokenizerError, match="no tokenizer.json"):
-        load_tokenizer(folder)
-
-
-@pytest.mark.parametrize("content", ["{", '{"model": 3}', "[]", ""])
-def test_damaged_tokenizer_json(folder: Path, content: str) -> None:
-    (folder / "tokenizer.json").write_text(content)
-    with pytest.raises(TokenizerError, match="tokenizer.json"):
-        load_tokenizer(folder)
-
-
-@pytest.mark.parametrize("content", ["{", "[]"])
-def test_damaged_config(folder: Path, content: str) -> None:
-    (folder / "tokenizer_config.json").write_text(content)
-    with pytest.raises(TokenizerError, match="tokenizer_config.json"):
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("", None, "no such tokenizer folder"),
+        ("tokenizer.json", None, "no tokenizer.json"),
+        *(("tokenizer.json", content, "tokenizer.json") for content in ("{", '{"model": 3}', "[]", "")),
+        *(("tokenizer_config.json", content, "tokenizer_config.json") for content in ("{", "[]")),
+    ],
+)
+def test_missing_and_damaged_files(folder: Path, name: str, content: str | None, message: str) -> None:
+    if not name:
+        shutil.rmtree(folder)
+    elif content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_text(content)
+    with pytest.raises(TokenizerError, match=message):
         load_tokenizer(folder)
 
 

@@ -28,17 +28,6 @@ def test_figures_of_a_vocabulary_known_by_heart(tmp_path: Path) -> None:
     assert (report["y"]["unknown_rate"], report["all"]["words"], report["all"]["unknown_rate"]) == (0.0, 8, 0.25)
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
-def test_fertility_is_tokens_by_words(tmp_path: Path, kind: str) -> None:
-    tokenizer = train_tokenizer(kind, TEXTS, 400, tmp_path / "t")
-    words = [["the", "harbour", "thorzedulba"], ["quiet"]]
-    report = tokenizer_report(tokenizer, [("all", " ".join(line)) for line in words])["all"]
-    tokens = sum(map(len, tokenizer.encode_batch([" ".join(line) for line in words])))
-    assert report["fertility"] == round(tokens / 4, 4) and report["unknown_rate"] == 0
-    alone = tokenizer.encode_batch([tokenizer.sentence_prefix + word for line in words for word in line])
-    assert report["whole_words"] == sum(len(ids) == 1 for ids in alone) / 4 and 0 < report["whole_words"] < 1
-
-
 @pytest.mark.parametrize(
     ("keys", "flag"), [({"key_flags": "--json-key and --language-key"}, "--language-key"), ({}, "--json-keys")]
 )

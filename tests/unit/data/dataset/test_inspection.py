@@ -23,7 +23,7 @@ from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.data.preprocess.sentences import split_sentences
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.tokenizers.train import train_tokenizer
-from tests.sample_data import DatasetWriter
+from tests.sample_data import DatasetWriter, write_dataset
 from tests.text import write_corpus
 
 
@@ -61,10 +61,7 @@ def test_figures(made: tuple[IndexedDataset, list[str]]) -> None:
 
 
 def test_a_dataset_of_megatron_without_json_shows_ids(tmp_path: Path) -> None:
-    with DatasetWriter(tmp_path / "data", "int32") as writer:
-        writer.add_sequence([5, 6, 7])
-        writer.end_document()
-        writer.finalize({})
+    write_dataset(tmp_path / "data", [[[5, 6, 7]]])
     for extension in ("json", "sha256"):
         (tmp_path / f"data.{extension}").unlink()
     dataset = IndexedDataset(tmp_path / "data")
@@ -89,20 +86,13 @@ def test_unknown_tokens_are_read_or_counted(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_long_sequences_are_cut_for_the_eye(tmp_path: Path) -> None:
-    with DatasetWriter(tmp_path / "data", "int32") as writer:
-        writer.add_sequence(np.ones(10_000))
-        writer.end_document()
-        writer.finalize({})
+    write_dataset(tmp_path / "data", [[[1] * 10_000]])
     last = list(show_documents(IndexedDataset(tmp_path / "data"), None, 1))[-1]
     assert last.endswith("… (9,800 more tokens)")
 
 
 def test_long_documents_are_cut_for_the_eye(tmp_path: Path) -> None:
-    with DatasetWriter(tmp_path / "data", "int32") as writer:
-        for _ in range(3_000):
-            writer.add_sequence([5, 6, 7])
-        writer.end_document()
-        writer.finalize({})
+    write_dataset(tmp_path / "data", [[[5, 6, 7]] * 3_000])
     lines = list(show_documents(IndexedDataset(tmp_path / "data"), None, 1))
     assert len(lines) == 23 and lines[1] == "document 0: 3000 sequences"
     assert lines[-1] == "  … (2,980 more sequences, 8,940 tokens)"

@@ -90,20 +90,6 @@ def test_every_integer_type_round_trips(tmp_path: Path, dtype: str) -> None:
     assert read_documents(dataset) == documents
 
 
-def test_arrays(prefix: Path) -> None:
-    documents = documents_of(1, 1000)
-    dataset = IndexedDataset(prefix)
-    flat = [token for document in documents for sequence in document for token in sequence]
-    lengths = [len(sequence) for document in documents for sequence in document]
-    assert dataset.tokens.tolist() == flat
-    assert dataset.lengths(0, len(dataset)).tolist() == lengths
-    assert (dataset.num_documents, dataset.num_sequences, dataset.num_tokens) == (40, len(lengths), len(flat))
-    assert dataset.document_indices.flags.aligned
-    again = pickle.loads(pickle.dumps(dataset))
-    assert again.fingerprint == dataset.fingerprint
-    assert again.tokens.tolist() == flat
-
-
 def test_empty_dataset(tmp_path: Path) -> None:
     dataset = write_documents(tmp_path / "data", [])
     assert (dataset.num_documents, dataset.num_tokens, len(dataset)) == (0, 0, 0)

@@ -234,9 +234,3 @@ def test_a_part_of_the_documents_is_cut_alone(tmp_path: Path) -> None:
     index = build_sample_index(SourcePart(str(prefix), (1, 3)), TOKENIZER, chunks_of(10))
     tokens = [token for number in range(len(index)) for token in sample_of(index, number).input_ids.tolist()]
     assert tokens == list(range(12, 29))
-
-
-def test_a_dataset_without_text_is_refused(tmp_path: Path) -> None:
-    prefix = write_dataset(tmp_path / "data", [[[]]])
-    with pytest.raises(DataError, match="no text"):
-        build_sample_index(prefix, TOKENIZER, chunks_of(10))

@@ -17,15 +17,7 @@ from ctxlm_ds.data.preprocess.sentences import split_sentences
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
-from tests.sample_data import (
-    FakeTokenizer,
-    build_sample_index,
-    numbered_documents,
-    random_documents,
-    run_config,
-    sample_of,
-    write_dataset,
-)
+from tests.sample_data import FakeTokenizer, build_sample_index, random_documents, run_config, sample_of, write_dataset
 from tests.unit.data.formats import fairseq_reference as fairseq
 
 NUM_TEXTS = 200
@@ -104,19 +96,6 @@ def test_rows_of_invented_documents_are_fairseqs(
     for number in range(len(index)):
         sample = sample_of(index, number)
         assert sample.special_mask.tolist() == [token in (CLS, SEP) for token in sample.input_ids]
-
-
-def test_a_row_begins_with_the_separator_that_did_not_fit(tmp_path: Path) -> None:
-    prefix = write_dataset(tmp_path / "d", numbered_documents([[3, 2], [4]]))
-    index = build_sample_index(prefix, FAKE, config_of("full_sentences", 8))
-    assert rows_of(index) == [[CLS, 5, 6, 7, SEP, 8, 9, SEP], [CLS, SEP, 10, 11, 12, 13, SEP]]
-
-
-def test_a_long_sentence_is_cut_and_the_next_begins_a_row(tmp_path: Path) -> None:
-    prefix = write_dataset(tmp_path / "d", numbered_documents([[2, 9, 1]]))
-    index = build_sample_index(prefix, FAKE, config_of("full_sentences", 6))
-    rows = [[CLS, 5, 6, SEP], [CLS, *range(7, 12)], [CLS, *range(12, 16), SEP], [CLS, 16, SEP]]
-    assert rows_of(index) == rows
 
 
 @pytest.mark.parametrize("length", [5, 16, 61])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,26 +63,6 @@ def test_an_excerpt_leaves_nothing_and_says_what_it_is_of(tmp_path: Path) -> Non
     whole = build_sample_index(prefix, BERT, config)
     with excerpt(str(prefix), BERT, config.row_settings, objective, 2) as (rows, told):
         assert rows.indexes[0].directory == whole.directory and "all 320 documents" in told
-
-
-def build_in_child(prefix: Path, barrier: object, results: object) -> None:
-    barrier.wait()  # type: ignore[attr-defined]
-    index = build_sample_index(prefix, BERT, config_of("segment_pair"))
-    results.put((str(index.directory), index.records.tobytes()))  # type: ignore[attr-defined]
-
-
-def test_processes_may_build_the_same_index_at_once(tmp_path: Path) -> None:
-    prefix = write_dataset(tmp_path / "d", random_documents(2000))
-    context = multiprocessing.get_context("fork")
-    barrier, results = context.Barrier(3), context.Queue()
-    children = [context.Process(target=build_in_child, args=(prefix, barrier, results)) for _ in range(3)]
-    for child in children:
-        child.start()
-    found = [results.get(timeout=60) for _ in children]
-    for child in children:
-        child.join(timeout=60)
-    assert len(set(found)) == 1
-    assert [path.name for path in tmp_path.glob("d.samples-*")] == [Path(found[0][0]).name]
 
 
 def test_meta_tells_what_was_built(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from ctxlm_ds.data.formats.base import SequenceTemplate
 from ctxlm_ds.data.index.build import IndexPlace, build_rows
-from ctxlm_ds.data.index.index import RowSource, SampleIndex, ranges
+from ctxlm_ds.data.index.index import RowSource, SampleIndex
 from ctxlm_ds.data.sample import Samples
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.objectives.base import build_objective
@@ -150,11 +150,6 @@ def test_rows_of_several_sources_are_each_sample_alone(tmp_path: Path, sample_fo
             assert_same(samples, slot, index, number)
             assert samples.keys[slot].tolist() == [number, place, index.random_key]
     assert len(used) == 3
-
-
-def test_ranges() -> None:
-    assert ranges(np.array([5, 0, 9]), np.array([2, 0, 3])).tolist() == [5, 6, 9, 10, 11]
-    assert ranges(np.array([], dtype=np.int64), np.array([], dtype=np.int64)).tolist() == []
 
 
 def test_damaged_rows_are_named(tmp_path: Path) -> None:

@@ -135,9 +135,3 @@ def test_wrong_settings(corpus: Path, tmp_path: Path, tokenizers: dict[str, Path
         run(corpus, tokenizers["wordpiece"], workers=2000)
     with pytest.raises(TokenizerError, match="no such tokenizer folder"):
         run(corpus, tmp_path / "none")
-
-
-def test_another_tokenizer_is_noticed(corpus: Path, tokenizers: dict[str, Path]) -> None:
-    dataset = run(corpus, tokenizers["wordpiece"])
-    with pytest.raises(DataError, match="made with a tokenizer of fingerprint"):
-        verify_dataset(dataset, tokenizers["bpe"])

@@ -165,15 +165,6 @@ def test_a_finished_dataset_is_recognised(corpus: list[Path], tokenizer: Path, t
         run(corpus, tokenizer, tmp_path / "data")
 
 
-def test_the_manifest_is_sha256sums_own(corpus: list[Path], tokenizer: Path, tmp_path: Path) -> None:
-    result = run(corpus, tokenizer, tmp_path / "data")
-    command = ["sha256sum", "--check", "--strict", f"{Path(result.prefix).name}.sha256"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert [line.split(": ") for line in done.stdout.splitlines()] == [
-        [f"data_text_sentence.{extension}", "OK"] for extension in ("bin", "idx", "json")
-    ]
-
-
 @pytest.mark.parametrize("count", [3, 24])
 def test_shards_add_up_to_the_whole(corpus: list[Path], tokenizer: Path, tmp_path: Path, count: int) -> None:
     whole = IndexedDataset(run(corpus, tokenizer, tmp_path / "data", append_eod=True).prefix)

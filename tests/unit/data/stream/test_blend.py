@@ -143,12 +143,6 @@ def test_weights_are_shares_of_every_stretch() -> None:
         assert np.bincount(part) / len(part) == pytest.approx([0.5, 0.3, 0.2], abs=0.04)
 
 
-def test_weights_need_not_add_up_to_one() -> None:
-    shares = [{"weight": 0.5}, {"weight": 0.3}, {"weight": 0.2}]
-    one, other = read(stream_of(RECIPES["weighted"]), 1000), read(stream_of(recipe("weighted", shares)), 1000)
-    assert np.array_equal(one.rows, other.rows)
-
-
 @pytest.mark.parametrize(("temperature", "exponent"), [(1.0, 1.0), (2.0, 0.5), (1 / 0.7, 0.7), (100.0, 0.01)])
 def test_temperature(temperature: float, exponent: float) -> None:
     expected = np.array(COUNTS) ** exponent / np.sum(np.array(COUNTS) ** exponent)
@@ -188,7 +182,6 @@ def test_quotas_are_the_nearest_whole_numbers(weights: list[float]) -> None:
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from megatron.core.datasets import helpers_cpp
     from megatron.core.datasets.blended_dataset import BlendedDataset
     from megatron.core.datasets.blended_megatron_dataset_config import (
         convert_split_vector_to_split_matrix,
@@ -246,19 +239,6 @@ def test_without_weights_rows_are_the_weights() -> None:
     ours = MegatronOrder(megatron_weights(None, counts)).at(np.arange(SIZE, dtype=np.int64))
     for got, wanted in zip(ours, expected, strict=True):
         assert np.array_equal(got, wanted)
-
-
-def test_a_run_made_longer_goes_on_in_the_same_order() -> None:
-    """Megatron's index for more steps begins with the one for fewer; ours is asked far behind, then before."""
-    weights = megatron_weights([5.0, 3.0, 1.5], [1, 1, 1])
-    short, long = (np.zeros(size, np.int16) for size in (SIZE // 2, SIZE))
-    for index in (short, long):
-        helpers_cpp.build_blending_indices(index, np.zeros(len(index), np.int64), weights, 3, len(index), False)
-    assert np.array_equal(short, long[: len(short)])
-    order = MegatronOrder(weights)
-    places = np.array([SIZE - 1, 0, 65_535, 65_536, 131_072, SIZE - 2, 17])
-    assert order.at(places)[0].tolist() == long[places].tolist()
-    assert np.array_equal(order.at(np.arange(len(short)))[0], short)
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,12 @@ from ctxlm_ds.objectives.corruption.kinds import (
     LEFT_TO_RIGHT,
     RIGHT_TO_LEFT,
     SEQUENCE_TO_SEQUENCE,
-    draw_kinds,
     kind_shares,
     one_text,
     rank_tokens,
 )
-from tests.ragged import CLS, KEY, SEP, pair_sample, samples_from
+from tests.ragged import CLS, SEP, pair_sample, samples_from
 
-KINDS = (BIDIRECTIONAL, LEFT_TO_RIGHT, RIGHT_TO_LEFT, SEQUENCE_TO_SEQUENCE)
 PUBLISHED = (1 / 3, 1 / 6, 1 / 6, 1 / 3)
 
 
@@ -70,19 +68,6 @@ def test_shares_are_those_wanted_for_any_share_of_random_pairs(random: float) ->
     assert follows.sum() == pytest.approx(1) and of_random[SEQUENCE_TO_SEQUENCE] == 0
     if 1 / 6 <= random <= 0.5:
         assert random * of_random[BIDIRECTIONAL] == pytest.approx(1 / 6)  # next-sentence prediction is balanced
-
-
-def test_kinds_are_drawn_with_their_shares() -> None:
-    random, count = 0.25, 60_000
-    labels = np.random.default_rng(1).random(count) < random
-    one = samples_from([pair_sample(np.array([10]), np.array([11]))])
-    keys = np.stack([np.arange(count), np.zeros(count), np.zeros(count)], axis=1).astype(np.uint64)
-    samples = one._replace(sequence_labels=labels.astype(np.int8), keys=keys)
-    kinds = draw_kinds(samples, KEY, kind_shares(PUBLISHED, random))
-    for kind, share in zip(KINDS, PUBLISHED, strict=True):
-        assert abs((kinds == kind).mean() - share) < 4 * np.sqrt(share * (1 - share) / count) + 4e-3, kind
-    assert not (kinds[labels] == SEQUENCE_TO_SEQUENCE).any()
-    assert not np.array_equal(kinds, draw_kinds(samples, np.uint64(8), kind_shares(PUBLISHED, random)))
 
 
 def test_pairs_of_a_sort_that_the_training_text_lacks_are_bidirectional() -> None:

@@ -10,13 +10,6 @@ from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.unit.tokenizers.conftest import TEXTS
 
 
-def test_case(tmp_path: Path) -> None:
-    uncased = train_tokenizer("wordpiece", TEXTS, 400, tmp_path / "uncased", lowercase=True)
-    cased = train_tokenizer("wordpiece", TEXTS, 400, tmp_path / "cased", lowercase=False)
-    assert uncased.encode_batch(["Chapter É"]) == uncased.encode_batch(["chapter e"])
-    assert cased.encode_batch(["Chapter"]) != cased.encode_batch(["chapter"])
-
-
 def test_merge_score_and_settings_are_recorded(tmp_path: Path) -> None:
     train_tokenizer("wordpiece", TEXTS, 500, tmp_path / "t", lowercase=False)
     record = json.loads((tmp_path / "t" / "ctxlm_tokenizer.json").read_text())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,7 @@ from ctxlm_ds.data.formats.base import Making, SequenceTemplate
 from ctxlm_ds.data.formats.loops import ranges, sentences
 from ctxlm_ds.data.index.record import SampleSettings
 from ctxlm_ds.registry import FORMATS as REGISTERED
-from tests.sample_data import build_sample_index, random_documents, run_config, table_of, write_dataset
+from tests.sample_data import random_documents, table_of
 from tests.unit.data.index.test_sentence_table import FORMATS, TOKENIZER
 
 
@@ -36,15 +35,3 @@ def test_threads_ranges_and_buffers_change_nothing(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(ranges, "document_ranges", partial(ranges.document_ranges, size=17))
     monkeypatch.setattr(sentences, "RECORDS_AT_ONCE", 3)
     assert expected == records_of(table, sample_format, 1) == records_of(table, sample_format, 4)
-
-
-def test_index_files_do_not_depend_on_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranges, "document_ranges", partial(ranges.document_ranges, size=50))
-    documents = random_documents(100, seed=7)
-    config = run_config(data={"num_duplicates": 2, "packing": True})
-    found = []
-    for workers in (1, 4):
-        prefix = write_dataset(tmp_path / str(workers) / "d", documents)
-        directory = build_sample_index(prefix, TOKENIZER, config, workers=workers).directory
-        found.append({path.name: path.read_bytes() for path in directory.glob("*.npy")})
-    assert found[0] == found[1] and len(found[0]) == 3

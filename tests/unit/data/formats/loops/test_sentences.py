@@ -7,7 +7,7 @@ import pytest
 
 from ctxlm_ds.data.formats.loops.sentences import sentence_rows
 from ctxlm_ds.data.index.sentence_table import SentenceTable
-from tests.sample_data import Documents, ends_of, numbered_documents, random_documents, starts_of, table_of
+from tests.sample_data import Documents, ends_of, random_documents, starts_of, table_of
 
 SEPARATOR = -1
 
@@ -53,13 +53,6 @@ def test_equals_greedy_filling(room: int) -> None:
     blocks = [read(documents, record) for record in records]
     assert blocks == greedy_blocks(documents, room)
     assert [record[4] for record in records] == [len(block) + 2 for block in blocks]
-
-
-def test_separator_counts_and_falls_away_between_blocks() -> None:
-    documents = numbered_documents([[4], [3], [3], [8]])
-    records = full_sentences(table_of(documents), 8)
-    assert [record[4] - 2 for record in records] == [8, 3, 8]
-    assert [record[:2] for record in records] == [(0, 7), (7, 10), (10, 18)]
 
 
 @pytest.mark.parametrize("room", [5, 17, 62])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from ctxlm_ds.data.formats.loops.text_and_pair import RowSettings, TextStream, last_cut, rows_of
+from ctxlm_ds.data.formats.loops.text_and_pair import RowSettings, TextStream, rows_of
 from ctxlm_ds.data.index.sentence_table import UNALIGNED
 from ctxlm_ds.data.numba_random import below, stream, stream_key, uniform, word_at
 
@@ -96,9 +96,3 @@ def test_records_do_not_depend_on_how_many_are_made_at_once(monkeypatch: pytest.
     whole = np.concatenate(list(rows_of(text, settings)))
     monkeypatch.setattr("ctxlm_ds.data.formats.loops.text_and_pair.RECORDS_AT_ONCE", 7)
     assert np.array_equal(np.concatenate(list(rows_of(text, settings))), whole)
-
-
-def test_the_last_cut_before_a_place() -> None:
-    text = stream_of([5, 3, 0, 4], backward=False, skipped=0)
-    assert [last_cut(text, place) for place in (0, 4, 5, 7, 8, 11, 12)] == [0, 0, 1, 1, 3, 3, 4]
-    assert [last_cut(text._replace(backward=True), place) for place in (0, 3, 4, 6, 7, 12)] == [0, 0, 2, 2, 3, 4]
