@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,8 +66,8 @@ def examples_from(examples: Sequence[Example]) -> Examples:
     )
 
 
-def each(examples: Examples) -> list[Example]:
-    """Examples one by one."""
+def each(examples: Any) -> list[Any]:
+    """Examples of any kind one by one."""
     return [examples.example(number) for number in range(len(examples.starts) - 1)]
 
 

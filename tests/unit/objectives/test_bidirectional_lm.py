@@ -28,6 +28,7 @@ from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.sample_data import FakeTokenizer, run_config
+from tests.unit.tokenizers.kinds.test_characters import BilmUnicodeChars
 
 WINDOW, LANES = 4, 2
 RNG = np.random.default_rng(5)
@@ -66,14 +67,8 @@ def bilm_batches(sentences: list[list[str]], vocabulary: list[str], backward: bo
     for begin in range(0, len(words) - WINDOW + 1, WINDOW):
         part = words[begin : begin + WINDOW]
         numbers = [ids.get(word, ids["<UNK>"]) for word in part]
-        batches.append(([_spelled(word) for word in part], numbers, targets[begin : begin + WINDOW]))
+        batches.append((BilmUnicodeChars().encode(part).tolist(), numbers, targets[begin : begin + WINDOW]))
     return batches
-
-
-def _spelled(word: str) -> list[int]:
-    """UnicodeCharsVocabulary._convert_word_to_char_ids, and the `+ 1` of Batcher."""
-    inside = {"<S>": [256], "</S>": [257]}.get(word, list(word.encode("utf-8", "ignore")[:48]))
-    return [code + 1 for code in [258, *inside, 259] + [260] * (48 - len(inside))]
 
 
 def rows_of(made: tuple[Path, Tokenizer], config: RunConfig) -> tuple[Any, BidirectionalLM]:

@@ -200,17 +200,11 @@ def test_a_full_disk_keeps_what_was_finished(corpus: list[Path], tokenizer: Path
 @pytest.mark.parametrize(
     "change",
     [
-        "settings",
-        "splitter",
-        "source",
-        "tokenizer",
-        "progress",
-        "count",
-        "cut",
+        *["settings", "splitter", "source", "tokenizer", "progress", "count", "cut"],
         "bit of bin",
         "bit of lengths",
         "bit of documents",
-    ],  # fmt: skip
+    ],
 )
 def test_progress_of_something_else_is_not_gone_on_with(
     corpus: list[Path],

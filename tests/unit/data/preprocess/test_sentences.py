@@ -105,13 +105,8 @@ def test_boundaries(case: str) -> None:
 
 
 def test_lines_are_paragraphs() -> None:
-    assert split_sentences("A title\n\nOne here. Two\nthere.\r\n \t\nEnd") == [
-        "A title",
-        "One here.",
-        "Two",
-        "there.",
-        "End",
-    ]
+    sentences = split_sentences("A title\n\nOne here. Two\nthere.\r\n \t\nEnd")
+    assert sentences == ["A title", "One here.", "Two", "there.", "End"]
 
 
 def test_blank_text_has_no_sentences() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import pytest
 
 from ctxlm_ds.data.stream.blend import train_stream
 from ctxlm_ds.data.stream.loader import Step
-from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
-from ctxlm_ds.objectives.base import Objective, build_objective
-from ctxlm_ds.recipe.schema import RunConfig
-from tests.sample_data import FakeTokenizer, random_documents, run_config, train_loader, write_dataset
+from ctxlm_ds.data.stream.run_datasets import build_run_rows
+from ctxlm_ds.objectives.base import build_objective
+from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
+from tests.unit.data.stream.test_loader import Setup, global_rows, steps_of
 
 TOKENIZER: Any = FakeTokenizer()
 BLENDS: dict[str, dict[str, Any]] = {
@@ -32,30 +31,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def setup(folder: Path, blend: str, **training: Any) -> tuple[RunRows, Objective, RunConfig]:
+def setup(folder: Path, blend: str, **training: Any) -> Setup:
     data = dict(BLENDS[blend], blend=blend, sample_format="doc_sentences", seq_length=32)
     places = [{"path": str(folder / name)} for name in ("large", "small")]
     data["train"] = [place | source for place, source in zip(places, data.pop("sources"), strict=True)]
     config = run_config(data=data, training=training, objective={"name": "masked_lm"})
     objective = build_objective(config.objective, TOKENIZER)
-    return build_run_rows(config.row_settings, TOKENIZER, objective), objective, config
-
-
-def steps_of(
-    made: tuple[RunRows, Objective, RunConfig], count: int, rank: int = 0, size: int = 1, start: int = 0
-) -> list[Step]:
-    loader = train_loader(made[0].train, *made[1:], ranks=(rank, size), start_row=start)
-    return list(itertools.islice(loader, count))
+    return build_run_rows(config.row_settings, TOKENIZER, objective).train, objective, config
 
 
 def rows_of(parts: list[list[Step]]) -> list[bytes]:
-    """Every row of the steps in global order, from every rank's steps."""
-    rows = []
-    for step in zip(*parts, strict=True):
-        for batch in itertools.chain.from_iterable(zip(*(rank.micro_batches for rank in step), strict=True)):
-            tensors = list(batch.fields.values())
-            rows += [b"".join(tensor[row].numpy().tobytes() for tensor in tensors) for row in range(len(tensors[0]))]
-    return rows
+    return sum(global_rows(parts), [])
 
 
 @pytest.mark.parametrize("blend", BLENDS)
@@ -64,7 +50,7 @@ def test_ranks_and_a_new_batch_size_change_nothing(folder: Path, blend: str) -> 
     expected = rows_of([steps_of(setup(folder, blend), 20)])
     first = rows_of([steps_of(setup(folder, blend, micro_batch_size=4), 10)])
     other = setup(folder, blend, global_batch_size=20, micro_batch_size=5)
-    then = rows_of([steps_of(other, 4, rank, 2, start=80) for rank in range(2)])
+    then = rows_of([steps_of(other, 4, rank, 2, start_row=80) for rank in range(2)])
     assert first + then == expected
 
 
@@ -73,8 +59,8 @@ def test_masks_change_with_the_source_s_own_epoch(folder: Path, blend: str) -> N
     """The small source comes round often: its rows come again with other masks."""
     made = setup(folder, blend)
     rows = rows_of([steps_of(made, 40)])
-    planned = train_stream(made[0].train, made[2].data, made[2].training).at(np.arange(320))
-    small = planned.rows >= len(made[0].train.indexes[0])
+    planned = train_stream(made[0], made[2].data, made[2].training).at(np.arange(320))
+    small = planned.rows >= len(made[0].indexes[0])
     assert planned.epochs[small].max() > planned.epochs[~small].max() + 1
     seen: dict[int, set[bytes]] = {}
     for row, content in zip(planned.rows[small].tolist(), np.array(rows, dtype=object)[small], strict=True):

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.numba_random import stream, stream_key
-from ctxlm_ds.data.sample import NO_LABEL, NO_LANGUAGE, Sample, Samples, TargetExample, TargetExamples
+from ctxlm_ds.data.sample import NO_LABEL, NO_LANGUAGE, Sample, Samples, TargetExamples
 from ctxlm_ds.objectives.corruption.infilling import InfillingRules, corrupt, poisson_ends
+from tests import ragged
 from tests.each import each
 from tests.ragged import samples_from, single_sample
 from tests.unit.objectives.corruption.infilling_reference import StreamDraws, by_rule
@@ -85,7 +86,7 @@ def test_a_language_stands_behind_the_text() -> None:
     samples = samples_from([Sample(ids, np.zeros_like(ids), special, NO_LABEL)] * 50)
     samples = samples._replace(language_ids=np.full(50, LANGUAGE, dtype=np.int32))
     orders = set()
-    for example in each(noised(samples, rules_of(mask_ratio=0.0, sentence_end=SEP), 11)):
+    for example in ragged.each(noised(samples, rules_of(mask_ratio=0.0, sentence_end=SEP), 11)):
         assert example.target_ids.tolist() == [20, 21, SEP, 30, 31, 32, SEP, 40, SEP, LANGUAGE]
         assert example.input_ids[-2:].tolist() == [SEP, LANGUAGE]
         ends = np.flatnonzero(example.input_ids == SEP)
@@ -110,14 +111,14 @@ def test_a_text_without_separator_is_cut_for_its_frame(language: int) -> None:
     ids[0] = CLS
     samples = samples_from([Sample(ids, np.zeros_like(ids), ids == CLS, NO_LABEL)])
     samples = samples._replace(language_ids=np.array([language], dtype=np.int32))
-    (example,) = each(noised(samples, rules_of(), len(ids)))
+    (example,) = ragged.each(noised(samples, rules_of(), len(ids)))
     text = list(range(21, 29))
     assert example.target_ids.tolist() == ([CLS, *text, SEP] if language == NO_LANGUAGE else [*text, SEP, LANGUAGE])
 
 
 def test_a_sample_without_text_is_its_frame() -> None:
     ids = np.array([CLS, SEP], dtype=np.int32)
-    (example,) = each(noised(samples_from([Sample(ids, np.zeros_like(ids), ids > 0, NO_LABEL)]), rules_of()))
+    (example,) = ragged.each(noised(samples_from([Sample(ids, np.zeros_like(ids), ids > 0, NO_LABEL)]), rules_of()))
     assert example.target_ids.tolist() == [CLS, SEP]
     assert example.input_ids[[0, -1]].tolist() == [CLS, SEP]
 
@@ -127,7 +128,3 @@ def test_lengths_of_spans_are_poisson() -> None:
     expected = [math.exp(-MEAN) * MEAN**length / math.factorial(length) for length in range(len(shares))]
     assert np.abs(shares - expected).max() < 1e-7 and expected[-1] < 1e-7 <= expected[-2]
     assert (np.diff(poisson_ends(16.0), prepend=0.0) * np.arange(len(poisson_ends(16.0)))).sum() == pytest.approx(16.0)
-
-
-def each(examples: TargetExamples) -> list[TargetExample]:
-    return [examples.example(number) for number in range(len(examples.starts) - 1)]

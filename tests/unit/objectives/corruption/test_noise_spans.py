@@ -11,10 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.numba_random import below, stream, stream_key, word_at
-from ctxlm_ds.data.sample import Sample, TargetExample, TargetExamples
+from ctxlm_ds.data.sample import Sample, TargetExamples
 from ctxlm_ds.objectives.corruption.noise_spans import FIRST_TOKEN_WORD, NO_MODE, denoise, denoiser_tables
 from ctxlm_ds.objectives.span_corruption import Denoiser
-from tests.ragged import samples_from
+from tests.ragged import each, samples_from
 
 KEY = stream_key(1, "mask")
 VOCABULARY, END = 32_100, 1
@@ -31,10 +31,6 @@ def texts(count: int, length: int) -> list[Sample]:
 def corrupt(samples: Sequence[Sample], denoisers: Sequence[Denoiser] = (T5,)) -> TargetExamples:
     tables = denoiser_tables(denoisers, 512, [NO_MODE] * len(denoisers), SENTINELS, END)
     return denoise(samples_from(samples), KEY, tables)
-
-
-def each(examples: TargetExamples) -> list[TargetExample]:
-    return [examples.example(number) for number in range(len(examples.starts) - 1)]
 
 
 # The published algorithm.

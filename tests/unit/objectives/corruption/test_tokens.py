@@ -30,10 +30,9 @@ def samples_of(lengths: list[int] | NDArray[np.int64], seed: int = 0, vocab_size
     return made
 
 
-def corrupt(samples: list[Sample], budget: int = 1000, epoch: int = 0, **settings: object) -> list[Example]:
-    config = objective_section(**settings)
-    laid = samples_from(samples, [(number, epoch, 0) for number in range(len(samples))])
-    return each(build_objective(config, TOKENIZER).corrupt_batch(laid, KEY, np.full(len(samples), budget)))
+def corrupt(samples: list[Sample], budget: int = 1000, **settings: object) -> list[Example]:
+    objective = build_objective(objective_section(**settings), TOKENIZER)
+    return each(objective.corrupt_batch(samples_from(samples), KEY, np.full(len(samples), budget)))
 
 
 class Words:
