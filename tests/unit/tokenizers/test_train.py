@@ -93,12 +93,6 @@ def test_the_same_text_gives_the_same_vocabulary_in_every_process(tmp_path: Path
     assert len(outputs) == 1 and len(outputs.pop().split()) == len(cases)
 
 
-def test_an_iterator_works_like_a_list(tmp_path: Path) -> None:
-    listed = train_tokenizer("wordpiece", TEXTS, 500, tmp_path / "list")
-    streamed = train_tokenizer("wordpiece", iter(TEXTS), 500, tmp_path / "iterator")
-    assert listed.fingerprint == streamed.fingerprint
-
-
 def test_default_vocabulary_sizes(tmp_path: Path) -> None:
     for kind, size in (("wordpiece", 30_522), ("bpe", 50_265), ("gpt1", 40_478)):
         train_tokenizer(kind, TEXTS, None, tmp_path / kind)

@@ -10,31 +10,14 @@ from ctxlm_ds.data.numba_random import below, stream, stream_key, uniform, word_
 from ctxlm_ds.registry import FORMATS, load_object
 
 Record = tuple[int, int, int, int, int, int]
+SPECIALS = 3
 
 
-def segment_pairs(
-    table: SentenceTable, room: int, specials: int, short_seq_prob: float, seed: int, duplicate: int
+def pairs_of(
+    table: SentenceTable, sample_format: str, room: int, short_seq_prob: float, seed: int, duplicate: int
 ) -> list[Record]:
-    """All segment pairs of one pass."""
-    return _all_pairs(table, "segment_pair", room, specials, short_seq_prob, seed, duplicate)
-
-
-def ordered_segments(
-    table: SentenceTable, room: int, specials: int, short_seq_prob: float, seed: int, duplicate: int
-) -> list[Record]:
-    """All pairs of sentence-order prediction of one pass."""
-    return _all_pairs(table, "sentence_order", room, specials, short_seq_prob, seed, duplicate)
-
-
-def sentence_pairs(table: SentenceTable, room: int, specials: int, seed: int, duplicate: int) -> list[Record]:
-    """All sentence pairs of one pass."""
-    return _all_pairs(table, "sentence_pair", room, specials, 0.0, seed, duplicate)
-
-
-def _all_pairs(
-    table: SentenceTable, sample_format: str, room: int, specials: int, short_seq_prob: float, seed: int, duplicate: int
-) -> list[Record]:
-    settings = PairSettings(room, specials, short_seq_prob, stream_key(seed, sample_format), duplicate)
+    """All pairs of one pass."""
+    settings = PairSettings(room, SPECIALS, short_seq_prob, stream_key(seed, sample_format), duplicate)
     choose = load_object(FORMATS.get(sample_format).chooser)
     records: list[Record] = make_pairs(choose, table, settings, (0, table.num_documents)).tolist()
     return records

@@ -13,7 +13,6 @@ import torch
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.index.build import IndexPlace, build_rows
-from ctxlm_ds.data.index.record import SourcePart
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import TrainLoader
 from ctxlm_ds.data.stream.preview import preview_rows
@@ -227,10 +226,3 @@ def test_documents_follow_each_other_without_a_separator(
     assert [token for sample in samples for token in sample.input_ids.tolist()] == list(range(5, 53))
     assert not any(sample.special_mask.any() for sample in samples)
     assert index.meta["documents"] == 4
-
-
-def test_a_part_of_the_documents_is_cut_alone(tmp_path: Path) -> None:
-    prefix = write_dataset(tmp_path / "data", numbered_documents([[7], [12], [5], [30]]))
-    index = build_sample_index(SourcePart(str(prefix), (1, 3)), TOKENIZER, chunks_of(10))
-    tokens = [token for number in range(len(index)) for token in sample_of(index, number).input_ids.tolist()]
-    assert tokens == list(range(12, 29))

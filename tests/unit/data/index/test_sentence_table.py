@@ -95,7 +95,7 @@ def tokens_of(index: SampleIndex) -> list[list[int]]:
     return [sample_of(index, number).input_ids.tolist() for number in range(len(index.records))]
 
 
-@pytest.mark.parametrize("sample_format", [*FORMATS, "blocks"])
+@pytest.mark.parametrize("sample_format", [*FORMATS, "blocks", "chunks"])
 def test_a_part_is_a_dataset_of_its_documents_alone(tmp_path: Path, sample_format: str) -> None:
     documents = random_documents(60, sentences=4, seed=4)
     eod = SEP if sample_format == "blocks" else None

@@ -1,4 +1,4 @@
-"""BERT's pairs against a transcription of the original, decision by decision and in distribution."""
+"""BERT's pairs against a transcription of the original, decision by decision."""
 
 from __future__ import annotations
 
@@ -9,39 +9,27 @@ import pytest
 
 from tests.sample_data import Documents, random_documents, table_of
 from tests.unit.data.formats.bert_reference import create_instances
-from tests.unit.data.formats.pairs import (
-    KernelCoins,
-    KernelDraws,
-    Record,
-    ordered_segments,
-    segment_pairs,
-    sentence_pairs,
-)
-
-SPECIALS = 3
+from tests.unit.data.formats.pairs import KernelCoins, KernelDraws, Record, pairs_of
 
 
-def flat(documents: list[list[list[int]]]) -> list[int]:
-    return [token for document in documents for sentence in document for token in sentence]
-
-
+@pytest.mark.parametrize("sample_format", ["segment_pair", "sentence_order"])
 @pytest.mark.parametrize("room", [2, 5, 29, 125, 509])
 @pytest.mark.parametrize("short_seq_prob", [0.0, 0.1, 1.0])
-def test_same_draws_give_the_originals_instances(room: int, short_seq_prob: float) -> None:
+def test_same_draws_give_the_originals_instances(sample_format: str, room: int, short_seq_prob: float) -> None:
     """The original's code, fed with the kernel's own draws, makes every decision alike."""
     documents = random_documents(60, sentences=10, tokens=15, seed=room)
-    table, tokens = table_of(documents), flat(documents)
+    tokens = [token for document in documents for sentence in document for token in sentence]
     for duplicate in range(2):
         expected = []
         for number in range(len(documents)):
             first = sum(map(len, documents[:number]))
             expected += create_instances(
-                documents, number, room, short_seq_prob, KernelDraws(4, "segment_pair", duplicate, number),
-                partial(KernelCoins, 4, "segment_pair", duplicate, first),
+                documents, number, room, short_seq_prob, KernelDraws(4, sample_format, duplicate, number),
+                partial(KernelCoins, 4, sample_format, duplicate, first), sample_format == "segment_pair",
             )  # fmt: skip
+        pairs = pairs_of(table_of(documents), sample_format, room, short_seq_prob, 4, duplicate)
         found = [
-            {"a": tokens[a0:a1], "b": tokens[b0:b1], "is_random": bool(is_random)}
-            for a0, a1, b0, b1, _, is_random in segment_pairs(table, room, SPECIALS, short_seq_prob, 4, duplicate)
+            {"a": tokens[a0:a1], "b": tokens[b0:b1], "is_random": bool(label)} for a0, a1, b0, b1, _, label in pairs
         ]
         assert found == expected
 
@@ -51,7 +39,7 @@ def test_random_next_is_from_another_document_and_true_next_follows() -> None:
         table = table_of(documents)
         document_of = np.repeat(np.arange(len(documents)), [sum(map(len, d)) for d in documents])
         for duplicate in range(200 if len(documents) == 2 else 1):
-            for a0, a1, b0, b1, _, is_random in segment_pairs(table, 125, SPECIALS, 0.1, 1, duplicate):
+            for a0, a1, b0, b1, _, is_random in pairs_of(table, "segment_pair", 125, 0.1, 1, duplicate):
                 assert (document_of[a0] != document_of[b0]) == bool(is_random)
                 assert document_of[a0] == document_of[a1 - 1] and document_of[b0] == document_of[b1 - 1]
                 assert is_random or b0 >= a1
@@ -95,27 +83,4 @@ def test_same_draws_give_the_same_pairs_as_the_plain_definition() -> None:
         for number in range(len(documents))
         for pair in plain_pairs(documents, number, 29, KernelDraws(3, "sentence_pair", 1, number))
     ]
-    assert sentence_pairs(table_of(documents), 29, 3, 3, 1) == expected
-
-
-FORMAT = "sentence_order"
-
-
-@pytest.mark.parametrize("room", [2, 29, 125, 509])
-@pytest.mark.parametrize("short_seq_prob", [0.0, 0.1, 1.0])
-def test_same_draws_give_the_originals_ordered_instances(room: int, short_seq_prob: float) -> None:
-    documents = random_documents(60, sentences=10, tokens=15, seed=room)
-    tokens = [token for document in documents for sentence in document for token in sentence]
-    for duplicate in range(2):
-        expected = []
-        for number in range(len(documents)):
-            first = sum(map(len, documents[:number]))
-            expected += create_instances(
-                documents, number, room, short_seq_prob, KernelDraws(4, FORMAT, duplicate, number),
-                partial(KernelCoins, 4, FORMAT, duplicate, first), random_next_sentence=False,
-            )  # fmt: skip
-        pairs = ordered_segments(table_of(documents), room, SPECIALS, short_seq_prob, 4, duplicate)
-        found = [
-            {"a": tokens[a0:a1], "b": tokens[b0:b1], "is_random": bool(label)} for a0, a1, b0, b1, _, label in pairs
-        ]
-        assert found == expected
+    assert pairs_of(table_of(documents), "sentence_pair", 29, 0.0, 3, 1) == expected
