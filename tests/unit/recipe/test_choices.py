@@ -17,6 +17,7 @@ from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.recipe.load import dump_config, load_config, load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES
+from tests.unit.recipe.test_load import problems_of, write
 from tools.write_config_docs import render_reference
 
 GPT2 = {
@@ -43,17 +44,6 @@ def wide() -> Iterator[None]:
     yield
     FAMILIES._added.pop("wide")
     FAMILIES._loaded.pop("wide", None)
-
-
-def write(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def problems_of(recipe: Path | str, *overrides: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        load_config(recipe, overrides)
-    return [line.strip() for line in str(caught.value).splitlines()[1:]]
 
 
 def test_each_section_is_of_the_class_that_it_names() -> None:
@@ -155,7 +145,7 @@ def test_what_is_written_with_the_change_or_after_it_must_fit(tmp_path: Path) ->
     write(base, "model: {type_vocab_size: 3}\n")
     assert load_config(base, rest).model.family == "gpt2"
     for overrides in (["model.type_vocab_size=2", *rest], [*rest, "model.type_vocab_size=2"]):
-        (problem,) = problems_of(base, *overrides)
+        (problem,) = problems_of(base, overrides)
         assert "it is a setting of bert" in problem and "[--set model.type_vocab_size=2]" in problem
 
 
@@ -194,7 +184,7 @@ def test_a_registered_family_is_known_in_recipes(tmp_path: Path, wide: None) -> 
     config = load_config(recipe)
     assert isinstance(config.model, WideSection) and config.model.width_factor == 3.0
     assert load_config(write(tmp_path / "config.yaml", dump_config(config))) == config
-    assert "did you mean model.width_factor?" in problems_of(recipe, "model.width_facto=1")[0]
+    assert "did you mean model.width_factor?" in problems_of(recipe, ["model.width_facto=1"])[0]
     (problem,) = problems_of(write(tmp_path / "bert.yaml", "model: {width_factor: 3.0}\n"))
     assert "it is a setting of wide; model.family is bert" in problem
     assert "width_factor" not in render_reference(), "the page lists what the package has"
@@ -206,6 +196,6 @@ def test_a_family_that_cannot_be_imported_is_one_problem(tmp_path: Path) -> None
         (problem,) = problems_of(write(tmp_path / "r.yaml", "model: {family: broken, odd: 1}\n"))
         assert problem.startswith("model.family:") and "cannot be imported" in problem
         # Nobody else is troubled by it.
-        assert "it is a setting of bert" in problems_of("gpt2-small", "model.type_vocab_size=2")[0]
+        assert "it is a setting of bert" in problems_of("gpt2-small", ["model.type_vocab_size=2"])[0]
     finally:
         FAMILIES._added.pop("broken")

@@ -9,12 +9,7 @@ import pytest
 
 from ctxlm_ds.recipe.check import find_problems, unused_settings
 from ctxlm_ds.recipe.layout import layout_problems
-from ctxlm_ds.recipe.schema import RunConfig
-
-
-def config_of(**sections: dict[str, Any] | str) -> RunConfig:
-    return RunConfig.model_validate(sections)
-
+from tests.unit.recipe.test_check import config_of
 
 CASES: list[tuple[dict[str, Any], int | None, str, list[str]]] = [
     ({"parallel": {"tensor_parallel_size": 8}}, None, "parallel.tensor_parallel_size", ["heads 12", "4, 6 or 12"]),

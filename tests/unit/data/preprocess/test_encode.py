@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Backend
 from ctxlm_ds.data.preprocess.sentences import split_sentences
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.text import write_corpus
-from tests.unit.data.preprocess.conftest import DOCUMENTS
+from tests.unit.data.conftest import DOCUMENTS
 from tests.unit.data.preprocess.test_job import read_documents, run
 
 

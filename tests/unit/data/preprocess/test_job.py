@@ -14,7 +14,7 @@ from ctxlm_ds.errors import DataError, TokenizerError
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.text import write_corpus
-from tests.unit.data.preprocess.conftest import DOCUMENTS
+from tests.unit.data.conftest import DOCUMENTS
 
 
 @pytest.fixture

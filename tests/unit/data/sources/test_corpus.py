@@ -10,8 +10,7 @@ import pytest
 
 from ctxlm_ds.data.sources.corpus import MAX_KEPT, Corpus
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.tokenizers.train import train_tokenizer
-from tests.text import make_documents, write_corpus
+from tests.text import write_corpus
 from tests.unit.data.preprocess.test_job_resume import contents_of, run
 from tests.unit.data.sources.documents import parsed
 
@@ -37,13 +36,6 @@ def test_several_keys(tmp_path: Path) -> None:
 
 
 POLISH = "plain\n\nzażółć"
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tokenizer") / "bpe"
-    train_tokenizer("bpe", make_documents(60, seed=7), 500, folder)
-    return folder
 
 
 def test_bad_records_are_counted_and_the_first_kept(

@@ -1,4 +1,4 @@
-"""Tokenizers and inputs of the tests of preprocessing."""
+"""Tokenizers and inputs of the tests of preprocessing and of sources."""
 
 from __future__ import annotations
 
