@@ -1,10 +1,9 @@
-"""The writer: what it cannot store, what it leaves when it is killed or abandoned, documents in bulk."""
+"""The writer: what it cannot store, what it leaves when it is killed or abandoned."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from ctxlm_ds.data.dataset import writer as writer_module
@@ -18,17 +17,6 @@ from tests.unit.data.dataset.test_reader import documents_of, expect_refusal, re
 def prefix(tmp_path: Path) -> Path:
     write_documents(tmp_path / "data", documents_of(1, 1000), vocab_size=1000)
     return tmp_path / "data"
-
-
-def test_bulk_writing_gives_the_same_bytes(prefix: Path, tmp_path: Path) -> None:
-    with DatasetWriter(tmp_path / "bulk", "uint16") as writer:
-        for document in documents_of(1, 1000):
-            flat = np.array([token for sequence in document for token in sequence], dtype=np.int32)
-            lengths = [len(sequence) for sequence in document]
-            writer.add_documents(flat, lengths, np.array([len(lengths)]))
-        writer.finalize({"vocab_size": 1000})
-    for extension in ("bin", "idx", "json"):
-        assert (tmp_path / f"bulk.{extension}").read_bytes() == Path(f"{prefix}.{extension}").read_bytes()
 
 
 def test_writer_refuses_what_it_cannot_store(tmp_path: Path) -> None:
