@@ -1,4 +1,4 @@
-"""tools/train_tokenizer.py: the same command again is done at once, a killed one leaves no folder or a whole one.
+"""tools/train_tokenizer.py: the same command again is done at once.
 
 Samples of languages by their share of the text; tools/tokenizer_report.py has the same figures as the training.
 """
@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -21,7 +19,7 @@ from ctxlm_ds.errors import CtxlmError
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.report import tokenizer_report
 from ctxlm_ds.tokenizers.train import tokenizer_types, train_tokenizer
-from tests.integration.route import ROOT, Finished, call_here
+from tests.integration.route import Finished, call_here
 from tests.unit.tokenizers.test_report import TEXTS
 
 
@@ -68,30 +66,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
             handle.write(json.dumps({"text": text, "lang": "de" if number % 3 == 0 else "en"}) + "\n")
         handle.write("{not json\n")
     return file
-
-
-def test_a_killed_training_leaves_no_folder(tmp_path: Path, corpus: Path) -> None:
-    """kill -9 while it trains, and as soon as it writes: the folder is not there, or it is whole."""
-    for moment in ("*.jsonl", "*.partial-*", "*.partial-*/tokenizer.json"):
-        folder = tmp_path / str(len(moment)) / "tok"
-        folder.parent.mkdir()
-        (folder.parent / "begin.jsonl").touch()
-        command = [
-            sys.executable,
-            str(ROOT / "tools" / "train_tokenizer.py"),
-            "--input",
-            str(corpus),
-            "--type",
-            "unigram",
-        ]
-        command += ["--vocab-size", "400", "--max-bad-records", "1", "--output-dir", str(folder)]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while process.poll() is None and not list(folder.parent.glob(moment)):
-            time.sleep(0.001)
-        process.kill()
-        process.wait()
-        if folder.exists():
-            assert load_tokenizer(folder).vocab_size == 400
 
 
 LANGUAGES = {"large": 900, "middle": 90, "small": 9}
