@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,8 @@ from tests.integration.route import BIN, Finished, call, call_here
 
 
 def run(ranks: int, *arguments: object) -> Finished:
-    if ranks == 1:
-        return call_here(main, "finetune", *arguments)
-    return call(BIN / "torchrun", "--standalone", "--nproc_per_node", ranks, "-m", "ctxlm_ds.finetune", *arguments)
+    torchrun = [BIN / "torchrun", "--standalone", "--nproc_per_node", ranks]
+    return call(*(torchrun if ranks > 1 else [sys.executable]), "-m", "ctxlm_ds.finetune", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +40,10 @@ def test_a_grid_is_run_reported_and_not_run_again(files: Path) -> None:
     page = (files / "out" / "report.html").read_text()
     assert "Good &amp; bad" in page and "someone" in page
     assert page.count("<svg") == 1 and "<th>right \\ predicted</th>" in page
-    second = run(1, *command)
+    second = call_here(main, "finetune", *command)
     assert second.returncode == 0 and "2 points of 2 have a result already" in second.stderr
     assert "run 1 of" not in second.stderr and second.stdout == first.stdout
-    other = run(1, *command, "--lora", 2)
+    other = call_here(main, "finetune", *command, "--lora", 2)
     assert other.returncode == 2 and "choose another --output" in other.stderr
 
 
@@ -63,7 +63,7 @@ def test_a_mistake_is_one_line(files: Path, tmp_path: Path, change: tuple[str, s
     name, value = change
     options = {"--task": str(files / "mine.yaml"), "--model": str(files / "model"), "--data": str(files / "data"),
                "--output": str(tmp_path / "out")} | {name: value}  # fmt: skip
-    done = run(1, *[part for option in options.items() for part in option])
+    done = call_here(main, "finetune", *[part for option in options.items() for part in option])
     assert done.returncode == 2 and message in done.stderr and "Traceback" not in done.stderr
     assert not list(tmp_path.glob("out/points/*"))
 
