@@ -134,8 +134,8 @@ def run_case(layout: Layout, case: Case, folder: Path) -> dict[str, Any]:
     rows = Rows() if engine.topology.is_main else None
     trainer = Trainer(
         start=RunStart(state.step, config.training.max_steps, config, tokens=state.tokens), training=config.training,
-        evaluation=config.evaluation, engine=engine, schedule=LearningRateSchedule(config.schedule, RATE, STEPS), steps=stream,
-        validation={}, saves=Saves(config.checkpoint, checkpoints),
+        evaluation=config.evaluation, engine=engine, schedule=LearningRateSchedule(config.schedule, RATE, STEPS),
+        steps=stream, validation={}, saves=Saves(config.checkpoint, checkpoints),
         recovery=Recovery(settings, folder, rows, load, stream.restart), hooks=Hooks([recorder]),
         stop_signal=StopSignal(), state=state,
     )  # fmt: skip
