@@ -15,7 +15,7 @@ from ctxlm_ds.recipe.schema import CheckpointConfig, KernelsConfig, ParallelConf
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.loop.state import TrainState
 from tests.dist.runner import run_ranks
-from tests.dist.training import GLOBAL_BATCH, build_engine, gather_weights, step_of, tiny_config
+from tests.dist.training import GLOBAL_BATCH, assembled, build_engine, gather_weights, step_of, tiny_config
 
 SAVED_STEP, STEPS = 3, 6
 DATA = {"train_rows": 100}
@@ -79,20 +79,15 @@ def some_steps(engine: Engine, start: int, stop: int) -> list[float]:
 
 
 def gather_moments(engine: Engine) -> dict[str, torch.Tensor]:
-    """Every parameter's whole moments by `NAME#KIND`, assembled from all ranks' fragments."""
-    own = []
+    """Every parameter's whole moments by `NAME#KIND`, assembled from all ranks' fragments, on rank 0."""
     kinds = engine.moment_kinds()
-    for fragment in engine.fragments():
-        state = engine.optimizer_state(fragment.owner)
-        own += [
-            (f"{fragment.name}#{kind}", fragment.shard, fragment.start, fragment.moment(state, kind).clone())
-            for kind in kinds[fragment.name]
-        ]
-    whole: dict[str, torch.Tensor] = {}
-    for pieces in engine.topology.all_gather_object(own):
-        for name, shard, start, values in pieces:
-            shard.place(whole.setdefault(name, torch.full(shard.shape, float("nan"))), values, start)
-    return whole
+    held = [(fragment, engine.optimizer_state(fragment.owner)) for fragment in engine.fragments()]
+    pieces = [
+        (f"{fragment.name}#{kind}", fragment.shard, fragment.start, fragment.moment(state, kind).clone().numpy())
+        for fragment, state in held
+        for kind in kinds[fragment.name]
+    ]
+    return assembled(engine, pieces, {})
 
 
 def train_and_save(

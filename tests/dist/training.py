@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import Any
 
@@ -178,10 +179,19 @@ def step_of(engine: Engine, step: int) -> Step:
 
 
 def gather_weights(engine: Engine) -> dict[str, torch.Tensor]:
-    """Every parameter's whole fp32 value, assembled from all ranks' fragments."""
-    own = [(f.name, f.shard, f.start, f.weight().clone()) for f in engine.fragments()]
-    whole = {name: torch.full(shape, float("nan")) for name, shape in engine.program.trained_shapes.items()}
-    for pieces in engine.topology.all_gather_object(own):
-        for name, shard, start, values in pieces:
-            shard.place(whole[name], values, start)
-    return whole
+    """Every parameter's whole fp32 value, assembled from all ranks' fragments, on rank 0; nothing on the others."""
+    pieces = [(f.name, f.shard, f.start, f.weight().numpy()) for f in engine.fragments()]
+    shapes = engine.program.trained_shapes
+    return assembled(engine, pieces, {name: torch.full(shape, float("nan")) for name, shape in shapes.items()})
+
+
+def assembled(engine: Engine, own: list[Any], whole: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of which every rank has pieces (name, shard, start, values), on rank 0; nothing on the others."""
+    world_size = engine.topology.world_size
+    found: list[Any] | None = [own] * world_size if engine.topology.is_main else None
+    if world_size > 1:
+        torch.distributed.gather_object(own, found)
+    for name, shard, start, values in itertools.chain.from_iterable(found or []):
+        whole.setdefault(name, torch.full(shard.shape, float("nan")))
+        shard.place(whole[name], torch.from_numpy(values), start)
+    return whole if found else {}
