@@ -48,9 +48,9 @@ from tests.dist.states import gather_moments
 from tests.dist.training import gather_weights
 from tests.golden.corpus import WORDS, Numbers
 
-ROWS, MICRO_ROWS = 8, 2
+ROWS, MICRO_ROWS = 8, 4
 """Of a global batch and of a micro-batch."""
-STEPS, TRAINING_STEPS = 3, 30
+STEPS, TRAINING_STEPS = 2, 30
 NUM_DOCUMENTS = 160
 VOCABULARY = 40
 """Words beside those that a tokenizer of its type has at least."""
@@ -365,14 +365,15 @@ def count_flops(rank: int, world_size: int, run: Run) -> tuple[int, int]:
 
 
 def save(rank: int, world_size: int, run: Run, run_dir: Path) -> dict[str, Any]:
-    """Case: save after STEPS steps and go on; what was saved and the losses after it."""
+    """Case: save after STEPS steps and go on; figures before it, what was saved, and losses and weights after it."""
     engine = build(run)
+    initial = gather_weights(engine)
     figures = advance(engine, run, range(STEPS))
     (run_dir / "tokenizer").mkdir(parents=True, exist_ok=True)
     engine.topology.barrier()
     _checkpoints(engine, run, run_dir).save(TrainState(step=STEPS, rows_consumed=STEPS * ROWS, tokens=7))
-    held = {"weights": gather_weights(engine), "moments": gather_moments(engine)}
-    return {**figures, **held, "next": advance(engine, run, range(STEPS, 2 * STEPS))["losses"]}
+    held = {"initial": initial, "weights": gather_weights(engine), "moments": gather_moments(engine)}
+    return {**figures, **held, **go_on(engine, run)}
 
 
 def resume(rank: int, world_size: int, run: Run, run_dir: Path) -> dict[str, Any]:
@@ -381,7 +382,12 @@ def resume(rank: int, world_size: int, run: Run, run_dir: Path) -> dict[str, Any
     newest = CheckpointManager(run_dir, engine.config.checkpoint, engine.topology).find_resumable()
     state = _checkpoints(engine, run, run_dir).resume(newest)
     held = {"weights": gather_weights(engine), "moments": gather_moments(engine), "state": state}
-    return {**held, "next": advance(engine, run, range(STEPS, 2 * STEPS))["losses"]}
+    return {**held, **go_on(engine, run)}
+
+
+def go_on(engine: Engine, run: Run) -> dict[str, Any]:
+    """Losses of the next steps and weights after them."""
+    return {"next": advance(engine, run, range(STEPS, 2 * STEPS))["losses"], "last": gather_weights(engine)}
 
 
 def _checkpoints(engine: Engine, run: Run, run_dir: Path) -> TrainingCheckpoints:

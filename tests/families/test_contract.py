@@ -3,8 +3,9 @@
 Cases run in ranks that live on (groups.py). Rows come from the real data route: a tokenizer of the family's type, a
 dataset, a sample index, the loader (runs.py).
 
-Layouts are chosen by parts: a recipe that brings one runs under all of them, a variant of such recipes under the layout
-that splits layers, stages and tokens at once. `make soak` runs the rest.
+Layouts are chosen by parts: a recipe that brings one runs under all that split the model, and is saved and resumed; a
+variant of such recipes runs under the layout that splits layers, stages and tokens at once. `make soak` runs the rest.
+Layouts are compared with dropout, and where a run is saved without it.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ MODEL_PARALLEL = [
     Layout(tensor=2, stage=1), Layout(pipeline=2, recompute=True),
     Layout(tensor=2, pipeline=2, stage=1, sequence_parallel=True),
 ]  # fmt: skip
+COMBINED = MODEL_PARALLEL[-1]
 LAYOUTS = [*MODEL_PARALLEL, Layout(pipeline=2, stage=1), *(Layout(data=2, stage=stage) for stage in (1, 2, 3))]
-SAVED_ON, RESUMED_ON = MODEL_PARALLEL[-1], [Layout(data=2, stage=3), ONE_RANK]
+RESUMED_ON = [Layout(data=2, stage=3), ONE_RANK]
 OTHER_SEED = 4321
 
 
@@ -58,9 +60,7 @@ def case(chosen: bool, *values: Any) -> Any:
 
 def is_chosen(family: str, layout: Layout) -> bool:
     """Whether a family runs under a layout in every run of the tests."""
-    if layout == MODEL_PARALLEL[-1]:
-        return True
-    return family in FIRST and (layout.data == 1 or layout.stage == 3 or family in EVERY_STAGE)
+    return layout == COMBINED or family in EVERY_STAGE or (family in FIRST and layout in MODEL_PARALLEL)
 
 
 every_family = pytest.mark.parametrize("family", SHIPPED)
@@ -134,12 +134,13 @@ def test_an_exported_folder_is_read_back_bit_for_bit(results: Results, family: s
     assert [name for name, same in found.items() if not same] == []
 
 
+@pytest.mark.parametrize("dropout", [case(True, "dropout"), case(False, "plain")])
 @pytest.mark.parametrize(
     ("family", "layout"), [case(is_chosen(name, layout), name, layout) for name in RECIPES for layout in LAYOUTS]
 )
-def test_a_layout_gives_the_numbers_of_one_rank(results: Results, family: str, layout: Layout) -> None:
-    run = results.run(family)
-    assert_same_steps(results.of(runs.train, run.on(layout)), results.reference(run))
+def test_a_layout_gives_the_numbers_of_one_rank(results: Results, family: str, layout: Layout, dropout: str) -> None:
+    run = results.run(family, dropout=dropout == "dropout")
+    assert_same_steps(results.of(runs.train, run.on(layout)), results.of(runs.train, run))
 
 
 @pytest.mark.parametrize("family", [case(name in MUON, name) for name in SHIPPED])
@@ -149,23 +150,21 @@ def test_muon_orthogonalizes_whole_matrices(results: Results, family: str) -> No
     wanted, adamw = results.of(runs.train, run), results.reference(results.run(family))
     matrices = {name for name, facts in wanted["facts"].items() if facts.matrix}
     assert matrices and not [name for name in matrices if torch.equal(wanted["weights"][name], adamw["weights"][name])]
-    assert_same_steps(results.of(runs.train, run.on(MODEL_PARALLEL[-1])), wanted)
+    assert_same_steps(results.of(runs.train, run.on(COMBINED)), wanted)
 
 
 @first_recipe
-def test_dropout_does_not_depend_on_the_layout(results: Results, family: str) -> None:
+def test_dropout_changes_the_losses_of_what_drops(results: Results, family: str) -> None:
     run = results.run(family, dropout=True)
-    wanted = results.of(runs.train, run)
     plain = results.reference(results.run(family))["losses"][:STEPS]
-    assert (wanted["losses"] != pytest.approx(plain, rel=1e-3)) == run.config().model.drops
-    for layout in MODEL_PARALLEL[1:] if run.config().model.drops else []:
-        assert_same_steps(results.of(runs.train, run.on(layout)), wanted)
+    assert (results.of(runs.train, run)["losses"] != pytest.approx(plain, rel=1e-3)) == run.config().model.drops
 
 
 @first_recipe
 def test_a_run_goes_on_under_another_layout(results: Results, family: str, tmp_path: Path) -> None:
     run = results.run(family)
-    saved = results.of(runs.save, run.on(SAVED_ON), tmp_path)
+    saved = results.of(runs.save, run.on(COMBINED), tmp_path)
+    assert_same_steps(saved, results.reference(run))
     for layout in RESUMED_ON:
         resumed = results.of(runs.resume, run.on(layout), tmp_path)
         assert resumed["state"].step == STEPS
@@ -173,6 +172,8 @@ def test_a_run_goes_on_under_another_layout(results: Results, family: str, tmp_p
             assert resumed[states].keys() == saved[states].keys()
             assert [n for n, value in saved[states].items() if not torch.equal(resumed[states][n], value)] == []
         assert resumed["next"] == pytest.approx(saved["next"], rel=1e-5)
+        for name, weight in saved["last"].items():
+            torch.testing.assert_close(resumed["last"][name], weight, rtol=1e-5, atol=1e-5, msg=name)
 
 
 @every_recipe
@@ -266,7 +267,7 @@ def test_a_family_registered_by_a_user_keeps_to_it(tmp_path: Path, monkeypatch: 
     FAMILIES.register("toy", TOY)
     found = Results(tmp_path)
     for layout in (Layout(tensor=2, stage=1), Layout(pipeline=2, stage=1), Layout(data=2, stage=3)):
-        test_a_layout_gives_the_numbers_of_one_rank(found, "toy", layout)
+        test_a_layout_gives_the_numbers_of_one_rank(found, "toy", layout, "plain")
     test_the_planner_counts_what_is_built(found, "toy")
     test_every_parameter_has_its_own_initial_value(found, "toy")
     test_the_tiny_recipe_trains(found, "toy")
