@@ -17,7 +17,7 @@ from ctxlm_ds.training.loop.state import TrainState
 from tests.dist.runner import run_ranks
 from tests.dist.training import GLOBAL_BATCH, assembled, build_engine, gather_weights, step_of, tiny_config
 
-SAVED_STEP, STEPS = 3, 6
+SAVED_STEP, STEPS = 2, 4
 DATA = {"train_rows": 100}
 
 

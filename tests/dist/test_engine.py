@@ -17,7 +17,7 @@ from tests.dist.runner import run_ranks
 from tests.dist.training import GLOBAL_BATCH, build_engine, step_of, tiny_config, train
 
 pytestmark = pytest.mark.dist
-STEPS = 20
+STEPS, SOAK_STEPS = 6, 20
 FAMILIES = ("bert", "roberta", "gpt2", "gpt1")
 
 
@@ -97,19 +97,22 @@ def references() -> dict[str, dict[str, Any]]:
     return {}
 
 
-def reference_of(family: str, references: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    if family not in references:
+def reference_of(family: str, steps: int, references: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    name = f"{family}-{steps}"
+    if name not in references:
         case = Case(1, 1, 1, 0, GLOBAL_BATCH)
-        references[family] = run_ranks(train, 1, case.config(family), case.user_json, STEPS, timeout_s=120)[0]
-    return references[family]
+        references[name] = run_ranks(train, 1, case.config(family), case.user_json, steps, timeout_s=120)[0]
+    return references[name]
 
 
 def parameters() -> list[Any]:
     chosen = [
-        pytest.param(family, case, id=f"{family}-{case}") for family in FAMILIES for case in ALWAYS.get(family, [])
+        pytest.param(family, case, STEPS, id=f"{family}-{case}")
+        for family in FAMILIES
+        for case in ALWAYS.get(family, [])
     ]
     rest = [
-        pytest.param(family, case, id=f"{family}-{case}", marks=pytest.mark.soak)
+        pytest.param(family, case, SOAK_STEPS, id=f"{family}-{case}", marks=pytest.mark.soak)
         for family in FAMILIES
         for case in EVERY_CASE
         if case not in ALWAYS.get(family, [])
@@ -117,12 +120,12 @@ def parameters() -> list[Any]:
     return chosen + rest
 
 
-@pytest.mark.parametrize(("family", "case"), parameters())
+@pytest.mark.parametrize(("family", "case", "steps"), parameters())
 def test_a_layout_gives_the_numbers_of_one_rank(
-    family: str, case: Case, references: dict[str, dict[str, Any]], record_property: Any
+    family: str, case: Case, steps: int, references: dict[str, dict[str, Any]], record_property: Any
 ) -> None:
-    reference = reference_of(family, references)
-    results = run_ranks(train, case.world_size, case.config(family), case.user_json, STEPS, timeout_s=280)
+    reference = reference_of(family, steps, references)
+    results = run_ranks(train, case.world_size, case.config(family), case.user_json, steps, timeout_s=280)
     worst = 0.0
     for result, figure in itertools.product(results, ("losses", "norms")):
         assert result[figure] == pytest.approx(reference[figure], rel=1e-5)
@@ -135,9 +138,9 @@ def test_a_layout_gives_the_numbers_of_one_rank(
 def test_hidden_dropout_does_not_depend_on_the_data_parallel_size() -> None:
     """Complete activations are dropped alike by every rank and stage (for one micro-batch size)."""
     case, alone = Case(1, 2, 2, 1, 2), Case(1, 1, 1, 0, 2)
-    reference = run_ranks(train, 1, alone.config("bert", 0.2), case.user_json, 5)[0]
-    plain = run_ranks(train, 1, alone.config("bert"), case.user_json, 5)[0]
-    results = run_ranks(train, case.world_size, case.config("bert", 0.2), case.user_json, 5)
+    reference = run_ranks(train, 1, alone.config("bert", 0.2), case.user_json, 3)[0]
+    plain = run_ranks(train, 1, alone.config("bert"), case.user_json, 3)[0]
+    results = run_ranks(train, case.world_size, case.config("bert", 0.2), case.user_json, 3)
     assert results[0]["losses"] == pytest.approx(reference["losses"], rel=1e-5)
     assert results[0]["losses"] != pytest.approx(plain["losses"], rel=1e-3)
 
@@ -148,16 +151,16 @@ def test_hidden_dropout_does_not_depend_on_the_data_parallel_size() -> None:
 def test_where_a_pipeline_is_cut_changes_nothing(
     parallel: dict[str, Any], references: dict[str, dict[str, Any]]
 ) -> None:
-    reference = reference_of("bert", references)
+    reference = reference_of("bert", STEPS, references)
     case = Case(1, 2, 1, 1)
-    results = run_ranks(train, 2, case.config("bert", **parallel), case.user_json, 5, timeout_s=120)
-    assert results[0]["losses"] == pytest.approx(reference["losses"][:5], rel=1e-5)
+    results = run_ranks(train, 2, case.config("bert", **parallel), case.user_json, 3, timeout_s=120)
+    assert results[0]["losses"] == pytest.approx(reference["losses"][:3], rel=1e-5)
 
 
 def vocabulary_padding(rank: int, world_size: int, config: RunConfig) -> tuple[list[float], int, float]:
     """Losses, rows of this rank's word embedding, and the largest number in the rows of padding after training."""
     engine = build_engine(config, {"zero_optimization": {"stage": 1}})
-    losses = [engine.train_step(step_of(engine, step), step, 0.01).loss for step in range(5)]
+    losses = [engine.train_step(step_of(engine, step), step, 0.01).loss for step in range(3)]
     weight = dict(engine.named_parameters)["word_embeddings.weight"].detach()
     words = engine.fragments()[0].shard.num_rows
     return losses, weight.shape[0], float(weight[words:].abs().sum())
@@ -170,7 +173,7 @@ def test_rows_that_pad_the_vocabulary_stay_zero(
     """61 words; with 4 ranks of 32 rows the last two hold nothing but padding."""
     config = Case(tensor, 1, 1, 1).config("bert", vocab_multiple=multiple)
     for losses, num_rows, padding in run_ranks(vocabulary_padding, tensor, config, timeout_s=120):
-        assert losses == pytest.approx(reference_of("bert", references)["losses"][:5], rel=1e-5)
+        assert losses == pytest.approx(reference_of("bert", STEPS, references)["losses"][:3], rel=1e-5)
         assert (num_rows, padding) == (rows, 0.0)
 
 
@@ -199,7 +202,7 @@ def test_clipping_bounds_the_update() -> None:
     optimizer = choices.OPTIMIZER.make(learning_rate=0.01, gradient_clipping=0.05)
     plain, *sharded = (
         run_ranks(train, case.world_size, case.config("bert").model_copy(update={"optimizer": optimizer}),
-                  case.user_json, 5, timeout_s=180)[0]
+                  case.user_json, 3, timeout_s=180)[0]
         for case in (Case(1, 1, 1, 0), Case(1, 1, 2, 1), Case(1, 1, 2, 3))
     )  # fmt: skip
     for result in sharded:
@@ -210,5 +213,5 @@ def test_clipping_bounds_the_update() -> None:
 
 def test_the_comparison_can_fail(references: dict[str, dict[str, Any]]) -> None:
     """Steps differ from one another by far more than the tolerance."""
-    losses = reference_of("bert", references)["losses"]
+    losses = reference_of("bert", STEPS, references)["losses"]
     assert max(abs(a - b) / a for a, b in itertools.pairwise(losses)) > 1e-2

@@ -18,7 +18,7 @@ from tests.dist.states import Layout, assert_states_equal, resume_under, save_un
 from tests.dist.training import tiny_config, train
 
 pytestmark = pytest.mark.dist
-STEPS, RATE, LEAST = 4, 0.02, 8
+STEPS, RATE, LEAST = 3, 0.02, 8
 COMMON = {"learning_rate": RATE, "weight_decay": 0.1, "gradient_clipping": 0.0}
 OPTIMIZERS = {
     name: choices.OPTIMIZER.make(name=name, **{**COMMON, **own})
