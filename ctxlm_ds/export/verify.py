@@ -1,8 +1,8 @@
 """Proof of a conversion: our model and transformers' give the same outputs for the same inputs.
 
 Our model is filled from our weights, theirs is loaded by transformers from the folder. Both compute in fp32, one after
-the other, so that only one is in memory. Models that predict the next token also generate. The inputs are random ids,
-the longest row, and real text through the tokenizer, which must give the same ids in transformers and here.
+the other, so that only one is in memory. The inputs are random ids, the longest row, and real text through the
+tokenizer, which must give the same ids in transformers and here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ BOUND = 1e-4
 """Bound of the difference of logits computed in fp32 from the same weights, relative to the largest logit."""
 ROUNDING_BOUNDS = {"fp32": BOUND, "fp16": 2e-2, "bf16": 1e-1}
 """Bound of the difference that rounding the weights to a data type makes, relative to the largest logit."""
-GENERATED_TOKENS = 20
 
 TEXT_PAIRS = (
     ("It was the best of times, it was the worst of times.", "It was the age of wisdom, the age of foolishness."),
@@ -47,8 +46,7 @@ TEXT_PAIRS = (
 def build_inputs(folder: Path, export: FamilyExport, model: ModelSection, tokenizer: Tokenizer) -> dict[str, Fields]:
     """Return inputs by name: `random` (a padded batch), `longest` (every position) and `text`.
 
-    Raises:
-        ExportError: the tokenizer as transformers loads it does not give the ids that the model was trained on.
+    Raises ExportError if the tokenizer as transformers loads it does not give the ids that the model was trained on.
     """
     rng = np.random.default_rng(SEED)
     longest = model.longest_sequence or UNLIMITED_LENGTH
@@ -63,25 +61,19 @@ def build_inputs(folder: Path, export: FamilyExport, model: ModelSection, tokeni
     fields = {name: some | export.further_fields(some) for name, some in fields.items()}
     if export.encoder_decoder:
         start = export.start_id(tokenizer)
-        return {name: some | _decoder_fields(_any_target(some), start) for name, some in fields.items()}
+        return {name: some | _decoder_fields(some, start) for name, some in fields.items()}
     return fields
 
 
-def _any_target(fields: Fields) -> torch.Tensor:
-    """Return a target [b, t] of half a row's length without padding: tokens of the row from its start on."""
-    shortest = int((fields["sequence_ids"] > 0).sum(dim=1).min())
-    return fields["input_ids"][:, : max(1, shortest // 2)]
-
-
-def _decoder_fields(target: torch.Tensor, start_id: int) -> Fields:
-    """Return the decoder's fields for writing `target` [b, t]."""
-    rows, length = target.shape
-    starts = torch.tensor([[0, length]]).expand(rows, -1)
+def _decoder_fields(fields: Fields, start_id: int) -> Fields:
+    """Return the decoder's fields for a target of half a row's length without padding: tokens from its start on."""
+    ids, shortest = fields["input_ids"], int((fields["sequence_ids"] > 0).sum(dim=1).min())
+    rows, length = len(ids), max(1, shortest // 2)
     return {
-        "decoder_input_ids": torch.cat([torch.full((rows, 1), start_id), target[:, :-1]], dim=1),
+        "decoder_input_ids": torch.cat([torch.full((rows, 1), start_id), ids[:, : length - 1]], dim=1),
         "decoder_position_ids": torch.arange(length).expand(rows, -1),
         "decoder_sequence_ids": torch.ones(rows, length, dtype=torch.int64),
-        "decoder_sequence_starts": starts,
+        "decoder_sequence_starts": torch.tensor([[0, length]]).expand(rows, -1),
     }
 
 
@@ -175,10 +167,6 @@ class Comparison:
         )
 
 
-Continuation = tuple[torch.Tensor, torch.Tensor]
-"""A prompt's ids and the ids that a model generated after it."""
-
-
 def verify_folder(
     folder: Path,
     source: WeightSource,
@@ -187,13 +175,10 @@ def verify_folder(
     tokenizer: Tokenizer,
     dtype: str = "fp32",
 ) -> list[Comparison]:
-    """Compare the transformers models in `folder` with ours filled from `source`.
+    """Compare the transformers models in `folder`, whose weights have the `dtype`, with ours filled from `source`.
 
-    `dtype` is that of the folder's weights. Ours are rounded in the same way for the comparison; the effect of the
-    rounding has another bound.
-
-    Raises:
-        ExportError: lists every difference past its bound.
+    Ours are rounded in the same way; the effect of the rounding has another bound. Raises ExportError, which lists
+    every difference past its bound.
     """
     export = export_of(model.family)
     inputs = build_inputs(folder, export, model, tokenizer)
@@ -223,15 +208,11 @@ def _verify_class(
     dtype: str,
 ) -> list[Comparison]:
     """Compare the model of one class with ours that has only these outputs; arguments as those of verify_folder."""
-    longest = model.longest_sequence or UNLIMITED_LENGTH
-    theirs, written = _their_side(folder, export, export.hf_classes[frozenset(outputs)], inputs, longest)
-    ours = _filled_model(source, model, outputs, dtype)
-    comparisons = _compare(_logits(export, inputs, ours.run), theirs, BOUND)
-    if written:
-        comparisons.append(_compare_generation(ours, export, inputs["text"], written))
+    theirs = _their_logits(folder, export, export.hf_classes[frozenset(outputs)], inputs)
+    rounded = _logits(export, inputs, _filled_model(source, model, outputs, dtype).run)
+    comparisons = _compare(rounded, theirs, BOUND)
     if dtype != "fp32":
-        ours = _filled_model(source, model, outputs, "fp32")
-        exact = _logits(export, inputs, ours.run)
+        exact = _logits(export, inputs, _filled_model(source, model, outputs, "fp32").run)
         comparisons += _compare(exact, theirs, ROUNDING_BOUNDS[dtype], f" (rounding to {dtype})")
     return comparisons
 
@@ -245,14 +226,8 @@ def _filled_model(source: WeightSource, model: ModelSection, outputs: Sequence[s
     return module
 
 
-def _their_side(
-    folder: Path, export: FamilyExport, hf_class: str, inputs: dict[str, Fields], longest: int
-) -> tuple[Fields, list[Continuation]]:
-    """Compute transformers' outputs under our names and, if it predicts the next token, its continuations.
-
-    Raises:
-        ExportError: transformers cannot load the folder, misses a tensor, or finds one of another shape.
-    """
+def _their_logits(folder: Path, export: FamilyExport, hf_class: str, inputs: dict[str, Fields]) -> Fields:
+    """Compute transformers' outputs under our names; ExportError if the folder does not fill the class."""
     import transformers
 
     with _inside_transformers(folder):
@@ -264,9 +239,7 @@ def _their_side(
     if wrong:
         raise ExportError(f"transformers cannot fill {hf_class} from {folder}: {wrong}")
     module.eval()
-    logits = _logits(export, inputs, lambda fields: export.their_outputs(module(**export.their_inputs(fields)), fields))
-    with _inside_transformers(folder):
-        return logits, _generated(module, export, inputs["text"], longest) if export.next_token_output else []
+    return _logits(export, inputs, lambda fields: export.their_outputs(module(**export.their_inputs(fields)), fields))
 
 
 def _logits(export: FamilyExport, inputs: dict[str, Fields], run: Callable[[Fields], Fields]) -> Fields:
@@ -291,53 +264,6 @@ def _compare(reference: Fields, other: Fields, bound: float, note: str = "") -> 
         difference = float((expected - other[name]).abs().max())
         comparisons.append(Comparison(name + note, difference, float(expected.abs().max()), bound))
     return comparisons
-
-
-def _generated(module: Any, export: FamilyExport, prompts: Fields, longest: int) -> list[Continuation]:
-    """Generate with transformers after each prompt; the end-of-text token does not end the text."""
-    from transformers import GenerationConfig
-
-    length = min(GENERATED_TOKENS, longest - 1)
-    # The folder's settings (end-of-text token, sampling) would change the comparison.
-    start = int(prompts["decoder_input_ids"][0, 0]) if export.encoder_decoder else None
-    module.generation_config = GenerationConfig(
-        do_sample=False, max_new_tokens=length, eos_token_id=None, pad_token_id=0, decoder_start_token_id=start
-    )
-    lengths = (prompts["sequence_ids"] > 0).sum(dim=1).clamp(max=longest - length)
-    texts = [row[:end] for row, end in zip(prompts["input_ids"], lengths.tolist(), strict=True)]
-    rows = [module.generate(text[None], attention_mask=torch.ones_like(text[None]))[0] for text in texts]
-    # A decoder's row begins with its start token.
-    return [(text, row[1 if export.encoder_decoder else len(text) :]) for text, row in zip(texts, rows, strict=True)]
-
-
-def _compare_generation(
-    ours: Any, export: FamilyExport, prompts: Fields, written: Sequence[Continuation]
-) -> Comparison:
-    """Compare greedy generation: each token of transformers must have our largest logit at its position.
-
-    Our model reads the tokens that transformers generated, so by induction a greedy loop over it generates the same. A
-    difference up to BOUND is allowed because two tokens may tie.
-    """
-    largest, scale = 0.0, 0.0
-    for prompt, tokens in written:
-        logits = _logits_after(ours, export, prompts, prompt, tokens)
-        chosen = logits.gather(1, tokens[:, None])[:, 0]
-        largest = max(largest, float((logits.amax(dim=1) - chosen).max()))
-        scale = max(scale, float(logits.abs().max()))
-    return Comparison(f"text/generate of {len(written[0][1])} tokens", largest, scale, BOUND)
-
-
-def _logits_after(
-    ours: Any, export: FamilyExport, prompts: Fields, prompt: torch.Tensor, tokens: torch.Tensor
-) -> torch.Tensor:
-    """Return our logits [number of tokens, v] at the places of `tokens` after a prompt."""
-    row = prompt.tolist() if export.encoder_decoder else torch.cat([prompt, tokens]).tolist()
-    fields = make_fields(Rows([row], [[0] * len(row)]), 0, np.random.default_rng(SEED))
-    if export.encoder_decoder:
-        fields |= _decoder_fields(tokens[None], int(prompts["decoder_input_ids"][0, 0]))
-    with torch.no_grad():
-        logits: torch.Tensor = ours.run(fields)[str(export.next_token_output)][0]
-    return logits if export.encoder_decoder else logits[len(prompt) - 1 : -1]
 
 
 def compare_weights(ours: WeightSource, written: WeightSource, bound: float) -> Comparison:
