@@ -25,11 +25,7 @@ def shipped_folder(name: str) -> Path:
 
 
 def check_installed() -> None:
-    """Look for the packages without importing them.
-
-    Raises:
-        ConfigError: some are missing; the message names the interpreter.
-    """
+    """Look for the packages without importing them; ConfigError names the interpreter if some are missing."""
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -39,11 +35,7 @@ def check_installed() -> None:
 
 
 def check_extra(extra: str, packages: Sequence[str]) -> None:
-    """Look for the packages of an extra without importing them.
-
-    Raises:
-        ConfigError: some are missing.
-    """
+    """Look for the packages of an extra without importing them; ConfigError names the missing ones."""
     missing = [name for name in packages if find_spec(name) is None]
     if missing:
         raise ConfigError(f"{', '.join(missing)}: not installed; pip install 'ctxlm_ds[{extra}]'")

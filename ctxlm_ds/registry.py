@@ -20,12 +20,9 @@ class Registry:
     """Entries of one kind by name."""
 
     def __init__(self, kind: str, group: str, shipped: Mapping[str, str]) -> None:
-        """Create a registry.
+        """Create a registry of entries that messages call `kind`.
 
-        Args:
-            kind: name of an entry in messages.
-            group: entry-point group of entries from other packages.
-            shipped: `module:object` of each entry of this package, by name.
+        Other packages add entries in the entry-point `group`; `shipped` has `module:object` of those of this package.
         """
         self.kind = kind
         self.group = group
@@ -45,11 +42,7 @@ class Registry:
         return name in self._shipped or name in self._added or name in self._installed
 
     def get(self, name: str) -> Any:
-        """Return an entry, importing its module the first time.
-
-        Raises:
-            ConfigError: no entry has this name, or its module cannot be imported.
-        """
+        """Return an entry, imported the first time; ConfigError if there is none, or it cannot be imported."""
         if name not in self._loaded:
             target = self._shipped.get(name) or self._added.get(name) or self._installed.get(name)
             if target is None:

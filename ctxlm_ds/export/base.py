@@ -118,11 +118,7 @@ class FamilyExport(ABC):
 
     @abstractmethod
     def key_map(self, model: Any, outputs: Sequence[str], pad_id: int) -> KeyMap:
-        """Return the table for a model with these outputs.
-
-        Raises:
-            ExportError: no class computes the model (`check`).
-        """
+        """Return the table for a model with these outputs; raise ExportError if no class computes it (`check`)."""
 
     def shared_outputs(self, outputs: Sequence[str]) -> tuple[str, ...]:
         """Return those of a model's outputs that this class of transformers can have."""
@@ -163,11 +159,7 @@ class FamilyExport(ABC):
         return {}
 
     def our_settings(self, config: Any, folder: Path) -> dict[str, Any]:
-        """Return the values of our section for a config of transformers.
-
-        Raises:
-            ExportError: the config's activation is not one of ours.
-        """
+        """Return our section's values for a config; raise ExportError if its activation is not one of ours."""
         known = {**{theirs: ours for ours, theirs in self.activations.items()}, **self.further_activations}
         activation = getattr(config, self.activation_key)
         if activation not in known:
@@ -208,8 +200,7 @@ class FamilyExport(ABC):
     def text_rows(self, loaded: Any, model: Any, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> Rows:
         """Return pairs of texts as rows; special tokens come from `loaded`, the tokenizer as transformers loads it.
 
-        Raises:
-            ExportError: its special tokens are not those that the model was trained with.
+        Raises ExportError if its special tokens are not those that the model was trained with.
         """
 
     def further_fields(self, fields: Fields) -> Fields:
@@ -271,11 +262,7 @@ class EncoderDecoderExport(FamilyExport):
 
 
 def export_of(family: str) -> FamilyExport:
-    """Return a family's export.
-
-    Raises:
-        ExportError: transformers has no such model.
-    """
+    """Return a family's export; raise ExportError if transformers has no such model."""
     target = FAMILIES.get(family).export
     if target is None:
         raise ExportError(
@@ -337,26 +324,14 @@ class OwnFormat(ABC):
 
     @abstractmethod
     def write(self, folder: Path, model: ModelSection, source: WeightSource) -> None:
-        """Write the weights and settings.
-
-        Raises:
-            ExportError: the format cannot hold the model, or a package is missing.
-        """
+        """Write weights and settings; ExportError if the format cannot hold the model or a package is missing."""
 
     @abstractmethod
     def open(self, folder: Path) -> OwnFolder:
-        """Open a folder.
-
-        Raises:
-            ExportError: a file is damaged or lacks weights, or a package is missing.
-        """
+        """Open a folder; ExportError if a file is damaged or lacks weights, or a package is missing."""
 
     def word_layers(self, folder: Path) -> WordLayers:
-        """Return what computes vectors of words from a folder's model.
-
-        Raises:
-            ExportError: the format's models give none, or as `open`.
-        """
+        """Return what computes vectors of words from a folder's model; ExportError if it gives none."""
         raise ExportError(f"{folder}: models of this format ({self.title}) give no vectors of words")
 
 

@@ -45,19 +45,10 @@ def to_hf_config(
     kept: Mapping[str, Any] | None = None,
     trained: Mapping[str, Any] | None = None,
 ) -> PretrainedConfig:
-    """Return the config of a class of transformers.
+    """Return the config of a class of transformers for a model with vocab_size set, whose weights have a `dtype`.
 
-    Args:
-        export: of the model's family.
-        model: the shape, with vocab_size set.
-        hf_class: the model class.
-        ids: the tokenizer's ids.
-        dtype: fp32, bf16 or fp16, of the weights.
-        kept: settings of the folder that the weights were imported from.
-        trained: settings that follow from the training.
-
-    Raises:
-        ExportError: transformers refuses the settings.
+    `kept` are settings of the folder that the weights were imported from, `trained` those that follow from the
+    training. Raises ExportError if transformers refuses the settings.
     """
     kept = {key: value for key, value in (kept or {}).items() if key in export.kept_settings}
     head = {"architectures": [hf_class], "dtype": TORCH_DTYPES[dtype]}
@@ -86,12 +77,9 @@ def from_hf_config(folder: Path) -> FolderModel:
 
 
 def read_section(folder: Path) -> ModelSection:
-    """Read our settings from a local folder of any family's model, without torch and transformers.
+    """Read our settings from a local folder as from_hf_config, without torch and transformers.
 
     Settings that config.json leaves out have our defaults.
-
-    Raises:
-        ExportError: as from_hf_config.
     """
     return _folder_model(folder, _with_our_defaults).model
 
@@ -192,11 +180,7 @@ NAME_BYTES = 255
 
 
 def model_files(folder: Path) -> list[Path]:
-    """Return the files of a local Hugging Face folder: model.safetensors or its shards.
-
-    Raises:
-        ExportError: the folder holds no complete safetensors files.
-    """
+    """Return the safetensors files of a local Hugging Face folder; raise ExportError if they are not complete."""
     index = folder / INDEX_FILE
     if not index.exists() and not (folder / SINGLE_FILE).exists():
         raise ExportError(_no_safetensors(folder))
@@ -208,11 +192,7 @@ def model_files(folder: Path) -> list[Path]:
 
 
 def fingerprint(folder: Path) -> str:
-    """Return sha256 (hex) of config.json and the weight files.
-
-    Raises:
-        ExportError: a file is missing or cannot be read.
-    """
+    """Return sha256 (hex) of config.json and the weight files; raise ExportError if one cannot be read."""
     digest = hashlib.sha256()
     for path in (folder / "config.json", *model_files(folder)):
         try:

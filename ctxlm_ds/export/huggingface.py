@@ -69,15 +69,10 @@ def to_hf(
 ) -> Conversion:
     """Write a checkpoint as a folder that transformers loads: weights, config, tokenizer and model card.
 
-    Args:
-        checkpoint: a run's folder (its newest checkpoint that verifies) or one checkpoint's.
-        output: the new folder; it appears only when its logits have been proved.
-        dtype: fp32, bf16 or fp16, of the weights.
-        max_shard_bytes: files larger than this are split.
-
-    Raises:
-        CheckpointError: there is no checkpoint, or it is damaged.
-        ExportError: no plain class computes this model, or the logits differ.
+    `checkpoint` is the folder of a run (its newest checkpoint that verifies) or of one checkpoint, `dtype` (fp32, bf16
+    or fp16) the type of the weights, whose files are split at `max_shard_bytes`. `output` appears only when its logits
+    have been proved. Raises CheckpointError if there is no intact checkpoint, ExportError if no plain class computes
+    this model or the logits differ.
     """
     old_card = output / "README.md"
     is_earlier_export = old_card.is_file() and CARD_MARK in old_card.read_text(encoding="utf-8", errors="replace")
@@ -149,9 +144,8 @@ def _card_text(export: FamilyExport, outputs: Sequence[str], tokenizer: Tokenize
 def is_exported(checkpoint: Path, output: Path, dtype: str, max_shard_bytes: int) -> bool:
     """Return whether `output` is the finished export of a checkpoint, or of the newest one of a run.
 
-    Raises:
-        CheckpointError: there is no checkpoint, or none that is intact.
-        ExportError: the folder was made of something else; the message names the differences.
+    Raises CheckpointError if there is no intact checkpoint, ExportError with the differences if the folder was made of
+    something else.
     """
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return False

@@ -31,20 +31,14 @@ def load_initial_weights(
     fresh: Callable[[str], torch.Tensor],
     layers: Sequence[int] | Literal["spread"] | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every parameter of the new model with its fp32 value, one at a time.
+    """Yield every parameter of the new model, which has vocab_size set, with its fp32 value, one at a time.
 
-    Args:
-        path: a run, a checkpoint, an imported folder (from-hf), or a Hugging Face folder with safetensors.
-        model: the new model, vocab_size set.
-        outputs: what the new objective needs from the model, which decides its heads.
-        fresh: returns a parameter's initial value, for rows and heads that the source lacks.
-        layers: the source's layers to take (select_layers); the source may then be of another family, and
-            have further parameters. None takes all.
+    `path` is a run, a checkpoint, an imported folder (from-hf), or a Hugging Face folder with safetensors. `fresh`
+    returns a parameter's initial value, for rows and heads that the source lacks. `layers` takes some of the source's
+    layers (select_layers); it may then be of another family and have further parameters.
 
-    Raises:
-        CheckpointError: the source does not fit (this lists every difference, before the first value), or a tensor has
-            a NaN.
-        ExportError: the Hugging Face folder cannot be read.
+    Raises CheckpointError with every difference, before the first value, or if a tensor has a NaN, ExportError if the
+    Hugging Face folder cannot be read.
     """
     folder = Path(path)
     source, source_model, theirs = _open(folder)
@@ -94,15 +88,10 @@ def warn_of_other_tokens(path: str | Path, tokenizer: Tokenizer) -> None:
 def load_initial_moments(
     path: str | Path, optimizer: str, model: Program
 ) -> dict[str, Iterator[tuple[str, torch.Tensor]]]:
-    """Return the moments of every parameter of the new model by kind, one parameter at a time, as it has them there.
+    """Return the moments of every parameter of the new model by kind, one parameter at a time, as `path` has them.
 
-    Args:
-        path: a run or a checkpoint, whose weights load_initial_weights accepted.
-        optimizer: the new run's optimizer.name.
-        model: the new model.
-
-    Raises:
-        CheckpointError: the source has no moments, those of another optimizer, damaged ones, or a NaN in them.
+    `path` is a run or a checkpoint, whose weights load_initial_weights accepted. Raises CheckpointError if it has no
+    moments, those of another optimizer, damaged ones, or a NaN in them.
     """
     folder = Path(path)
     checkpoint = open_checkpoint(folder, with_moments=True) if is_checkpoint(folder) else None
@@ -214,17 +203,11 @@ def select_layers(
     wanted_names: Container[str],
     layers: Sequence[int] | Literal["spread"],
 ) -> SelectedLayers:
-    """Give the source's parameters the names of another model.
+    """Give the parameters of a larger model the names of another one, which has the parameters `wanted_names`.
 
-    Args:
-        source: the larger model.
-        blocks_there: names of its repeated layers.
-        blocks_here: names of those of the other model.
-        wanted_names: names of all parameters of the other model; the source's further ones are left out.
-        layers: numbers of the source's layers, from 0; `spread` takes the first, the last and equal steps between.
-
-    Raises:
-        CheckpointError: the numbers do not fit the models.
+    `blocks_there` and `blocks_here` are the names of their repeated layers, `layers` the numbers of the source's layers
+    to take, from 0; `spread` takes the first, the last and equal steps between. Raises CheckpointError if the numbers
+    do not fit the models.
     """
     count, wanted = len(blocks_there), len(blocks_here)
     numbers = spread(count, wanted) if layers == "spread" else list(layers)

@@ -30,15 +30,9 @@ def write_model_card(
     num_parameters: int,
     num_layers: int | None = None,
 ) -> str:
-    """Return the card as Markdown with the Hub's YAML header.
+    """Return the card as Markdown with the Hub's YAML header; `text` has the family's sentences.
 
-    Args:
-        source: the checkpoint.
-        text: the family's sentences.
-        hf_class: the model class.
-        dtype: of the weights.
-        num_parameters: elements of all parameters.
-        num_layers: None for all of the checkpoint's model.
+    `num_layers` is None for all layers of the checkpoint's model.
     """
     config, train_state = source.config, source.train_state
     origin = "pretrained" if train_state else "imported"

@@ -54,15 +54,8 @@ def write_model(
 ) -> None:
     """Write weights in the order of the table, with one parameter of ours in memory at a time.
 
-    Args:
-        folder: gets model.safetensors, or shards with their index.
-        key_map: the table.
-        source: our weights.
-        dtype: fp32, bf16 or fp16.
-        max_shard_bytes: largest file.
-
-    Raises:
-        ExportError: a value is not finite in the data type.
+    `folder` gets model.safetensors, or shards of at most `max_shard_bytes` with their index. Raises ExportError if a
+    value is not finite in `dtype` (fp32, bf16 or fp16).
     """
     their_shapes = ((row, row.their_shapes(source.shape(row.ours))) for row in key_map.rows)
     shapes = {name: shape for row, found in their_shapes for name, shape in zip(row.theirs, found, strict=True)}

@@ -27,9 +27,7 @@ TOKENIZER_FILE = "tokenizer.json"
 def with_teacher(config: RunConfig) -> RunConfig:
     """Return the recipe with the settings of the teacher's model, read from its folder without torch.
 
-    Raises:
-        ConfigError: the objective needs a teacher and the recipe names none, its folder is not complete, or it does not
-            fit the recipe.
+    Raises ConfigError if the recipe names no teacher that it needs, or its folder is not complete or does not fit.
     """
     if not needs_teacher(config.objective):
         return config
@@ -55,8 +53,7 @@ def with_teacher(config: RunConfig) -> RunConfig:
 def with_checked_teacher(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
     """Return the recipe with the teacher's settings and fingerprint, after reading every file.
 
-    Raises:
-        ConfigError: as with_teacher; or a file is damaged, or the teacher has another tokenizer or fingerprint.
+    Raises ConfigError as with_teacher; also for a damaged file, and for another tokenizer or fingerprint.
     """
     config = with_teacher(config)
     if not needs_teacher(config.objective):

@@ -42,8 +42,7 @@ MOMENTS_PATTERN = "moments-*"
 def check_source(source: WeightSource, program: Callable[[], Program], folder: Path) -> Program:
     """Return the program that the source's config describes, with the names and shapes of the source.
 
-    Raises:
-        CheckpointError: lists every parameter that is missing, unknown or of another shape.
+    Raises CheckpointError, which lists every parameter that is missing, unknown or of another shape.
     """
     found = {name: source.shape(name) for name in source.names()}
     try:
@@ -128,8 +127,7 @@ class HuggingFaceWeights:
     def __init__(self, folder: Path, with_heads: bool = False) -> None:
         """Open the files; `with_heads` adds the heads of an export that its class lacks.
 
-        Raises:
-            ExportError: the folder is of none of these classes, or its files do not fit its config.
+        Raises ExportError if the folder is of none of these classes, or its files do not fit its config.
         """
         check_regular_files(folder, ExportError)
         self.folder = folder
@@ -223,8 +221,7 @@ def is_checkpoint(path: Path) -> bool:
 def open_checkpoint(path: Path, with_moments: bool = False) -> CheckpointSource:
     """Open a checkpoint's folder, or the newest checkpoint of a run that verifies, `with_moments` these too.
 
-    Raises:
-        CheckpointError: there is none, or it is damaged (of a run: all of them are).
+    Raises CheckpointError if there is none, or it is damaged (of a run: all of them are).
     """
     folder, _ = find_verified(path, partial(verify, sizes_only=None if with_moments else MOMENTS_PATTERN))
     reader = CheckpointReader(folder)

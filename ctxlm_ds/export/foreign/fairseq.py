@@ -101,9 +101,8 @@ BART = Kind(
 def from_fairseq(checkpoint: Path, tokenizer_folder: Path, output: Path) -> Conversion:
     """Write a RoBERTa, BART or mBART of fairseq as a plain Hugging Face folder.
 
-    Raises:
-        ExportError: it is another model, computes what no plain class does, or the file is damaged.
-        TokenizerError: the folder has no usable tokenizer.
+    Raises ExportError if it is another model, computes what no plain class does, or the file is damaged, TokenizerError
+    if the folder has no usable tokenizer.
     """
     tokenizer = load_tokenizer(tokenizer_folder)
     path = checkpoint / MODEL_FILE if checkpoint.is_dir() else checkpoint

@@ -49,8 +49,7 @@ class MegatronFiles:
 def read_megatron(path: Path) -> MegatronFiles:
     """Read a checkpoint, or the newest one of a run.
 
-    Raises:
-        ExportError: there is none, it is of another format, or a rank's file is missing or damaged.
+    Raises ExportError if there is none, it is of another format, or a rank's file is missing or damaged.
     """
     folder = _newest(path)
     if (folder / ".metadata").exists():
@@ -232,9 +231,8 @@ LAYER_NORM_EPS = 1e-5
 def from_megatron(checkpoint: Path, tokenizer_folder: Path, output: Path) -> Conversion:
     """Write a BERT or GPT of Megatron-LM or Megatron-DeepSpeed as a plain Hugging Face folder.
 
-    Raises:
-        ExportError: it is neither of the two models, computes what no plain class does, or files are damaged.
-        TokenizerError: the folder has no usable tokenizer.
+    Raises ExportError if it is another model, computes what no plain class does, or files are damaged, TokenizerError
+    if the folder has no usable tokenizer.
     """
     tokenizer = load_tokenizer(tokenizer_folder)
     weights = megatron_weights(read_megatron(checkpoint), tokenizer.vocab_size)
@@ -261,17 +259,7 @@ def megatron_weights(files: MegatronFiles, vocab_size: int) -> ForeignWeights:
 
 
 def our_names(names: Sequence[str], block: str, first_layer: int, folder: Path) -> dict[str, str]:
-    """Map the names of one stage's tensors to ours.
-
-    Args:
-        names: their names.
-        block: our name of the list of layers.
-        first_layer: number of the stage's first layer.
-        folder: for messages.
-
-    Raises:
-        ExportError: a name is unknown.
-    """
+    """Map the names of one stage's tensors to ours, whose list of layers is `block`; ExportError for an unknown one."""
     found = {}
     for full in names:
         name = PREFIX.sub("", full, count=1) if PREFIX.match(full) else full

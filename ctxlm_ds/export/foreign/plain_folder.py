@@ -60,9 +60,8 @@ class ForeignWeights:
 def write_plain_folder(weights: ForeignWeights, tokenizer: Tokenizer, output: Path) -> Conversion:
     """Write weights, config and tokenizer as a folder that transformers loads; it appears when its logits are proved.
 
-    Raises:
-        CheckpointError: `output` exists and is no import, or a tensor is missing, unknown or of another shape.
-        ExportError: no class of transformers computes the model, or the logits differ.
+    Raises CheckpointError if `output` is no import or the tensors do not fit the settings, ExportError if no class of
+    transformers computes the model or the logits differ.
     """
     check_output(output, weights.folder, (output / IMPORT_RECORD).is_file())
     export = export_of(weights.family)
@@ -99,11 +98,7 @@ def _section(weights: ForeignWeights, tokenizer: Tokenizer) -> ModelSection:
 
 
 def cut_vocabulary(tensors: dict[str, torch.Tensor], names: Sequence[str], size: int, folder: Path) -> None:
-    """Cut tables padded to a multiple, in place, to the `size` of the tokenizer.
-
-    Raises:
-        ExportError: a table has fewer rows.
-    """
+    """Cut padded tables, in place, to the `size` of the tokenizer; raise ExportError if one has fewer rows."""
     for name in names:
         if name not in tensors:
             continue

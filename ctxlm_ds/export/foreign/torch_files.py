@@ -45,8 +45,7 @@ def plain_dict(*_: Any) -> dict[Any, Any]:
 def read_torch_file(path: Path) -> dict[str, Any]:
     """Return the dict that torch.save wrote into a file, its tensors on the CPU and mapped from the file.
 
-    Raises:
-        ExportError: the file is missing, damaged, not a dict, or needs a class that cannot stand as an Opaque.
+    Raises ExportError if the file is missing, damaged, not a dict, or needs a class that cannot stand as an Opaque.
     """
     try:
         names = _global_names(path)
@@ -90,8 +89,7 @@ def _global_names(path: Path) -> set[str]:
 def flatten(values: dict[str, Any], prefix: str = "", depth: int = MOST_LEVELS) -> dict[str, torch.Tensor]:
     """Return the tensors of nested dicts, named by their keys joined with dots; other values are left out.
 
-    Raises:
-        ExportError: there are more than `depth` levels, as in a dict that contains itself.
+    Raises ExportError if there are more than `depth` levels, as in a dict that contains itself.
     """
     if depth == 0:
         raise ExportError(f"{prefix:.80}: more than {MOST_LEVELS} levels of dicts; this is not a checkpoint's model")

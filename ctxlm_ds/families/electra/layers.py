@@ -82,15 +82,10 @@ def _discriminator(model: ElectraSection, build: ModelBuild, table: WordTable, i
 def _encoder(
     model: ElectraSection, build: ModelBuild, table: WordTable, ids: str, blocks: str, prefix: str
 ) -> list[LayerDescription]:
-    """List embeddings, which all encoders of the model share, and blocks.
+    """List embeddings, which all encoders of the model share, and blocks of this name.
 
-    Args:
-        model: the section with the sizes of this encoder.
-        build: kernels and this rank's share.
-        table: the words.
-        ids: the tokens that it reads.
-        blocks: name of the blocks.
-        prefix: begins the names of the layers between tables and blocks and after the blocks.
+    `model` has the sizes of this encoder, which reads `ids`; `prefix` begins the names of the layers before and after
+    the blocks.
     """
     settings = block_settings(model, build, model.pre_layer_norm)
     embeddings = input_embeddings(
@@ -119,14 +114,8 @@ class Samples(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the discriminator's tokens and its labels [b, s]: 1 for a token that differs from the original one.
 
-        Padding has IGNORE_LABEL.
-
-        Args:
-            logits: [b, p, v] of the generator.
-            input_ids: [b, s], masked.
-            sequence_ids: [b, s], 0 for padding.
-            positions: [b, p] of the predictions.
-            labels: [b, p] original tokens, IGNORE_LABEL in slots without a prediction.
+        Padding has IGNORE_LABEL. `logits` are [b, p, v] of the generator, `labels` [b, p] the original tokens,
+        IGNORE_LABEL in slots without a prediction.
         """
         drawn = draw_words(logits.detach(), positions, self.kernel, self.parallel)
         # Slots without a prediction write behind the row.
@@ -160,19 +149,11 @@ class ReplacedTokenHead(nn.Module):
 
 @torch.no_grad()
 def draw_words(logits: Tensor, positions: Tensor, kernel: SamplingKernel, parallel: ParallelContext) -> Tensor:
-    """Draw a word from softmax(logits) for every slot, the same one in every layout.
+    """Draw a word from softmax(logits) for every slot, the same one in every layout; return their ids [b, p].
 
     The word has the largest sum of logit and Gumbel noise. The noise is a hash of (seed, step, row of the global batch,
-    position, word), and of equal sums the first word wins.
-
-    Args:
-        logits: [b, p, v / n] of this rank's words.
-        positions: [b, p] of the slots in their rows.
-        kernel: finds the largest sum.
-        parallel: the ranks, and the keys of the rows.
-
-    Returns:
-        [b, p] ids of the complete vocabulary.
+    position, word), and of equal sums the first word wins. `logits` are [b, p, v / n] of this rank's words, `positions`
+    [b, p] those of the slots in their rows.
     """
     num_words = logits.shape[-1]
     keys = parallel.dropout.row_keys(len(logits), logits)[:, None].expand_as(positions)

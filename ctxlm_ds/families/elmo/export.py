@@ -234,11 +234,7 @@ class BilmLayers(WordLayers):
     """The layers of both directions, which read `<S>`, the words and `</S>`, with states of 0 before the first."""
 
     def __init__(self, opened: OwnFolder, folder: Path) -> None:
-        """Build the model.
-
-        Raises:
-            ExportError: a model of words has no tokenizer in its folder.
-        """
+        """Build the model; ExportError if a model of words has no tokenizer in its folder."""
         assert isinstance(opened.model, ElmoSection)
         self.model = opened.model
         self.num_layers, self.width = self.model.num_layers + 1, 2 * self.model.projection_size

@@ -159,11 +159,8 @@ class SharedSoftmax(VocabParallelEmbedding):
 def sampled_losses(logits: Tensor, rest: Tensor, labels: Tensor, words: Tensor) -> tuple[Tensor, Tensor]:
     """Return the cross entropy [k] of the next words among themselves and the drawn ones, and whether they are above.
 
-    Args:
-        logits: fp32 [k] of the next words.
-        rest: fp32 [k, w] of the drawn words; those of a position's next word are overwritten.
-        labels: [k] next words.
-        words: [w] drawn words, ascending.
+    `logits` [k] are of the next words `labels`, `rest` [k, w] of the drawn `words`, ascending; both are fp32, and the
+    values of rest that are of a position's next word are overwritten.
     """
     with torch.no_grad():
         places = torch.searchsorted(words, labels).clamp_(max=len(words) - 1)[:, None]

@@ -96,15 +96,12 @@ class RelativeAttention(nn.Module):
         self, tokens: Tensor, memory: Tensor | None, distances: Tensor, hidden_keys: Tensor, others: Tensor,
         slots: Tensor,
     ) -> Tensor:  # fmt: skip
-        """Map tokens [b, q, h] to [b, q, h], or to this rank's tokens.
+        """Map tokens [b, q, h] of both streams to [b, q, h], or to this rank's tokens.
 
-        Args:
-            tokens: both streams, all positions.
-            memory: [b, m, h]; None for none.
-            distances: vectors [b, k + s - 1, h] of the distances of a query and a key, from k - 1 down to 1 - s.
-            hidden_keys: [b, q, k] True if a query does not see a key.
-            others: [b, q, k] True if query and key are of different segments.
-            slots: [b, p] positions of the query stream, s in a slot without a prediction.
+        `memory` is [b, m, h]. `distances` are the vectors [b, k + s - 1, h] of the distances of a query and a key, from
+        k - 1 down to 1 - s. `hidden_keys` and `others` [b, q, k] are True if a query does not see a key, and if both
+        are of different segments. `slots` are the positions [b, p] of the query stream, s in a slot without a
+        prediction.
         """
         length = hidden_keys.shape[1] - slots.shape[1]
         content = tokens[:, :length]
