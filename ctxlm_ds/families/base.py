@@ -176,58 +176,36 @@ def rotary_problems(model: TransformerSection) -> Iterator[Problem]:
         )
 
 
-def split_problems(model: ModelSection, size: int, prefix: str = "", lanes: int = 1) -> Iterator[Problem]:
+def split_problems(
+    model: ModelSection, size: int, prefix: str = "", shared: str | None = None, dropout: str | None = None
+) -> Iterator[Problem]:
     """Yield reasons why `size` ranks cannot split the layers.
 
-    Args:
-        model: the section.
-        size: tensor-parallel ranks.
-        prefix: begins the names of the settings.
-        lanes: the part of the feed-forward layer of each of several ranks is a multiple of it.
+    `prefix` begins the names of the settings. `shared` is the setting of the heads of keys and values if query heads
+    share them, `dropout` the setting of the dropout inside feed-forward layers.
     """
-    heads, inner = getattr(model, f"{prefix}num_attention_heads"), getattr(model, f"{prefix}intermediate_size")
-    fitting = f"{fitting_sizes(heads, inner, lanes)} would do"
-    path = "parallel.tensor_parallel_size"
+    setting, inner = f"{prefix}num_attention_heads", getattr(model, f"{prefix}intermediate_size")
+    heads = getattr(model, shared or setting) or getattr(model, setting)
+    lanes = DROPOUT_LANES if dropout and getattr(model, dropout) > 0.0 else 1
+    even = (ranks for ranks in range(1, heads + 1) if heads % ranks == 0 == inner % ranks)
+    fitting = f"{listed(str(ranks) for ranks in even if ranks == 1 or inner // ranks % lanes == 0)} would do"
+    path, width = "parallel.tensor_parallel_size", f"model.{prefix}intermediate_size"
     if heads % size:
-        yield Problem(
-            path,
-            f"{size} does not divide model.{prefix}num_attention_heads {heads}, and every rank holds complete heads; "
-            f"{fitting}",
-            (f"model.{prefix}num_attention_heads",),
-        )
-    if inner % size:
-        yield Problem(
-            path,
-            f"{size} does not divide model.{prefix}intermediate_size {inner}, whose rows the ranks share; {fitting}",
-            (f"model.{prefix}intermediate_size",),
-        )
-
-
-def inner_dropout_problems(model: ModelSection, size: int, dropout: str) -> Iterator[Problem]:
-    """Yield reasons why `size` ranks cannot split the layers and draw the dropout inside feed-forward layers.
-
-    Args:
-        model: the section.
-        size: tensor-parallel ranks.
-        dropout: name of the setting of that dropout.
-    """
-    lanes = DROPOUT_LANES if getattr(model, dropout) > 0.0 else 1
-    yield from split_problems(model, size, lanes=lanes)
-    heads, inner = (getattr(model, name) for name in ("num_attention_heads", "intermediate_size"))
-    own = inner // size
-    if inner % size == 0 and own % lanes:
+        twice = ", none of them twice" if shared else ""
         text = (
-            f"{size} gives each rank {own} of model.intermediate_size {inner}, and dropout is "
-            f"drawn for {DROPOUT_LANES} of them together; {fitting_sizes(heads, inner, lanes)} would do, or "
-            f"model.{dropout} 0"
+            f"{size} does not divide model.{shared or setting} {heads}, and every rank holds complete heads{twice}; "
+            f"{fitting}"
         )
-        yield Problem("parallel.tensor_parallel_size", text, ("model.intermediate_size", f"model.{dropout}"))
-
-
-def fitting_sizes(heads: int, inner: int, lanes: int = 1) -> str:
-    """Return the numbers of ranks that share heads and feed-forward layer evenly, the latter in `lanes`."""
-    both = (size for size in range(1, heads + 1) if heads % size == 0 == inner % size)
-    return listed([str(size) for size in both if size == 1 or inner // size % lanes == 0])
+        yield Problem(path, text, (f"model.{shared or setting}", f"model.{setting}"))
+    if inner % size:
+        text = f"{size} does not divide {width} {inner}, whose rows the ranks share; {fitting}"
+        yield Problem(path, text, (width,))
+    elif inner // size % lanes:
+        text = (
+            f"{size} gives each rank {inner // size} of {width} {inner}, and dropout is "
+            f"drawn for {DROPOUT_LANES} of them together; {fitting}, or model.{dropout} 0"
+        )
+        yield Problem(path, text, (width, f"model.{dropout}"))
 
 
 def nearest_divisor(number: int, wanted: int) -> int:

@@ -6,13 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from ctxlm_ds.families.base import (
-    Family,
-    TransformerSection,
-    dropout_problems,
-    inner_dropout_problems,
-    tiny_transformer,
-)
+from ctxlm_ds.families.base import Family, TransformerSection, dropout_problems, split_problems, tiny_transformer
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import PositiveFraction, Probability, SmallInt, Width
 
@@ -53,7 +47,7 @@ class BartSection(TransformerSection):
         yield from dropout_problems(self, "activation_dropout")
 
     def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
-        yield from inner_dropout_problems(self, size, "activation_dropout")
+        yield from split_problems(self, size, dropout="activation_dropout")
 
 
 def tiny_bart(family: str, **objective: Any) -> dict[str, Any]:

@@ -7,8 +7,14 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ctxlm_ds.families.base import Family, TransformerSection, nearest_divisor, rotary_problems, tiny_transformer
-from ctxlm_ds.recipe.choices import listed
+from ctxlm_ds.families.base import (
+    Family,
+    TransformerSection,
+    nearest_divisor,
+    rotary_problems,
+    split_problems,
+    tiny_transformer,
+)
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import PositiveFraction, Probability, SmallInt, Width
 
@@ -86,24 +92,7 @@ class LlamaSection(TransformerSection):
             )
 
     def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
-        heads, inner, path = self.key_value_heads, self.intermediate_size, "parallel.tensor_parallel_size"
-        fitting = listed([str(ranks) for ranks in range(1, heads + 1) if heads % ranks == 0 == inner % ranks])
-        if heads % size:
-            reason = f"{size} does not divide the {heads} heads of keys and values (model.num_key_value_heads)"
-            if size > heads:
-                reason = f"{size} ranks are more than the {heads} heads of keys and values (model.num_key_value_heads)"
-            yield Problem(
-                path,
-                f"{reason}, and every rank holds complete heads, none of them twice; {fitting} would do",
-                ("model.num_key_value_heads", "model.num_attention_heads"),
-            )
-        if inner % size:
-            yield Problem(
-                path,
-                f"{size} does not divide model.intermediate_size {inner}, whose rows the ranks share; {fitting} "
-                "would do",
-                ("model.intermediate_size",),
-            )
+        yield from split_problems(self, size, shared="num_key_value_heads")
 
 
 def _tiny() -> dict[str, Any]:

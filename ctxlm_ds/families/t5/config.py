@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
-from ctxlm_ds.families.base import Family, dropout_problems, inner_dropout_problems
+from ctxlm_ds.families.base import Family, dropout_problems, split_problems
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import ModelSection, PositiveFloat, PositiveFraction, Probability, SmallInt, Width
 
@@ -80,7 +80,7 @@ class T5Section(ModelSection):
             yield Problem("model.relative_reach", text, ("model.relative_buckets",))
 
     def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
-        yield from inner_dropout_problems(self, size, "hidden_dropout")
+        yield from split_problems(self, size, dropout="hidden_dropout")
 
 
 def _tiny() -> dict[str, Any]:

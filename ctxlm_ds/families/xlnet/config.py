@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ctxlm_ds.families.base import Family, dropout_problems, head_problems, inner_dropout_problems
+from ctxlm_ds.families.base import Family, dropout_problems, head_problems, split_problems
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import DataSection, ModelSection, PositiveFraction, Probability, SmallInt, Width
 
@@ -72,7 +72,7 @@ class XlnetSection(ModelSection):
             )
 
     def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
-        yield from inner_dropout_problems(self, size, "hidden_dropout")
+        yield from split_problems(self, size, dropout="hidden_dropout")
 
 
 def _tiny() -> dict[str, Any]:

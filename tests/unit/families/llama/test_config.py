@@ -32,8 +32,8 @@ def test_values_that_cannot_be(settings: dict[str, Any], path: str, text: str) -
 
 
 @pytest.mark.parametrize(("size", "reason"), [
-    (3, "3 does not divide the 4 heads of keys and values"),
-    (8, "8 ranks are more than the 4 heads of keys and values"),
+    (3, "3 does not divide model.num_key_value_heads 4"),
+    (8, "8 does not divide model.num_key_value_heads 4"),
 ])  # fmt: skip
 def test_ranks_hold_complete_heads_of_keys(size: int, reason: str) -> None:
     assert not [problem for ranks in (1, 2, 4) for problem in section().tensor_parallel_problems(ranks)]
