@@ -6,7 +6,6 @@ Shape letters: b rows, s positions of the encoder, t of the decoder, h width, v 
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -28,35 +27,16 @@ ENCODER_BIAS, DECODER_BIAS = "encoder_bias", "decoder_bias"
 HEAD = "lm_head"
 
 
-def relative_bias(
-    name: str, ids: str, num_heads: int, init: Init, build: ModelBuild, buckets: int, reach: int, causal: bool
-) -> LayerDescription:
-    """Describe the layer before each block of a stack that writes `name` [n, s, s]; the stack's blocks share it.
-
-    Args:
-        name: of the layer and of the tensor that it writes.
-        ids: a field [b, s] of the stack's rows, for their length.
-        num_heads: of all ranks.
-        init: initial values.
-        build: this rank's share.
-        buckets: k.
-        reach: distance from which all share a bucket.
-        causal: no key is after its query, so all buckets are of distances before it.
-    """
-    kwargs = {
-        "num_heads": num_heads, "init": init, "parallel": build.parallel, "buckets": buckets, "reach": reach,
-        "causal": causal,
-    }  # fmt: skip
-    return LayerDescription(name, RelativeBias, (ids,), (name,), kwargs, tie_key=name, once=True)
-
-
 class RelativeBias(nn.Module):
     """A learnt number for each bucket of distances and each head; each rank holds those of its heads."""
 
     def __init__(
         self, num_heads: int, init: Init, parallel: ParallelContext, buckets: int, reach: int, causal: bool
     ) -> None:
-        """Allocate the numbers; the arguments are those of relative_bias."""
+        """Allocate the numbers for heads of all ranks; all distances from `reach` on share a bucket.
+
+        With `causal` no key is after its query, so all buckets are of distances before it.
+        """
         super().__init__()
         self.buckets, self.reach, self.causal = buckets, reach, causal
         self.weight = nn.Parameter(torch.empty(buckets, num_heads // parallel.size))
@@ -102,12 +82,8 @@ def t5_layers(model: T5Section, build: ModelBuild) -> list[LayerDescription]:
         init = Normal(model.initializer_factor * model.hidden_size**-0.5)
         head, scale = WordTable(model.vocab_size, model.hidden_size, init, build, name=HEAD), 1.0
     encoder, decoder = _settings(model, build, causal=False), _settings(model, build, causal=True)
-    bias = partial(
-        relative_bias, num_heads=model.num_attention_heads, init=encoder.init, build=build,
-        buckets=model.relative_buckets, reach=model.relative_reach,
-    )  # fmt: skip
-    encoder_bias = bias(ENCODER_BIAS, "sequence_ids", causal=False)
-    decoder_bias = bias(DECODER_BIAS, "decoder_sequence_ids", causal=True)
+    encoder_bias = _bias(ENCODER_BIAS, "sequence_ids", model, encoder, build)
+    decoder_bias = _bias(DECODER_BIAS, "decoder_sequence_ids", model, decoder, build)
     return [
         words.look_up(),
         _dropout("embedding_dropout", model, build),
@@ -153,6 +129,15 @@ def _settings(model: T5Section, build: ModelBuild, causal: bool) -> BlockSetting
         rms_norm=True,
         inner_dropout=model.hidden_dropout,
     )  # fmt: skip
+
+
+def _bias(name: str, ids: str, model: T5Section, settings: BlockSettings, build: ModelBuild) -> LayerDescription:
+    """Describe the layer before each block of a stack that writes `name` [n, s, s]; the stack's blocks share it."""
+    kwargs = {
+        "num_heads": settings.num_heads, "init": settings.init, "parallel": build.parallel,
+        "buckets": model.relative_buckets, "reach": model.relative_reach, "causal": settings.attention.causal,
+    }  # fmt: skip
+    return LayerDescription(name, RelativeBias, (ids,), (name,), kwargs, tie_key=name, once=True)
 
 
 def _dropout(name: str, model: T5Section, build: ModelBuild) -> LayerDescription:

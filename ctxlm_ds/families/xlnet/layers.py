@@ -11,7 +11,7 @@ rank's tokens [b·q / ranks, h].
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -36,20 +36,11 @@ from ctxlm_ds.parallel.layers import (
     row_parallel_linear,
 )
 from ctxlm_ds.parallel.mappings import gather_tokens, own_tokens, share_parameters
-from ctxlm_ds.parallel.parameters import Init, Normal, ParameterFacts, Uniform, declare
-from ctxlm_ds.parallel.placement import COLUMNS, ROWS, Split
+from ctxlm_ds.parallel.parameters import Normal, ParameterFacts, Uniform, declare
+from ctxlm_ds.parallel.placement import COLUMNS, ROWS
 
 HIDDEN_SCORE = -1e30
 """Score of what a query does not see. It is finite: a query that sees nothing attends to everything equally."""
-
-
-@dataclass(frozen=True)
-class LayerSettings:
-    """Settings of a layer."""
-
-    block: BlockSettings
-    mem_len: int
-    """m of the next step."""
 
 
 class RelativeAttention(nn.Module):
@@ -60,10 +51,9 @@ class RelativeAttention(nn.Module):
     segment counts as 0 and that of two as the difference of both, which is the same after the softmax.
     """
 
-    def __init__(self, settings: LayerSettings, build: ModelBuild) -> None:
+    def __init__(self, block: BlockSettings, build: ModelBuild) -> None:
         super().__init__()
-        block, kernels, parallel = settings.block, build.kernels, build.parallel
-        width, init = block.hidden_size, block.init
+        kernels, parallel, width, init = build.kernels, build.parallel, block.hidden_size, block.init
         # Reads gathered tokens, because keys are those of the memory too.
         whole = replace(parallel, sequence_parallel=False)
         self.query = column_parallel_linear(width, width, init, kernels, whole, bias=False)
@@ -78,8 +68,9 @@ class RelativeAttention(nn.Module):
         shape = (self.num_heads, size)
         self.content_bias, self.distance_bias, self.segment_bias = (nn.Parameter(torch.empty(shape)) for _ in range(3))
         self.segments = nn.Parameter(torch.empty(2, self.num_heads * size))
-        biases = dict.fromkeys(("content_bias", "distance_bias", "segment_bias"), self._facts(init, ROWS, decays=False))
-        declare(self, **biases, segments=self._facts(init, COLUMNS, decays=True))
+        of_bias = ParameterFacts(init, decays=False, split=ROWS)
+        biases = dict.fromkeys(("content_bias", "distance_bias", "segment_bias"), of_bias)
+        declare(self, **biases, segments=ParameterFacts(init, decays=True, split=COLUMNS))
         if parallel.size > 1:
             from ctxlm_ds.parallel.megatron import mark_split
 
@@ -87,10 +78,6 @@ class RelativeAttention(nn.Module):
                 mark_split(getattr(self, name), dim=0)
             mark_split(self.segments, dim=1)
         self.parallel, self.dropout, self.scale = parallel, block.attention.dropout, size**-0.5
-
-    @staticmethod
-    def _facts(init: Init, split: Split, decays: bool) -> ParameterFacts:
-        return ParameterFacts(init, decays=decays, split=split)
 
     def forward(
         self, tokens: Tensor, memory: Tensor | None, distances: Tensor, hidden_keys: Tensor, others: Tensor,
@@ -165,16 +152,16 @@ def _shifted(products: Tensor, keys: int) -> Tensor:
 class XlnetLayer(nn.Module):
     """One layer: attention and feed-forward, each with dropout, a residual connection and LayerNorm after it."""
 
-    def __init__(self, settings: LayerSettings, build: ModelBuild) -> None:
+    def __init__(self, block: BlockSettings, mem_len: int, build: ModelBuild) -> None:
         super().__init__()
-        block, kernels, self.parallel = settings.block, build.kernels, build.parallel
+        kernels, self.parallel = build.kernels, build.parallel
         width, eps = block.hidden_size, block.norm_eps
-        self.attention = RelativeAttention(settings, build)
+        self.attention = RelativeAttention(block, build)
         self.attention_layer_norm = LayerNorm(width, eps, kernels, self.parallel)
         self.mlp = FeedForward(block, build)
         self.mlp_layer_norm = LayerNorm(width, eps, kernels, self.parallel)
         self.dropout = HiddenDropout(block.hidden_dropout, kernels, self.parallel)
-        self.mem_len = settings.mem_len
+        self.mem_len = mem_len
 
     def forward(
         self, hidden: Tensor, distances: Tensor, hidden_keys: Tensor, others: Tensor, slots: Tensor,
@@ -229,7 +216,7 @@ def xlnet_layers(model: XlnetSection, build: ModelBuild) -> list[LayerDescriptio
         *(
             layer
             for number in range(model.num_layers)
-            for layer in (places, _block(number, LayerSettings(block, model.mem_len), build))
+            for layer in (places, _block(number, block, model.mem_len, build))
         ),
         LayerDescription(
             "query_stream", QueryStream, ("hidden", SLOTS, "sequence_ids"), ("predicted_hidden",),
@@ -240,11 +227,11 @@ def xlnet_layers(model: XlnetSection, build: ModelBuild) -> list[LayerDescriptio
     ]  # fmt: skip
 
 
-def _block(number: int, settings: LayerSettings, build: ModelBuild) -> LayerDescription:
-    memory = (f"memory.{number}",) if settings.mem_len else ()
+def _block(number: int, block: BlockSettings, mem_len: int, build: ModelBuild) -> LayerDescription:
+    memory = (f"memory.{number}",) if mem_len else ()
     return LayerDescription(
         f"layer.{number}", XlnetLayer, ("hidden", *PLACES, SLOTS, *memory), ("hidden", *memory),
-        {"settings": settings, "build": build}, carries=frozenset(memory),
+        {"block": block, "mem_len": mem_len, "build": build}, carries=frozenset(memory),
         recompute=build.recompute, compile=build.compile, block=True,
     )  # fmt: skip
 
