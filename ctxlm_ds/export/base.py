@@ -65,6 +65,18 @@ class CardText:
     """Kind of language model, after `A`."""
 
 
+def same(*names: str) -> dict[str, str]:
+    """Return settings that have the same name here and there."""
+    return {name: name for name in names}
+
+
+COMMON_SETTINGS = same(
+    "vocab_size", "hidden_size", "num_attention_heads", "intermediate_size", "max_position_embeddings",
+    "initializer_range",
+) | {"num_layers": "num_hidden_layers"}  # fmt: skip
+"""Settings of BERT and of the classes that follow its names."""
+
+
 class FamilyExport(ABC):
     """A family's part of the conversion to and from transformers.
 
@@ -231,11 +243,7 @@ class EncoderDecoderExport(FamilyExport):
 
     def text_rows(self, loaded: Any, model: Any, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> Rows:
         """Encode each pair as one text with the end-of-text token, cut to the model's positions."""
-        if (loaded.pad_token_id, loaded.eos_token_id) != (tokenizer.pad_id, tokenizer.sep_id):
-            raise ExportError(
-                f"the exported tokenizer has pad {loaded.pad_token_id} and end {loaded.eos_token_id}, the model was "
-                f"trained with {tokenizer.pad_id} and {tokenizer.sep_id}"
-            )
+        check_special_ids(loaded, tokenizer, pad="pad", eos="sep")
         most = None if model.longest_sequence is None else model.longest_sequence - 1
         rows = [[*ids[:most], tokenizer.sep_id] for ids in tokenizer.encode_batch([" ".join(pair) for pair in pairs])]
         return Rows(rows, [[0] * len(row) for row in rows])
@@ -276,6 +284,14 @@ def all_exports() -> Iterator[FamilyExport]:
     for name in FAMILIES.names():
         if FAMILIES.get(name).export is not None:
             yield export_of(name)
+
+
+def check_special_ids(loaded: Any, tokenizer: Tokenizer, **roles: str) -> None:
+    """Raise ExportError unless the tokenizer as transformers loads it has our ids, by their role and ours."""
+    theirs = {role: getattr(loaded, f"{role}_token_id") for role in roles}
+    ours = {role: getattr(tokenizer, f"{own}_id") for role, own in roles.items()}
+    if theirs != ours:
+        raise ExportError(f"the exported tokenizer has the special tokens {theirs}, the model was trained with {ours}")
 
 
 def at_positions(values: Tensor, positions: Tensor) -> Tensor:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import CardText, Fields, TokenIds, at_positions
+from ctxlm_ds.export.base import TokenIds
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
 from ctxlm_ds.families.albert.config import AlbertSection
-from ctxlm_ds.families.bert.export import MASKED_LM, WITH_SENTENCES, BertExport, fill_mask_card, table_rows
+from ctxlm_ds.families.bert.export import MASKED_LM, WITH_SENTENCES, BertExport, table_rows
 
 LAYERS = "albert.encoder.albert_layer_groups"
 TABLES = "albert.embeddings"
@@ -64,19 +63,14 @@ class AlbertExport(BertExport):
         "num_groups": "num_hidden_groups",
         "layers_per_group": "inner_group_num",
     }
+    title = "ALBERT"
+    pair_task = "sentence-order prediction"
+    pair_output, pair_label = "sop_logits", "sentence_order_label"
     sentence_rows = SENTENCE_ROWS
     activations = BertExport.activations | {"gelu_tanh": "gelu_new"}
     further_activations = {"gelu_pytorch_tanh": "gelu_tanh"}
     plain_settings = {"tie_word_embeddings": True}
     kept_settings = ("classifier_dropout_prob",)
-
-    def check(self, model: Any, outputs: Sequence[str]) -> None:
-        if model.num_layers % model.num_groups:
-            raise ExportError(
-                f"num_hidden_groups {model.num_groups} does not divide num_hidden_layers {model.num_layers}; groups of "
-                "different sizes are not supported"
-            )
-        super().check(model, outputs)
 
     def key_map(self, model: Any, outputs: Sequence[str], pad_id: int) -> KeyMap:
         self.check(model, outputs)
@@ -87,24 +81,6 @@ class AlbertExport(BertExport):
 
     def their_settings(self, model: AlbertSection, ids: TokenIds) -> dict[str, Any]:
         return super().their_settings(model, ids) | {"bos_token_id": ids.cls_id, "eos_token_id": ids.sep_id}
-
-    def their_outputs(self, result: Any, fields: Fields) -> Fields:
-        """Return the predicted positions' logits [b, p, v] and, if there are any, those of sentences [b, 1, 2]."""
-        if "sop_logits" not in result:
-            return super().their_outputs(result, fields)
-        logits = at_positions(result.prediction_logits, fields["prediction_positions"])
-        return {"predicted_logits": logits, "sentence_logits": result.sop_logits[:, None]}
-
-    def their_labels(self, fields: Fields) -> Fields:
-        """Return a label at every position [b, s], and of each row's pair [b] if there are any."""
-        pairs = fields.get("sentence_order_labels")
-        return super().their_labels(fields) | ({} if pairs is None else {"sentence_order_label": pairs[:, 0]})
-
-    def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
-        heads = "It has ALBERT's masked-language-modelling head; it was trained without sentence-order prediction."
-        if "sentence_logits" in outputs:
-            heads = "It has ALBERT's two heads: masked language modelling and sentence-order prediction."
-        return fill_mask_card("ALBERT encoder", heads, mask_token)
 
 
 EXPORT = AlbertExport()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import CardText, EncoderDecoderExport, TokenIds
+from ctxlm_ds.export.base import CardText, EncoderDecoderExport, TokenIds, same
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
 from ctxlm_ds.families.bart.config import BartSection, MBartSection
 
@@ -55,18 +55,14 @@ class BartExport(EncoderDecoderExport):
     config_class = "BartConfig"
     hf_classes = {frozenset({"decoder_logits"}): "BartForConditionalGeneration"}
     settings = {
-        "vocab_size": "vocab_size",
+        **same("vocab_size", "max_position_embeddings", "attention_dropout", "activation_dropout", "scale_embedding"),
         "hidden_size": "d_model",
         "num_layers": "encoder_layers",
         "num_decoder_layers": "decoder_layers",
         "num_attention_heads": "encoder_attention_heads",
         "intermediate_size": "encoder_ffn_dim",
-        "max_position_embeddings": "max_position_embeddings",
         "hidden_dropout": "dropout",
-        "attention_dropout": "attention_dropout",
-        "activation_dropout": "activation_dropout",
         "initializer_range": "init_std",
-        "scale_embedding": "scale_embedding",
     }
     activation_key = "activation_function"
     activations = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}

@@ -9,7 +9,16 @@ from typing import Any, ClassVar
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import CardText, FamilyExport, Fields, Rows, TokenIds, at_positions
+from ctxlm_ds.export.base import (
+    COMMON_SETTINGS,
+    CardText,
+    FamilyExport,
+    Fields,
+    Rows,
+    TokenIds,
+    at_positions,
+    check_special_ids,
+)
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
 from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.families.bert.config import (
@@ -87,16 +96,10 @@ class EncoderExport(FamilyExport):
     """The common part of BERT and the encoders like it."""
 
     settings = {
-        "vocab_size": "vocab_size",
-        "hidden_size": "hidden_size",
-        "num_layers": "num_hidden_layers",
-        "num_attention_heads": "num_attention_heads",
-        "intermediate_size": "intermediate_size",
-        "max_position_embeddings": "max_position_embeddings",
+        **COMMON_SETTINGS,
         "layer_norm_eps": "layer_norm_eps",
         "hidden_dropout": "hidden_dropout_prob",
         "attention_dropout": "attention_probs_dropout_prob",
-        "initializer_range": "initializer_range",
     }
     extra_outputs = frozenset({"boundary_logits"})
     activation_key = "hidden_act"
@@ -111,6 +114,12 @@ class EncoderExport(FamilyExport):
 
     pre_layer_norm: ClassVar[bool] = False
     """The classes put LayerNorm before each block."""
+    title: ClassVar[str]
+    """Name in the model card."""
+    pair_output: ClassVar[str] = "seq_relationship_logits"
+    """Their name of the logits of pairs."""
+    pair_label: ClassVar[str] = "next_sentence_label"
+    """Their name of a pair's label; ours is in the plural."""
 
     def check(self, model: Any, outputs: Sequence[str]) -> None:
         if model.pre_layer_norm != self.pre_layer_norm:
@@ -124,11 +133,7 @@ class EncoderExport(FamilyExport):
         self, loaded: Any, model: TransformerSection, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]
     ) -> Rows:
         """Encode each pair as one row and mask some of its tokens."""
-        if loaded.pad_token_id != tokenizer.pad_id or loaded.mask_token_id != tokenizer.mask_id:
-            raise ExportError(
-                f"the exported tokenizer has pad {loaded.pad_token_id} and mask {loaded.mask_token_id}, "
-                f"the model was trained with {tokenizer.pad_id} and {tokenizer.mask_id}"
-            )
+        check_special_ids(loaded, tokenizer, pad="pad", mask="mask")
         encoded = loaded(
             [first for first, _ in pairs], [second for _, second in pairs],
             truncation="longest_first", max_length=model.max_position_embeddings, return_token_type_ids=True,
@@ -142,10 +147,10 @@ class EncoderExport(FamilyExport):
 
     def their_outputs(self, result: Any, fields: Fields) -> Fields:
         """Return the predicted positions' logits [b, p, v] and, if there are any, those of sentences [b, 1, 2]."""
-        with_sentences = "seq_relationship_logits" in result
-        logits = result.prediction_logits if with_sentences else result.logits
+        with_pairs = self.pair_output in result
+        logits = result.prediction_logits if with_pairs else result.logits
         found = {"predicted_logits": at_positions(logits, fields["prediction_positions"])}
-        return found | ({"sentence_logits": result.seq_relationship_logits[:, None]} if with_sentences else {})
+        return found | ({"sentence_logits": result[self.pair_output][:, None]} if with_pairs else {})
 
     def their_labels(self, fields: Fields) -> Fields:
         """Return a label at every position [b, s], and of each row's pair [b] if there are any."""
@@ -154,8 +159,12 @@ class EncoderExport(FamilyExport):
         labels = torch.full_like(fields["input_ids"], IGNORE_LABEL)
         rows, slots = (fields["masked_lm_labels"] != IGNORE_LABEL).nonzero(as_tuple=True)
         labels[rows, fields["prediction_positions"][rows, slots]] = fields["masked_lm_labels"][rows, slots]
-        pairs = fields.get("next_sentence_labels")
-        return {"labels": labels} | ({} if pairs is None else {"next_sentence_label": pairs[:, 0]})
+        pairs = fields.get(f"{self.pair_label}s")
+        return {"labels": labels} | ({} if pairs is None else {self.pair_label: pairs[:, 0]})
+
+    def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
+        heads = f"It has {self.title}'s masked-language-modelling head."
+        return fill_mask_card(f"{self.title} encoder", heads, mask_token)
 
 
 def fill_mask_card(kind: str, heads: str, mask_token: str) -> CardText:
@@ -175,6 +184,8 @@ class BertExport(EncoderExport):
     config_class = "BertConfig"
     hf_classes = {WITH_SENTENCES: "BertForPreTraining", MASKED_LM: "BertForMaskedLM"}
     settings = EncoderExport.settings | {"type_vocab_size": "type_vocab_size"}
+    title = "BERT"
+    pair_task: ClassVar[str] = "next-sentence prediction"
     sentence_rows: ClassVar[tuple[Row, ...]] = SENTENCE_ROWS
     """Tensors of the sentence head."""
     rows: ClassVar[tuple[Row, ...]] = ROWS
@@ -199,10 +210,10 @@ class BertExport(EncoderExport):
         return super().their_inputs(fields) | {"token_type_ids": fields["token_type_ids"]}
 
     def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
-        heads = "It has BERT's masked-language-modelling head; it was trained without next-sentence prediction."
+        heads = f"It has {self.title}'s masked-language-modelling head; it was trained without {self.pair_task}."
         if "sentence_logits" in outputs:
-            heads = "It has BERT's two heads: masked language modelling and next-sentence prediction."
-        return fill_mask_card("BERT encoder", heads, mask_token)
+            heads = f"It has {self.title}'s two heads: masked language modelling and {self.pair_task}."
+        return fill_mask_card(f"{self.title} encoder", heads, mask_token)
 
 
 EXPORT = BertExport()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ctxlm_ds.export.base import CardText
+from ctxlm_ds.export.base import same
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
-from ctxlm_ds.families.bert.export import MASKED_LM, EncoderExport, fill_mask_card
+from ctxlm_ds.families.bert.export import MASKED_LM, EncoderExport
 from ctxlm_ds.families.distilbert.config import DistilbertSection
 
 LAYER = "distilbert.transformer.layer.{i}"
@@ -34,19 +34,17 @@ class DistilbertExport(EncoderExport):
     """DistilBERT."""
 
     section = DistilbertSection
+    title = "DistilBERT"
     model_type = "distilbert"
     config_class = "DistilBertConfig"
     hf_classes = {MASKED_LM: "DistilBertForMaskedLM"}
     settings = {
-        "vocab_size": "vocab_size",
+        **same("vocab_size", "max_position_embeddings", "attention_dropout", "initializer_range"),
         "hidden_size": "dim",
         "num_layers": "n_layers",
         "num_attention_heads": "n_heads",
         "intermediate_size": "hidden_dim",
-        "max_position_embeddings": "max_position_embeddings",
         "hidden_dropout": "dropout",
-        "attention_dropout": "attention_dropout",
-        "initializer_range": "initializer_range",
     }
     activation_key = "activation"
     plain_settings = {"tie_word_embeddings": True}
@@ -55,9 +53,6 @@ class DistilbertExport(EncoderExport):
     def key_map(self, model: DistilbertSection, outputs: Sequence[str], pad_id: int) -> KeyMap:
         self.check(model, outputs)
         return KeyMap("DistilBertForMaskedLM", expand(ROWS, model.num_layers), TIED, BUFFERS)
-
-    def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
-        return fill_mask_card("DistilBERT encoder", "It has DistilBERT's masked-language-modelling head.", mask_token)
 
 
 EXPORT = DistilbertExport()

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import CardText, FamilyExport, Fields, Rows, TokenIds
+from ctxlm_ds.export.base import CardText, FamilyExport, Fields, Rows, TokenIds, check_special_ids, same
 from ctxlm_ds.export.key_maps import TRANSPOSED, KeyMap, Row, expand
 from ctxlm_ds.families.gpt.config import Gpt1Section, Gpt2Section, GptSection
 from ctxlm_ds.tokenizers.base import Tokenizer
@@ -44,11 +44,7 @@ class CausalExport(FamilyExport):
 
     def text_rows(self, loaded: Any, model: Any, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> Rows:
         """Encode each pair as one text, cut to the model's length."""
-        if loaded.eos_token_id != tokenizer.sep_id:
-            raise ExportError(
-                f"the exported tokenizer ends a text with {loaded.eos_token_id}, the model was trained with "
-                f"{tokenizer.sep_id}"
-            )
+        check_special_ids(loaded, tokenizer, eos="sep")
         encoded = tokenizer.encode_batch([" ".join(pair) for pair in pairs])
         rows = [list(ids[: model.max_position_embeddings]) for ids in encoded]
         return Rows(rows, [[0] * len(row) for row in rows])
@@ -72,7 +68,7 @@ class GptExport(CausalExport):
     """The common part of GPT and GPT-2."""
 
     settings = {
-        "vocab_size": "vocab_size",
+        **same("vocab_size", "initializer_range"),
         "hidden_size": "n_embd",
         "num_layers": "n_layer",
         "num_attention_heads": "n_head",
@@ -80,7 +76,6 @@ class GptExport(CausalExport):
         "layer_norm_eps": "layer_norm_epsilon",
         "hidden_dropout": "resid_pdrop",
         "attention_dropout": "attn_pdrop",
-        "initializer_range": "initializer_range",
     }
     plain_settings = {
         "is_decoder": False,

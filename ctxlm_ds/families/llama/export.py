@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import TokenIds
+from ctxlm_ds.export.base import COMMON_SETTINGS, TokenIds, same
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand, stacked
 from ctxlm_ds.families.gpt.export import LOGITS, CausalExport
 from ctxlm_ds.families.llama.config import LlamaSection
@@ -43,18 +43,7 @@ class LlamaExport(CausalExport):
     model_type = "llama"
     config_class = "LlamaConfig"
     hf_classes = {LOGITS: "LlamaForCausalLM"}
-    settings = {
-        "vocab_size": "vocab_size",
-        "hidden_size": "hidden_size",
-        "num_layers": "num_hidden_layers",
-        "num_attention_heads": "num_attention_heads",
-        "intermediate_size": "intermediate_size",
-        "max_position_embeddings": "max_position_embeddings",
-        "layer_norm_eps": "rms_norm_eps",
-        "attention_dropout": "attention_dropout",
-        "initializer_range": "initializer_range",
-        "tie_word_embeddings": "tie_word_embeddings",
-    }
+    settings = COMMON_SETTINGS | same("attention_dropout", "tie_word_embeddings") | {"layer_norm_eps": "rms_norm_eps"}
     activation_key = "hidden_act"
     activations = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
     further_activations = {"swish": "silu", "gelu_new": "gelu_tanh"}

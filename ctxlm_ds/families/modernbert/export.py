@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import CardText, FamilyExport, TokenIds
+from ctxlm_ds.export.base import COMMON_SETTINGS, FamilyExport, TokenIds, same
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
-from ctxlm_ds.families.bert.export import MASKED_LM, EncoderExport, fill_mask_card
+from ctxlm_ds.families.bert.export import MASKED_LM, EncoderExport
 from ctxlm_ds.families.modernbert.config import ModernBertSection
 
 WORDS = "model.embeddings.tok_embeddings.weight"
@@ -36,26 +36,18 @@ class ModernBertExport(EncoderExport):
     """ModernBERT; attention_dropout there is dropout of the probabilities and of the output."""
 
     section = ModernBertSection
+    title = "ModernBERT"
     model_type = "modernbert"
     config_class = "ModernBertConfig"
     hf_classes = {MASKED_LM: "ModernBertForMaskedLM"}
     extra_outputs = frozenset()
-    settings = {
-        **{ours: theirs for ours, theirs in EncoderExport.settings.items() if ours != "hidden_dropout"},
-        "layer_norm_eps": "norm_eps", "attention_dropout": "attention_dropout", "local_attention": "local_attention",
-    }  # fmt: skip
+    settings = COMMON_SETTINGS | same("attention_dropout", "local_attention") | {"layer_norm_eps": "norm_eps"}
     activation_key = "hidden_activation"
     plain_settings = {
-        "attention_bias": False,
-        "mlp_bias": False,
-        "norm_bias": False,
-        "classifier_bias": False,
-        "decoder_bias": True,
-        "embedding_dropout": 0.0,
-        "mlp_dropout": 0.0,
+        **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias", "sparse_prediction"), False),
+        **dict.fromkeys(("decoder_bias", "tie_word_embeddings"), True),
+        **dict.fromkeys(("embedding_dropout", "mlp_dropout"), 0.0),
         "initializer_cutoff_factor": 2.0,
-        "sparse_prediction": False,
-        "tie_word_embeddings": True,
     }
     kept_settings = ("classifier_pooling", "classifier_dropout")
 
@@ -91,9 +83,6 @@ class ModernBertExport(EncoderExport):
             "global_rotary_base": _rotary_base(config, GLOBAL, folder),
             "local_rotary_base": _rotary_base(config, LOCAL, folder),
         }
-
-    def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
-        return fill_mask_card("ModernBERT encoder", "It has ModernBERT's masked-language-modelling head.", mask_token)
 
 
 def _layer_types(num_layers: int, every: int) -> list[str]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import CardText, TokenIds
+from ctxlm_ds.export.base import TokenIds
 from ctxlm_ds.export.key_maps import Change, KeyMap, Row, expand
-from ctxlm_ds.families.bert.export import MASKED_LM, OLD_ENDINGS, EncoderExport, fill_mask_card, layer_rows
+from ctxlm_ds.families.bert.export import MASKED_LM, OLD_ENDINGS, EncoderExport, layer_rows
 from ctxlm_ds.families.roberta.config import RobertaSection, XlmRobertaSection
 from ctxlm_ds.tokenizers.base import Tokenizer
 
@@ -75,7 +75,7 @@ class RobertaExport(EncoderExport):
     config_class = "RobertaConfig"
     hf_classes = {MASKED_LM: "RobertaForMaskedLM"}
     exact_gelu = True
-    title: ClassVar[str] = "RoBERTa"
+    title = "RoBERTa"
 
     @property
     def _class(self) -> str:
@@ -126,10 +126,6 @@ class RobertaExport(EncoderExport):
             f"config.json has pad_token_id {pad_id}, after which RoBERTa counts positions, but the tokenizer pads "
             f"with {tokenizer.pad_id}; make them equal"
         )
-
-    def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
-        heads = f"It has {self.title}'s masked-language-modelling head."
-        return fill_mask_card(f"{self.title} encoder", heads, mask_token)
 
 
 EXPORT = RobertaExport()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import CardText, EncoderDecoderExport, TokenIds
+from ctxlm_ds.export.base import CardText, EncoderDecoderExport, TokenIds, same
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
 from ctxlm_ds.families.t5.config import T5Section
 
@@ -56,10 +56,8 @@ class T5Export(EncoderDecoderExport):
     config_class = "T5Config"
     hf_classes = {frozenset({"decoder_logits"}): "T5ForConditionalGeneration"}
     settings = {
-        "vocab_size": "vocab_size",
+        **same("vocab_size", "num_layers", "num_decoder_layers", "initializer_factor"),
         "hidden_size": "d_model",
-        "num_layers": "num_layers",
-        "num_decoder_layers": "num_decoder_layers",
         "num_attention_heads": "num_heads",
         "head_size": "d_kv",
         "intermediate_size": "d_ff",
@@ -67,7 +65,6 @@ class T5Export(EncoderDecoderExport):
         "relative_reach": "relative_attention_max_distance",
         "layer_norm_eps": "layer_norm_epsilon",
         "hidden_dropout": "dropout_rate",
-        "initializer_factor": "initializer_factor",
     }
     activation_key = "feed_forward_proj"
     activations = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}

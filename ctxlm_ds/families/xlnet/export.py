@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import CardText, FamilyExport, Fields, Rows, TokenIds
+from ctxlm_ds.export.base import CardText, FamilyExport, Fields, Rows, TokenIds, check_special_ids, same
 from ctxlm_ds.export.key_maps import Change, KeyMap, Row, expand
 from ctxlm_ds.families.xlnet.config import XlnetSection
 from ctxlm_ds.tokenizers.base import Tokenizer
@@ -81,14 +80,12 @@ class XlnetExport(FamilyExport):
     config_class = "XLNetConfig"
     hf_classes = {frozenset({"permuted_logits"}): "XLNetLMHeadModel"}
     settings = {
-        "vocab_size": "vocab_size",
+        **same("vocab_size", "layer_norm_eps", "initializer_range"),
         "hidden_size": "d_model",
         "num_layers": "n_layer",
         "num_attention_heads": "n_head",
         "intermediate_size": "d_inner",
-        "layer_norm_eps": "layer_norm_eps",
         "hidden_dropout": "dropout",
-        "initializer_range": "initializer_range",
     }
     activation_key = "ff_activation"
     activations = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
@@ -127,10 +124,7 @@ class XlnetExport(FamilyExport):
 
     def text_rows(self, loaded: Any, model: Any, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]) -> Rows:
         """Encode each pair as A <sep> B <sep> <cls>."""
-        own = tokenizer.pad_id, tokenizer.sep_id, tokenizer.cls_id
-        theirs = loaded.pad_token_id, loaded.sep_token_id, loaded.cls_token_id
-        if own != theirs:
-            raise ExportError(f"the exported tokenizer has pad, sep and cls {theirs}, the model was trained with {own}")
+        check_special_ids(loaded, tokenizer, pad="pad", sep="sep", cls="cls")
         rows, types = [], []
         for pair in pairs:
             first, second = tokenizer.encode_batch(list(pair))
