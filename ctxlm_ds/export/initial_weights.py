@@ -18,7 +18,6 @@ from ctxlm_ds.export.base import own_format_in
 from ctxlm_ds.export.key_maps import Shape, WeightSource
 from ctxlm_ds.export.weights import HuggingFaceWeights, check_finite, is_checkpoint, open_checkpoint
 from ctxlm_ds.models.program import Program, plain_program
-from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
@@ -146,13 +145,10 @@ def _parameters_that_differ(theirs: Program, found: dict[str, Shape], whole: Pro
         if name not in whole.facts and (name not in theirs.facts or not theirs.facts[name].optional):
             yield f"{name} is unknown here"
     for name, shape in whole.shapes.items():
-        if name in found and not _fits(found[name], shape, whole.facts[name]):
-            yield f"{name} has shape {found[name]} there, {shape} here"
-
-
-def _fits(found: Shape, shape: Shape, facts: ParameterFacts) -> bool:
-    """Return whether the shapes are equal, or the source has fewer rows of a parameter that can grow."""
-    return found == shape or (facts.grows is not None and found[1:] == shape[1:] and found[0] < shape[0])
+        there = found.get(name, shape)
+        extends = whole.facts[name].grows is not None and there[1:] == shape[1:] and there[0] < shape[0]
+        if there != shape and not extends:
+            yield f"{name} has shape {there} there, {shape} here"
 
 
 def _values(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -177,7 +178,8 @@ def describe_type(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
     origin = get_origin(annotation)
     if origin is Annotated:
         inner, *extra = get_args(annotation)
-        return describe_type(inner, _constraints(extra))
+        items = [item.metadata if isinstance(item, FieldInfo) else [item] for item in extra]
+        return describe_type(inner, tuple(chain.from_iterable(items)))
     if origin in (Union, types.UnionType):
         return " or ".join(describe_type(item) for item in get_args(annotation))
     if origin is Literal:
@@ -198,10 +200,6 @@ def describe_type(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
 def describe_field(field: FieldInfo) -> str:
     """Return what a field of the schema expects, in words."""
     return describe_type(field.annotation, tuple(field.metadata))
-
-
-def _constraints(items: list[Any]) -> tuple[Any, ...]:
-    return tuple(one for item in items for one in (item.metadata if isinstance(item, FieldInfo) else [item]))
 
 
 def _describe_bounds(metadata: tuple[Any, ...]) -> str:

@@ -226,6 +226,10 @@ NUMBERS = {
 }
 """Our setting -> the argument."""
 LAYER_NORM_EPS = 1e-5
+FUSED_GELU = (
+    "with --bias-gelu-fusion Megatron-LM computes gelu's tanh form in its layers and the exact form in the "
+    "masked-LM head; the converted model computes the tanh form in both, which changes logits in the fourth digit"
+)
 
 
 def from_megatron(checkpoint: Path, tokenizer_folder: Path, output: Path) -> Conversion:
@@ -255,7 +259,8 @@ def megatron_weights(files: MegatronFiles, vocab_size: int) -> ForeignWeights:
     tensors = _complete_tensors(files, block, int(heads))
     cut_vocabulary(tensors, TABLES, vocab_size, files.folder)
     settings = _settings(arguments, tensors, block, files.folder) | {"num_attention_heads": int(heads)}
-    return ForeignWeights(files.folder, family, settings, tensors, _warnings(arguments, is_bert))
+    differs = is_bert and arguments.get("bias_gelu_fusion") and not arguments.get("openai_gelu")
+    return ForeignWeights(files.folder, family, settings, tensors, [FUSED_GELU] if differs else [])
 
 
 def our_names(names: Sequence[str], block: str, first_layer: int, folder: Path) -> dict[str, str]:
@@ -343,12 +348,3 @@ def _settings(arguments: dict[str, Any], tensors: Tensors, block: str, folder: P
 
 def _number(arguments: dict[str, Any], name: str, folder: Path) -> float:
     return as_number(required(arguments, name, folder), f"the argument {name}", folder)
-
-
-def _warnings(arguments: dict[str, Any], is_bert: bool) -> list[str]:
-    if not is_bert or not arguments.get("bias_gelu_fusion") or arguments.get("openai_gelu"):
-        return []
-    return [
-        "with --bias-gelu-fusion Megatron-LM computes gelu's tanh form in its layers and the exact form in the "
-        "masked-LM head; the converted model computes the tanh form in both, which changes logits in the fourth digit"
-    ]

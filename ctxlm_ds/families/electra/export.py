@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
-from ctxlm_ds.export.base import CardText, FamilyExport, Fields
+from ctxlm_ds.export.base import CardText, FamilyExport, Fields, same
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
 from ctxlm_ds.families.bert.export import EncoderExport, fill_mask_card, layer_rows, table_rows
 from ctxlm_ds.families.electra.config import GENERATOR, ElectraSection
@@ -17,18 +17,13 @@ PROJECTION = "electra.embeddings_project.{p}"
 BUFFERS = (r"electra\.embeddings\.(position_ids|token_type_ids)",)
 
 
-def _generator_name(setting: str) -> str:
-    """Return the generator's setting of a size, or the setting that both models share."""
-    return GENERATOR + setting if GENERATOR + setting in ElectraSection.model_fields else setting
-
-
 class ElectraExport(EncoderExport):
     """The common part of both models."""
 
     section = ElectraSection
     model_type = "electra"
     config_class = "ElectraConfig"
-    settings = EncoderExport.settings | {"type_vocab_size": "type_vocab_size", "embedding_size": "embedding_size"}
+    settings = EncoderExport.settings | same("type_vocab_size", "embedding_size")
     extra_outputs = frozenset()
     kept_settings = ("classifier_dropout",)
     projection: ClassVar[str]
@@ -112,7 +107,10 @@ class GeneratorExport(ElectraExport):
 
     folder = "generator"
     hf_classes = {frozenset({"generator_logits"}): "ElectraForMaskedLM"}
-    settings = {_generator_name(ours): theirs for ours, theirs in ElectraExport.settings.items()}
+    settings = {
+        (GENERATOR if GENERATOR + ours in ElectraSection.model_fields else "") + ours: theirs
+        for ours, theirs in ElectraExport.settings.items()
+    }
     projection, blocks = "generator_embedding_projection", "generator"
     head_rows = (
         Row("generator_heads.mlm_transform.{p}", ("generator_predictions.dense.{p}",)),

@@ -117,7 +117,7 @@ class BilmFormat(OwnFormat):
         assert isinstance(model, ElmoSection)
         _check(model)
         (folder / OPTIONS).write_text(json.dumps(options_of(model), indent=1) + "\n", encoding="utf-8")
-        with _h5py().File(folder / WEIGHTS, "w") as file:
+        with _hdf5(folder / WEIGHTS, "w") as file:
             for dataset in datasets(model):
                 value = dataset.to_theirs([source.read_full(name) for name in dataset.ours])
                 file.create_dataset(dataset.name, data=value.float().contiguous().numpy())
@@ -125,7 +125,7 @@ class BilmFormat(OwnFormat):
     def open(self, folder: Path) -> OwnFolder:
         model = _section(read_json_object(folder / OPTIONS, ExportError), folder)
         tensors: dict[str, Tensor] = {}
-        with open_regular(folder / WEIGHTS), _opened(folder / WEIGHTS) as file:
+        with open_regular(folder / WEIGHTS), _hdf5(folder / WEIGHTS, "r") as file:
             for dataset in datasets(model):
                 if dataset.name not in file:
                     raise ExportError(f"{folder / WEIGHTS} has no {dataset.name}, which {OPTIONS} describes")
@@ -139,7 +139,6 @@ class BilmFormat(OwnFormat):
         return OwnFolder(Tensors(found), model, tuple(sorted(ELMO.outputs)))
 
     def word_layers(self, folder: Path) -> WordLayers:
-
         return BilmLayers(self.open(folder), folder)
 
 
@@ -212,17 +211,13 @@ def _check(model: ElmoSection) -> None:
         )
 
 
-def _h5py() -> Any:
+def _hdf5(path: Path, mode: Literal["r", "w"]) -> Any:
     try:
         import h5py
     except ImportError as error:
         raise ExportError(f"{WEIGHTS} needs h5py, which is not installed: pip install 'ctxlm-ds[elmo]'") from error
-    return h5py
-
-
-def _opened(path: Path) -> Any:
     try:
-        return _h5py().File(path, "r")
+        return h5py.File(path, mode)
     except OSError as error:
         raise ExportError(f"{path} is damaged ({error}): copy it again") from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ctxlm_ds.families.base import Family, TransformerSection, tiny_transformer
 from ctxlm_ds.recipe.sections import PositiveFloat
@@ -11,6 +11,8 @@ from ctxlm_ds.recipe.sections import PositiveFloat
 
 class GptSection(TransformerSection):
     """A decoder: each position sees earlier ones only and predicts the next token."""
+
+    pre_layer_norm: ClassVar[bool] = False
 
     position_initializer_range: PositiveFloat | None = None
     """Standard deviation of the initial position table (GPT-2's released code: 0.01); null is initializer_range."""
@@ -24,6 +26,8 @@ class Gpt1Section(GptSection):
 
 class Gpt2Section(GptSection):
     """GPT-2: a decoder with LayerNorm before attention and feed-forward, and after the last layer."""
+
+    pre_layer_norm: ClassVar[bool] = True
 
     family: str = "gpt2"
 
@@ -39,7 +43,7 @@ GPT1 = Family(
     name="gpt1",
     title="GPT (Radford 2018)",
     section=Gpt1Section,
-    layers="ctxlm_ds.families.gpt.layers:gpt1_layers",
+    layers="ctxlm_ds.families.gpt.layers:gpt_layers",
     export="ctxlm_ds.families.gpt.export:GPT1_EXPORT",
     outputs=frozenset({"logits"}),
     objective="causal_lm",
@@ -53,7 +57,6 @@ GPT2 = replace(
     name="gpt2",
     title="GPT-2 (Radford 2019)",
     section=Gpt2Section,
-    layers="ctxlm_ds.families.gpt.layers:gpt2_layers",
     export="ctxlm_ds.families.gpt.export:GPT2_EXPORT",
     tokenizer="gpt2",
     tiny=lambda: _tiny("gpt2"),

@@ -9,20 +9,10 @@ from ctxlm_ds.models.parts.transformer import block_settings, final_layer_norm, 
 from ctxlm_ds.models.spec import ModelBuild
 
 
-def gpt1_layers(model: GptSection, build: ModelBuild) -> list[LayerDescription]:
-    """List the layers of GPT: LayerNorm after attention and feed-forward."""
-    return _layers(model, build, is_gpt2=False)
-
-
-def gpt2_layers(model: GptSection, build: ModelBuild) -> list[LayerDescription]:
-    """List the layers of GPT-2: LayerNorm before attention and feed-forward, and after the last layer."""
-    return _layers(model, build, is_gpt2=True)
-
-
-def _layers(model: GptSection, build: ModelBuild, is_gpt2: bool) -> list[LayerDescription]:
+def gpt_layers(model: GptSection, build: ModelBuild) -> list[LayerDescription]:
     """List the layers that write logits [b, s, v] at every position ([b·s, v] under sequence parallelism)."""
     assert model.vocab_size is not None
-    settings = block_settings(model, build, pre_layer_norm=is_gpt2, causal=True, scaled_residuals=is_gpt2)
+    settings = block_settings(model, build, model.pre_layer_norm, causal=True, scaled_residuals=model.pre_layer_norm)
     table = WordTable(model.vocab_size, model.hidden_size, settings.init, build)
     return [
         table.look_up(),

@@ -67,10 +67,13 @@ class LlamaExport(CausalExport):
         return KeyMap("LlamaForCausalLM", expand((*ROWS, qkv, *head), model.num_layers), tied, UNUSED)
 
     def their_settings(self, model: LlamaSection, ids: TokenIds) -> dict[str, Any]:
+        kind = PLAIN if model.rotary_scaling == "none" else model.rotary_scaling
+        names = {PLAIN: (), LINEAR: ("rotary_scaling_factor",), LLAMA3: tuple(SCALING)}[kind]
+        scaling = {SCALING[name]: getattr(model, name) for name in names}
         return super().their_settings(model, ids) | {
             "num_key_value_heads": model.key_value_heads,
             "head_dim": model.hidden_size // model.num_attention_heads,
-            "rope_parameters": _their_rotary(model),
+            "rope_parameters": {"rope_type": kind, "rope_theta": model.rotary_base, **scaling},
             # The class gives the padding token's vector no gradient: the end of a document is not to be one.
             "pad_token_id": None if ids.pad_id == ids.sep_id else ids.pad_id,
             "bos_token_id": ids.cls_id,
@@ -92,14 +95,6 @@ class LlamaExport(CausalExport):
 
     def pad_id(self, config: Any) -> int:
         return max(0, config.pad_token_id or 0)
-
-
-def _their_rotary(model: LlamaSection) -> dict[str, Any]:
-    """Return rope_parameters."""
-    kind = PLAIN if model.rotary_scaling == "none" else model.rotary_scaling
-    names = {PLAIN: (), LINEAR: ("rotary_scaling_factor",), LLAMA3: tuple(SCALING)}[kind]
-    scaling = {SCALING[name]: getattr(model, name) for name in names}
-    return {"rope_type": kind, "rope_theta": model.rotary_base, **scaling}
 
 
 def _our_rotary(config: Any, folder: Path) -> dict[str, Any]:

@@ -98,7 +98,8 @@ class RelativeAttention(nn.Module):
         far = self._heads(self.distance(distances))
         scores = (query + self.content_bias[:, None]) @ key.transpose(-1, -2)
         scores = scores + self._by_distance(query + self.distance_bias[:, None], far, slots, length)
-        scores = scores + self._by_segment(query) * others[:, None]
+        other_segment = (self.segments[1] - self.segments[0]).view(self.num_heads, -1, 1)
+        scores = scores + (query + self.segment_bias[:, None]) @ other_segment * others[:, None]
         lowest = max(HIDDEN_SCORE, torch.finfo(scores.dtype).min)
         scores = (scores * self.scale).masked_fill(hidden_keys[:, None], lowest)
         dtype = torch.promote_types(scores.dtype, torch.float32)
@@ -121,11 +122,6 @@ class RelativeAttention(nn.Module):
         columns = begins[:, None, :, None] + torch.arange(keys, device=slots.device)
         picked = of_slots.gather(-1, columns.expand(-1, self.num_heads, -1, -1))
         return torch.cat([_shifted(of_content, keys), picked], dim=2)
-
-    def _by_segment(self, query: Tensor) -> Tensor:
-        """Return the product [b, n, q, 1] of each query with the vector of another segment."""
-        other = (self.segments[1] - self.segments[0]).view(self.num_heads, -1, 1)
-        return (query + self.segment_bias[:, None]) @ other
 
     def _dropped(self, probabilities: Tensor) -> Tensor:
         if not self.training or self.dropout == 0.0:
