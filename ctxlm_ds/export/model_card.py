@@ -20,54 +20,7 @@ MAX_CHANGE_CHARACTERS = 300
 CARD_MARK = "\n- ctxlm_ds\n"
 """The tag by which a card of this project is known."""
 UNKNOWN = "not recorded"
-
-
-def write_model_card(
-    source: CheckpointSource,
-    text: CardText,
-    hf_class: str,
-    dtype: str,
-    num_parameters: int,
-    num_layers: int | None = None,
-) -> str:
-    """Return the card as Markdown with the Hub's YAML header; `text` has the family's sentences.
-
-    `num_layers` is None for all layers of the checkpoint's model.
-    """
-    config, train_state = source.config, source.train_state
-    origin = "pretrained" if train_state else "imported"
-    start = f" Training started from the weights of `{config.initialize_from}`." if config.initialize_from else ""
-    start += f" It learned from the outputs of the teacher `{config.teacher.path}`." if config.teacher.path else ""
-    figures = _figures(source)
-    return f"""---
-{_header(config.name, text, figures)}
----
-
-# {config.name}
-
-A {text.kind} with {num_layers or source.model.num_blocks} layers ({num_parameters:,} parameters, stored in {dtype}), \
-{origin} with ctxlm_ds and exported as the plain `{hf_class}` of transformers. {text.heads} Its logits were \
-compared with those of the trained model on random ids and on real text when it was exported.{start}
-
-{_usage(text, hf_class)}
-## Training data
-
-{_training_data(config.data.train) if train_state else "Not recorded."}
-
-## Held-out figures
-
-{_figure_text(source, figures)}
-
-## Model
-
-{_table(source.model.model_dump())}
-
-## Training
-
-{_table(_training_rows(config, train_state) if train_state else {"source": "imported weights"})}{_resumes(source)}
-
-{_limits(source, text)}
-## Citation
+CITATION = f"""## Citation
 
 ```bibtex
 @software{{ctxlm_ds,
@@ -78,31 +31,74 @@ compared with those of the trained model on random ids and on real text when it 
 """
 
 
-def _usage(text: CardText, hf_class: str) -> str:
-    imported = ", pipeline" if text.task else ""
-    return f"""## How to load it
+def write_model_card(
+    source: CheckpointSource,
+    text: CardText,
+    hf_class: str,
+    dtype: str,
+    num_parameters: int,
+    num_layers: int | None = None,
+) -> str:
+    """Return the card as Markdown with the Hub's YAML header; `num_layers` is None for all of the model's layers."""
+    config, train_state = source.config, source.train_state
+    step, run = int(train_state.get("step", 0)), source.folder.parent.parent
+    origin = "pretrained" if train_state else "imported"
+    start = f" Training started from the weights of `{config.initialize_from}`." if config.initialize_from else ""
+    start += f" It learned from the outputs of the teacher `{config.teacher.path}`." if config.teacher.path else ""
+    evaluation = read_evaluation(run / METRICS_NAME, step) if train_state else {}
+    figures = {key.removeprefix(HELD_OUT): value for key, value in evaluation.items()}
+    measured = f"Measured during training, last at or before step {step:,}.\n\n{_table(figures)}"
+    return f"""---
+{_header(config.name, text, figures)}
+---
+
+# {config.name}
+
+A {text.kind} with {num_layers or source.model.num_blocks} layers ({num_parameters:,} parameters, stored in {dtype}), \
+{origin} with ctxlm_ds and exported as the plain `{hf_class}` of transformers. {text.heads} Its logits were \
+compared with those of the trained model on random ids and on real text when it was exported.{start}
+
+## How to load it
 
 ```python
-from transformers import AutoTokenizer, {hf_class}{imported}
+from transformers import AutoTokenizer, {hf_class}{", pipeline" if text.task else ""}
 
 folder = "."  # this folder
 model = {hf_class}.from_pretrained(folder)
 tokenizer = AutoTokenizer.from_pretrained(folder)
 {text.usage}```
-"""
 
+## Training data
 
-def _limits(source: CheckpointSource, text: CardText) -> str:
-    limit = ""
-    if source.trained_length != source.model.longest_sequence:
-        learned = source.model.learned_positions
-        effect = "later positions have random weights" if learned else "it never saw longer ones"
-        limit = f"It was trained on sequences of {source.trained_length} tokens; {effect}. "
-    return f"""## Limits
+{_training_data(config.data.train) if train_state else "Not recorded."}
 
-{limit}A {text.language_model} language model completes text as its training data would; it repeats that data's \
+## Held-out figures
+
+{measured if figures else "None were recorded up to this checkpoint."}
+
+## Model
+
+{_table(source.model.model_dump())}
+
+## Training
+
+{_table(_training_rows(config, train_state) if train_state else {"source": "imported weights"})}\
+{_resumes(run, step) if train_state else ""}
+
+## Limits
+
+{_trained_length(source)}A {text.language_model} language model completes text as its training data would; it repeats that data's \
 errors and biases and states no facts. Check it on your own task before you rely on it.
-"""
+
+{CITATION}"""
+
+
+def _trained_length(source: CheckpointSource) -> str:
+    if source.trained_length == source.model.longest_sequence:
+        return ""
+    learned = source.model.learned_positions
+    effect = "later positions have random weights" if learned else "it never saw longer ones"
+    return f"It was trained on sequences of {source.trained_length} tokens; {effect}. "
 
 
 def _header(name: str, text: CardText, figures: Mapping[str, float]) -> str:
@@ -142,20 +138,6 @@ def _training_data(sources: Sequence[TrainSource]) -> str:
     return "\n".join(lines) if sources else "Not recorded."
 
 
-def _figures(source: CheckpointSource) -> dict[str, float]:
-    """Return the last held-out figures up to the checkpoint by `SOURCE/METRIC`."""
-    step = int(source.train_state.get("step", 0))
-    figures = read_evaluation(source.folder.parent.parent / METRICS_NAME, step) if source.train_state else {}
-    return {key.removeprefix(HELD_OUT): value for key, value in figures.items()}
-
-
-def _figure_text(source: CheckpointSource, figures: Mapping[str, float]) -> str:
-    if not figures:
-        return "None were recorded up to this checkpoint."
-    step = int(source.train_state.get("step", 0))
-    return f"Measured during training, last at or before step {step:,}.\n\n{_table(figures)}"
-
-
 def read_evaluation(metrics_file: Path, step: int) -> dict[str, float]:
     """Return the latest held-out figures of each name at or before `step`."""
     found = [record for record in read_lines(metrics_file, 0) if record["step"] <= step]
@@ -163,12 +145,10 @@ def read_evaluation(metrics_file: Path, step: int) -> dict[str, float]:
     return {name: value for name, value in numbers if name.startswith(HELD_OUT)}
 
 
-def _resumes(source: CheckpointSource) -> str:
+def _resumes(run: Path, step: int) -> str:
     """List the settings that resumes up to the checkpoint's step found changed, from the run's history."""
-    step = int(source.train_state.get("step", 0))
-    events = read_history(source.folder.parent.parent) if source.train_state else []
     lines = []
-    for event in (event for event in events if event["event"] == START):
+    for event in (event for event in read_history(run) if event["event"] == START):
         start, changes = event.get("step"), event.get("changed_settings")
         if type(start) is int and start < step and isinstance(changes, list) and changes:
             lines.append(f"- after step {start:,}: {'; '.join(f'`{_one_line(change)}`' for change in changes)}")
