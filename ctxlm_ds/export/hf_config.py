@@ -12,9 +12,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import FamilyExport, TokenIds, all_exports, export_of
+from ctxlm_ds.export.base import FamilyExport, TokenIds, all_exports
 from ctxlm_ds.recipe.sections import ModelSection
-from ctxlm_ds.registry import FAMILIES
 from ctxlm_ds.untrusted_json import open_regular, read_json_object
 
 if TYPE_CHECKING:
@@ -145,14 +144,11 @@ def _with_our_defaults(export: FamilyExport, values: dict[str, Any], where: obje
 
 def _export_for(values: Mapping[str, Any], path: Path) -> FamilyExport:
     model_type = values.get("model_type")
-    claiming = next((export for export in all_exports() if export.claims(values)), None)
-    if claiming is not None:
-        return claiming
-    if isinstance(model_type, str) and model_type in FAMILIES and FAMILIES.get(model_type).export is not None:
-        export = export_of(model_type)
-        if export.model_type == model_type:
+    known: dict[str, FamilyExport] = {}
+    for export in all_exports():
+        if export.claims(values):
             return export
-    known = {export.model_type: export for export in all_exports()}
+        known.setdefault(export.model_type, export)
     if isinstance(model_type, str) and model_type in known:
         return known[model_type]
     *types, last = known

@@ -87,8 +87,8 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 
 ## Limits
 
-{_trained_length(source)}A {text.language_model} language model completes text as its training data would; it repeats that data's \
-errors and biases and states no facts. Check it on your own task before you rely on it.
+{_trained_length(source)}A {text.language_model} language model completes text as its training data would; it repeats \
+that data's errors and biases and states no facts. Check it on your own task before you rely on it.
 
 {CITATION}"""
 

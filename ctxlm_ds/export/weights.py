@@ -96,8 +96,8 @@ class ClassFolder:
         """Return one of their tensors by its name in the table."""
         return self.files.read(self._assignment.stored[name])
 
-    def check_doubles(self) -> None:
-        """Raise ExportError if both names of a tied tensor have been written with different values."""
+    def check(self) -> None:
+        """Raise ExportError if both names of a tied tensor differ, or a tensor that our model lacks is not 0."""
         for alias, name in self._assignment.doubles.items():
             if not torch.equal(self.files.read(alias), self.files.read(name)):
                 raise ExportError(
@@ -105,8 +105,6 @@ class ClassFolder:
                     "a model with an untied output embedding cannot be imported"
                 )
 
-    def check_zeros(self) -> None:
-        """Raise ExportError if a tensor that our model lacks is not 0."""
         for name in self._assignment.zero:
             if bool(self.files.read(name).any()):
                 raise ExportError(f"{self.folder}: {name} is not 0; only models without such a tensor can be imported")
@@ -150,8 +148,7 @@ class HuggingFaceWeights:
         except CheckpointError as error:
             raise ExportError(str(error)) from error
         for part in self._parts:
-            part.check_doubles()
-            part.check_zeros()
+            part.check()
             self._check_shared(part)
             part.log()
 
