@@ -88,7 +88,6 @@ Complete = Callable[[FamilyExport, dict[str, Any], object], Any]
 
 
 def _folder_model(folder: Path, complete: Complete) -> FolderModel:
-    """Read the config of each class of the folder's model."""
     path = folder / "config.json"
     export = _export_for(read_hf_config(folder), path)
     settings: dict[str, Any] = {}
@@ -135,7 +134,6 @@ def _read_config(export: FamilyExport, folder: Path, complete: Complete) -> Any:
 
 
 def _with_our_defaults(export: FamilyExport, values: dict[str, Any], where: object) -> Any:
-    """Make a config with our defaults for what is not given."""
     fields = export.section.model_fields
     defaults = {theirs: fields[ours].default for ours, theirs in export.settings.items()}
     defaults[export.activation_key] = export.activations[fields["hidden_activation"].default]

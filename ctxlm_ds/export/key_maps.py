@@ -187,6 +187,5 @@ def _present_names(key_map: KeyMap, file_names: Sequence[str]) -> dict[str, str]
 
 
 def _first(names: Sequence[str]) -> str:
-    """List the first names and count the others."""
     more = len(names) - MOST_NAMES
     return ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -120,7 +120,6 @@ def _check_targets(model: ModelSection, data: DataSection, objective: ObjectiveS
 
 
 def _check_single(config: RunConfig) -> Iterator[Problem]:
-    """Yield problems of settings that one other setting at most decides."""
     name, profiler, training = config.name, config.profiler, config.training
     if "/" in name or name in ("", ".", ".."):
         yield Problem("name", f'"{name}" cannot name a folder (runs/NAME); leave out the slashes')
@@ -249,12 +248,10 @@ def fit_problems(model: ModelSection, data: DataSection, section: ObjectiveSecti
 
 
 def _model_fits(family: Any, objective: Any) -> bool:
-    """Return whether the model writes every tensor that the objective needs."""
     return set(objective.outputs) <= family.outputs
 
 
 def _format_fits(sample_format: Any, objective: Any) -> bool:
-    """Return whether the samples of the format have what the objective needs."""
     has_label = objective.sequence_label in (None, sample_format.sequence_label)
     lanes = sample_format.lane_directions
     has_lanes = lanes == objective.lane_directions or lanes == 0 and objective.lane_directions == 1

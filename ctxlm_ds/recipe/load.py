@@ -336,7 +336,6 @@ def _unknown_names(tree: RawRecipe, data: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _overlap(path: str, other: str) -> bool:
-    """Return whether one dotted path equals the other or is below it."""
     return f"{path}.".startswith(f"{other}.") or f"{other}.".startswith(f"{path}.")
 
 

@@ -184,7 +184,6 @@ def _arguments(content: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _settings(values: dict[str, Any], kind: Kind, path: Path) -> dict[str, Any]:
-    """Return our settings of the arguments that all models have."""
     for name, only in kind.only.items():
         if values.get(name, only) != only:
             raise ExportError(

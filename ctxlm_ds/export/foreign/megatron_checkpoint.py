@@ -71,7 +71,6 @@ def read_megatron(path: Path) -> MegatronFiles:
 
 
 def _newest(path: Path) -> Path:
-    """Return the folder of a run's newest checkpoint, or `path`."""
     if not path.is_dir():
         raise ExportError(f"{path}: no such folder")
     for name, pattern in TRACKERS.items():
@@ -116,7 +115,6 @@ def _collect(folder: Path, contents: dict[tuple[int, ...], dict[str, Any]]) -> M
 
 
 def _model(content: dict[str, Any], key: str, folder: Path) -> Tensors:
-    """Return the tensors of one rank's file."""
     model = content.get(key)
     tensors = flatten(model) if isinstance(model, dict) else {}
     if not tensors:
@@ -283,7 +281,6 @@ def our_names(names: Sequence[str], block: str, first_layer: int, folder: Path) 
 
 
 def _complete_tensors(files: MegatronFiles, block: str, heads: int) -> Tensors:
-    """Join the tensors of all ranks."""
     complete: Tensors = {}
     first_layer = 0
     for ranks in files.stages:
@@ -306,7 +303,6 @@ def _complete_tensors(files: MegatronFiles, block: str, heads: int) -> Tensors:
 
 
 def _joined(name: str, parts: list[torch.Tensor], heads: int, version: float) -> torch.Tensor:
-    """Join the parts of one parameter of all tensor-parallel ranks."""
     parts = [part.float() for part in parts]
     if QKV in name:
         ordered = [_by_kind(part, heads // len(parts), version) for part in parts]

@@ -18,7 +18,6 @@ UNUSED = (r"model\.(encoder|decoder)\.version",)
 
 
 def _stack_rows(stack: str, embeddings: str) -> tuple[Row, ...]:
-    """Return the rows of a stack whose layer with the positions is `embeddings`."""
     theirs = f"{PREFIX}{stack}.layers.{{i}}"
     return (
         Row(f"{embeddings}.position_embeddings.weight", (f"{PREFIX}{stack}.embed_positions.weight",)),

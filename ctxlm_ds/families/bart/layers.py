@@ -37,7 +37,6 @@ def bart_layers(model: BartSection, build: ModelBuild) -> list[LayerDescription]
 
 
 def _settings(model: BartSection, build: ModelBuild, causal: bool) -> BlockSettings:
-    """Return the settings of a stack."""
     settings = block_settings(model, build, model.pre_layer_norm, causal=causal)
     return replace(settings, inner_dropout=model.activation_dropout)
 

@@ -243,7 +243,6 @@ def elmo_layers(model: ElmoSection, build: ModelBuild) -> list[LayerDescription]
 
 
 def _inputs(model: ElmoSection, build: ModelBuild) -> list[LayerDescription]:
-    """List the layers that write the vectors of both directions' words, [b, s, p]."""
     if model.inputs == "words":
         assert model.vocab_size is not None
         limit = (6.0 / (model.vocab_size + model.projection_size)) ** 0.5
@@ -258,7 +257,6 @@ def _inputs(model: ElmoSection, build: ModelBuild) -> list[LayerDescription]:
 
 
 def _block(number: int, model: ElmoSection, build: ModelBuild) -> LayerDescription:
-    """Describe one LSTM layer of both directions."""
     carried = tuple(
         f"lstm.{number}.{direction}_{what}" for direction in ("forward", "backward") for what in ("state", "cell")
     )
