@@ -110,12 +110,11 @@ class TransformerSection(ModelSection):
 
     def row_problems(self, data: DataSection) -> Iterator[Problem]:
         if data.seq_length > self.max_position_embeddings:
-            yield Problem(
-                "data.seq_length",
+            text = (
                 f"{data.seq_length} is longer than model.max_position_embeddings {self.max_position_embeddings}; "
-                "shorten the rows or lengthen the table",
-                ("model.max_position_embeddings",),
+                "shorten the rows or lengthen the table"
             )
+            yield Problem("data.seq_length", text, ("model.max_position_embeddings",))
 
     def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
         yield from split_problems(self, size)
@@ -157,23 +156,19 @@ def head_problems(model: ModelSection, prefix: str = "") -> Iterator[Problem]:
     """Yield a problem if the heads do not divide the width; `prefix` begins the names of the settings."""
     heads, width = getattr(model, f"{prefix}num_attention_heads"), getattr(model, f"{prefix}hidden_size")
     if width % heads:
-        yield Problem(
-            f"model.{prefix}num_attention_heads",
-            f"{heads} does not divide model.{prefix}hidden_size {width}; {nearest_divisor(width, heads)} does",
-            (f"model.{prefix}hidden_size",),
-        )
+        text = f"{heads} does not divide model.{prefix}hidden_size {width}; {nearest_divisor(width, heads)} does"
+        yield Problem(f"model.{prefix}num_attention_heads", text, (f"model.{prefix}hidden_size",))
 
 
 def rotary_problems(model: TransformerSection) -> Iterator[Problem]:
     """Yield a problem if heads have an odd size, whose elements rotary positions cannot turn in pairs."""
     size, remainder = divmod(model.hidden_size, model.num_attention_heads)
     if size % 2 and not remainder:
-        yield Problem(
-            "model.num_attention_heads",
+        text = (
             f"{model.num_attention_heads} makes heads of {size} elements, but rotary positions turn pairs of them; "
-            "choose another number of heads, so that hidden_size / num_attention_heads is even",
-            ("model.hidden_size",),
+            "choose another number of heads, so that hidden_size / num_attention_heads is even"
         )
+        yield Problem("model.num_attention_heads", text, ("model.hidden_size",))
 
 
 def split_problems(

@@ -151,12 +151,11 @@ def teacher_problems(
     if not needs_teacher(objective):
         if given.path is not None or given.model is not None:
             objectives = [name for name, other in OBJECTIVE.entries().items() if other.teacher_outputs]
-            yield Problem(
-                "teacher",
+            text = (
                 f"{OBJECTIVE.path} {objective.name} compares with no teacher; leave the section out, or set "
-                f"{OBJECTIVE.path} to {listed(objectives)}",
-                (OBJECTIVE.path,),
+                f"{OBJECTIVE.path} to {listed(objectives)}"
             )
+            yield Problem("teacher", text, (OBJECTIVE.path,))
         return
     teacher = given.model
     if teacher is None:
@@ -169,12 +168,11 @@ def teacher_problems(
         yield from map(_of_teacher, teacher.tensor_parallel_problems(parallel.tensor_parallel_size))
     sizes = model.vocab_size, teacher.vocab_size
     if None not in sizes and sizes[0] != sizes[1]:
-        yield Problem(
-            "model.vocab_size",
+        text = (
             f"{sizes[0]} rows, but the teacher has {sizes[1]}: both must have the same vocabulary; train with the "
-            "teacher's tokenizer (tokenizer.path) and its number of rows",
-            ("teacher.model.vocab_size", "teacher.path"),
+            "teacher's tokenizer (tokenizer.path) and its number of rows"
         )
+        yield Problem("model.vocab_size", text, ("teacher.model.vocab_size", "teacher.path"))
 
 
 def _output_problems(section: ObjectiveSection, teacher: ModelSection) -> Iterator[Problem]:
@@ -182,12 +180,11 @@ def _output_problems(section: ObjectiveSection, teacher: ModelSection) -> Iterat
     family = MODEL.registry.get(teacher.family)
     missing = [name for name in objective.teacher_outputs if name not in family.outputs and not TAP.fullmatch(name)]
     if missing:
-        yield Problem(
-            "teacher.model.family",
+        text = (
             f"{teacher.family} does not compute {listed(missing, 'and')}, which {OBJECTIVE.path} "
-            f"{objective.name} needs of a teacher",
-            ("teacher.path", OBJECTIVE.path),
+            f"{objective.name} needs of a teacher"
         )
+        yield Problem("teacher.model.family", text, ("teacher.path", OBJECTIVE.path))
 
 
 def _of_teacher(problem: Problem) -> Problem:

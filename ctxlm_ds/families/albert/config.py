@@ -43,12 +43,11 @@ class AlbertSection(BertSection):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         if self.num_layers % self.num_groups:
-            yield Problem(
-                "model.num_groups",
+            text = (
                 f"{self.num_groups} does not divide model.num_layers {self.num_layers}, so that groups would have "
-                "different numbers of layers; set it to 1 as published",
-                ("model.num_layers",),
+                "different numbers of layers; set it to 1 as published"
             )
+            yield Problem("model.num_groups", text, ("model.num_layers",))
 
 
 ALBERT = Family(

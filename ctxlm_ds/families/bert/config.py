@@ -26,11 +26,8 @@ class BertSection(EncoderSection):
     def row_problems(self, data: DataSection) -> Iterator[Problem]:
         yield from super().row_problems(data)
         if self.type_vocab_size < 2 and FORMATS.get(data.sample_format).makes_pairs:
-            yield Problem(
-                "model.type_vocab_size",
-                f"{self.type_vocab_size} cannot distinguish the two segments of {data.sample_format}; set it to 2",
-                ("data.sample_format", "model.family"),
-            )
+            text = f"{self.type_vocab_size} cannot distinguish the two segments of {data.sample_format}; set it to 2"
+            yield Problem("model.type_vocab_size", text, ("data.sample_format", "model.family"))
 
 
 BERT = Family(

@@ -76,20 +76,18 @@ class LlamaSection(TransformerSection):
         yield from super().problems()
         heads, shared = self.num_attention_heads, self.key_value_heads
         if heads % shared:
-            yield Problem(
-                "model.num_key_value_heads",
+            text = (
                 f"{shared} does not divide model.num_attention_heads {heads}, but each head of keys and values serves "
-                f"as many query heads; {nearest_divisor(heads, shared)} does",
-                ("model.num_attention_heads",),
+                f"as many query heads; {nearest_divisor(heads, shared)} does"
             )
+            yield Problem("model.num_key_value_heads", text, ("model.num_attention_heads",))
         yield from rotary_problems(self)
         if self.rotary_scaling == "llama3" and self.rotary_low_turns >= self.rotary_high_turns:
-            yield Problem(
-                "model.rotary_low_turns",
+            text = (
                 f"{self.rotary_low_turns} is not below model.rotary_high_turns {self.rotary_high_turns}; Llama 3.1 has "
-                "1 and 4",
-                ("model.rotary_high_turns",),
+                "1 and 4"
             )
+            yield Problem("model.rotary_low_turns", text, ("model.rotary_high_turns",))
 
     def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
         yield from split_problems(self, size, shared="num_key_value_heads")

@@ -64,12 +64,11 @@ class XlnetSection(ModelSection):
 
     def row_problems(self, data: DataSection) -> Iterator[Problem]:
         if self.mem_len and not data.in_lanes:
-            yield Problem(
-                "model.mem_len",
+            text = (
                 f"{self.mem_len}: rows of data.sample_format {data.sample_format} do not continue each other, so there "
-                "is nothing to remember; set 0, or the format to text_and_pair",
-                ("data.sample_format",),
+                "is nothing to remember; set 0, or the format to text_and_pair"
             )
+            yield Problem("model.mem_len", text, ("data.sample_format",))
 
     def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
         yield from split_problems(self, size, dropout="hidden_dropout")
