@@ -6,9 +6,9 @@ moments of 0 (`initialize_moments`); any other difference is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 
@@ -42,9 +42,10 @@ def load_initial_weights(
     folder = Path(path)
     source, source_model, theirs = _open(folder)
     whole = plain_program(model, outputs)
+    names = {name: name for name in source.names()}
     if layers is not None:
-        source = select_layers(source, theirs.block_names, whole.block_names, whole.shapes.keys(), layers)
-    found = {name: source.shape(name) for name in source.names()}
+        names = select_layers(theirs, whole, list(names), layers)
+    found = {ours: source.shape(there) for ours, there in names.items()}
     # Optional heads that only one side has are allowed.
     theirs = theirs if found.keys() - whole.facts.keys() else whole
     problems = [
@@ -64,7 +65,7 @@ def load_initial_weights(
     left_out = [name for name in found if name not in whole.shapes]
     if left_out:
         logger.info("initialize_from: not needed by this objective: %s", ", ".join(left_out))
-    return _values(source, whole, fresh, folder)
+    return _values(source, names, whole, fresh, folder)
 
 
 def warn_of_other_tokens(path: str | Path, tokenizer: Tokenizer) -> None:
@@ -152,15 +153,14 @@ def _parameters_that_differ(theirs: Program, found: dict[str, Shape], whole: Pro
 
 
 def _values(
-    source: WeightSource, whole: Program, fresh: Callable[[str], torch.Tensor], folder: Path
+    source: WeightSource, names: Mapping[str, str], whole: Program, fresh: Callable[[str], torch.Tensor], folder: Path
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    available = set(source.names())
     for name, shape in whole.shapes.items():
-        if name not in available:
+        if name not in names:
             logger.info("initialize_from: %s is missing there and keeps its initial value", name)
             yield name, fresh(name)
             continue
-        value = check_finite(name, source.read_full(name), f"initialize_from: {folder}")
+        value = check_finite(name, source.read_full(names[name]), f"initialize_from: {folder}")
         if tuple(value.shape) != shape:
             logger.info("initialize_from: %s of %s, extended from %d to %d rows",
                         whole.facts[name].grows, name, value.shape[0], shape[0])  # fmt: skip
@@ -175,54 +175,27 @@ def _extend(value: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
     return torch.cat((value, fresh[value.shape[0] :]))
 
 
-class SelectedLayers(NamedTuple):
-    """A source under the names of another model, with some of its repeated layers."""
-
-    source: WeightSource
-    theirs: Mapping[str, str]
-    """Name in the other model -> name in the source."""
-
-    def names(self) -> list[str]:
-        return list(self.theirs)
-
-    def shape(self, name: str) -> Shape:
-        return self.source.shape(self.theirs[name])
-
-    def read_full(self, name: str) -> torch.Tensor:
-        return self.source.read_full(self.theirs[name])
-
-
 def select_layers(
-    source: WeightSource,
-    blocks_there: Sequence[str],
-    blocks_here: Sequence[str],
-    wanted_names: Container[str],
-    layers: Sequence[int] | Literal["spread"],
-) -> SelectedLayers:
-    """Give the parameters of a larger model the names of another one, which has the parameters `wanted_names`.
+    there: Program, here: Program, names: Sequence[str], layers: Sequence[int] | Literal["spread"]
+) -> dict[str, str]:
+    """Return the names in a larger model, which has `names`, of the parameters of another one, by the names here.
 
-    `blocks_there` and `blocks_here` are the names of their repeated layers, `layers` the numbers of the source's layers
-    to take, from 0; `spread` takes the first, the last and equal steps between. Raises CheckpointError if the numbers
-    do not fit the models.
+    `layers` are numbers of its repeated layers, from 0; `spread` takes the first, the last and equal steps between.
+    Raises CheckpointError if the numbers do not fit the models.
     """
-    count, wanted = len(blocks_there), len(blocks_here)
+    count, wanted = len(there.block_names), len(here.block_names)
     numbers = spread(count, wanted) if layers == "spread" else list(layers)
     if len(numbers) != wanted:
         raise CheckpointError(f"initialize_layers: {numbers} has {len(numbers)} layers, but the model has {wanted}")
     if max(numbers) >= count:
         raise CheckpointError(f"initialize_layers: {max(numbers)} is not one of the source's layers 0 to {count - 1}")
     logger.info("initialize_from: layers %s of %d", ", ".join(map(str, numbers)), count)
-    theirs: dict[str, str] = {}
-    prefixes = tuple(f"{block}." for block in blocks_there)
-    for name in source.names():
-        if not name.startswith(prefixes):
-            theirs[name] = name
-    for here, number in zip(blocks_here, numbers, strict=True):
-        there = f"{blocks_there[number]}."
-        for name in source.names():
-            if name.startswith(there):
-                theirs.setdefault(f"{here}.{name.removeprefix(there)}", name)
-    return SelectedLayers(source, {here: there for here, there in theirs.items() if here in wanted_names})
+    prefixes = tuple(f"{block}." for block in there.block_names)
+    found = {name: name for name in names if not name.startswith(prefixes)}
+    for block, number in zip(here.block_names, numbers, strict=True):
+        for name in (name for name in names if name.startswith(prefixes[number])):
+            found.setdefault(f"{block}.{name.removeprefix(prefixes[number])}", name)
+    return {ours: theirs for ours, theirs in found.items() if ours in here.shapes}
 
 
 def spread(count: int, wanted: int) -> list[int]:
