@@ -20,44 +20,31 @@ from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 
 MODEL_FILE = "model.pt"
-ROBERTA_LAYER = r"encoder\.sentence_encoder\.layers\.(\d+)\."
 LEAF = r"\.(weight|bias)"
-Names = tuple[tuple[str, str], ...]
-"""Pattern of a name of theirs -> ours, with {} for each group."""
-ROBERTA_NAMES: Names = (
-    (r"encoder\.sentence_encoder\.embed_tokens\.weight", "word_embeddings.weight"),
-    (r"encoder\.sentence_encoder\.embed_positions\.weight", "embeddings.position_embeddings.weight"),
-    (r"encoder\.sentence_encoder\.(?:emb_layer_norm|layernorm_embedding)" + LEAF, "embeddings.layer_norm.{}"),
-    (ROBERTA_LAYER + r"self_attn\.in_proj_(weight|bias)", "encoder.{}.attention.qkv.{}"),
-    (ROBERTA_LAYER + r"self_attn\.out_proj" + LEAF, "encoder.{}.attention.output.{}"),
-    (ROBERTA_LAYER + "self_attn_layer_norm" + LEAF, "encoder.{}.attention_layer_norm.{}"),
-    (ROBERTA_LAYER + "fc1" + LEAF, "encoder.{}.mlp.up.{}"),
-    (ROBERTA_LAYER + "fc2" + LEAF, "encoder.{}.mlp.down.{}"),
-    (ROBERTA_LAYER + "final_layer_norm" + LEAF, "encoder.{}.mlp_layer_norm.{}"),
+LAYER = r"(encoder|decoder)\.layers\.(\d+)\."
+CROSS = r"decoder\.layers\.(\d+)\.encoder_attn"
+NAMES: tuple[tuple[str, str], ...] = (
+    (r"(?:encoder|decoder)\.(?:embed_tokens|output_projection)\.weight", "word_embeddings.weight"),
+    (r"encoder\.embed_positions\.weight", "embeddings.position_embeddings.weight"),
+    (r"encoder\.(?:emb_layer_norm|layernorm_embedding)" + LEAF, "embeddings.layer_norm.{}"),
+    (r"decoder\.embed_positions\.weight", "decoder_embeddings.position_embeddings.weight"),
+    (r"decoder\.layernorm_embedding" + LEAF, "decoder_embeddings.layer_norm.{}"),
+    (LAYER + r"self_attn\.in_proj_(weight|bias)", "{}.{}.attention.qkv.{}"),
+    (LAYER + r"self_attn\.out_proj" + LEAF, "{}.{}.attention.output.{}"),
+    (LAYER + "self_attn_layer_norm" + LEAF, "{}.{}.attention_layer_norm.{}"),
+    (LAYER + "fc1" + LEAF, "{}.{}.mlp.up.{}"),
+    (LAYER + "fc2" + LEAF, "{}.{}.mlp.down.{}"),
+    (LAYER + "final_layer_norm" + LEAF, "{}.{}.mlp_layer_norm.{}"),
+    (CROSS + r"\.(query|key_value)" + LEAF, "decoder.{}.cross_attention.{}.{}"),
+    (CROSS + r"\.out_proj" + LEAF, "decoder.{}.cross_attention.output.{}"),
+    (CROSS + "_layer_norm" + LEAF, "decoder.{}.cross_attention_layer_norm.{}"),
+    (r"(encoder|decoder)\.layer_norm" + LEAF, "{}_layer_norm.{}"),
     (r"encoder\.lm_head\.dense" + LEAF, "heads.mlm_transform.{}"),
     (r"encoder\.lm_head\.layer_norm" + LEAF, "heads.mlm_layer_norm.{}"),
     (r"encoder\.lm_head\.bias", "mlm_bias.bias"),
     (r"encoder\.lm_head\.weight", "word_embeddings.weight"),
 )
-BART_LAYER = r"(encoder|decoder)\.layers\.(\d+)\."
-BART_CROSS = r"decoder\.layers\.(\d+)\.encoder_attn"
-BART_NAMES: Names = (
-    (r"(?:encoder|decoder)\.(?:embed_tokens|output_projection)\.weight", "word_embeddings.weight"),
-    (r"encoder\.embed_positions\.weight", "embeddings.position_embeddings.weight"),
-    (r"encoder\.layernorm_embedding" + LEAF, "embeddings.layer_norm.{}"),
-    (r"decoder\.embed_positions\.weight", "decoder_embeddings.position_embeddings.weight"),
-    (r"decoder\.layernorm_embedding" + LEAF, "decoder_embeddings.layer_norm.{}"),
-    (BART_LAYER + r"self_attn\.in_proj_(weight|bias)", "{}.{}.attention.qkv.{}"),
-    (BART_LAYER + r"self_attn\.out_proj" + LEAF, "{}.{}.attention.output.{}"),
-    (BART_LAYER + "self_attn_layer_norm" + LEAF, "{}.{}.attention_layer_norm.{}"),
-    (BART_LAYER + "fc1" + LEAF, "{}.{}.mlp.up.{}"),
-    (BART_LAYER + "fc2" + LEAF, "{}.{}.mlp.down.{}"),
-    (BART_LAYER + "final_layer_norm" + LEAF, "{}.{}.mlp_layer_norm.{}"),
-    (BART_CROSS + r"\.(query|key_value)" + LEAF, "decoder.{}.cross_attention.{}.{}"),
-    (BART_CROSS + r"\.out_proj" + LEAF, "decoder.{}.cross_attention.output.{}"),
-    (BART_CROSS + "_layer_norm" + LEAF, "decoder.{}.cross_attention_layer_norm.{}"),
-    (r"(encoder|decoder)\.layer_norm" + LEAF, "{}_layer_norm.{}"),
-)
+"""Pattern of a name of theirs -> ours, with {} for each group."""
 PART = re.compile(r"(.*\.(?:self|encoder)_attn\.)([qkv])_proj\.(weight|bias)")
 CROSS_PART = re.compile(r"(.*\.encoder_attn\.)in_proj_(weight|bias)")
 TABLES = ("word_embeddings.weight", "mlm_bias.bias")
@@ -74,7 +61,6 @@ class Kind:
     """A model of fairseq."""
 
     title: str
-    names: Names
     unused: str
     """Pattern of tensors that our model has no place for."""
     only: Mapping[str, Any]
@@ -82,15 +68,14 @@ class Kind:
 
 
 ROBERTA = Kind(
-    "RoBERTa", ROBERTA_NAMES,
-    r"classification_heads\..*|encoder\.sentence_encoder\.(?:version|embed_positions\._float_tensor)",
+    "RoBERTa", r"classification_heads\..*|encoder\.(?:version|embed_positions\._float_tensor)",
     {
         "encoder_normalize_before": False, "untie_weights_roberta": False, "no_scale_embedding": True,
         "layernorm_embedding": True, "encoder_learned_pos": True,
     },
 )  # fmt: skip
 BART = Kind(
-    "BART", BART_NAMES, r"classification_heads\..*|(?:encoder|decoder)\.version",
+    "BART", r"classification_heads\..*|(?:encoder|decoder)\.version",
     {
         "layernorm_embedding": True, "encoder_learned_pos": True, "decoder_learned_pos": True,
         "share_all_embeddings": True, "cross_self_attention": False,
@@ -147,7 +132,8 @@ Converted = tuple[str, dict[str, Any], dict[str, torch.Tensor]]
 def _roberta(values: dict[str, Any], tensors: dict[str, torch.Tensor], path: Path) -> Converted:
     settings = _settings(values, ROBERTA, path)
     # `decoder` was the name of the encoder in 2019.
-    tensors = {re.sub(r"^decoder\.", "encoder.", name): value for name, value in tensors.items()}
+    prefix = re.compile(r"^(?:en|de)coder\.(?:sentence_encoder\.)?")
+    tensors = {prefix.sub("encoder.", name): value for name, value in tensors.items()}
     return "roberta", settings, _our_tensors(_joined(tensors, path), ROBERTA, path)
 
 
@@ -239,7 +225,7 @@ def _our_tensors(tensors: dict[str, torch.Tensor], kind: Kind, path: Path) -> di
     if unused:
         logger.info("not part of %s's class of transformers: %s", kind.title, ", ".join(unused))
     for name in tensors.keys() - set(unused):
-        ours = next((ours.format(*match.groups()) for pattern, ours in kind.names
+        ours = next((ours.format(*match.groups()) for pattern, ours in NAMES
                      if (match := re.fullmatch(pattern, name))), None)  # fmt: skip
         if ours is None:
             raise ExportError(f"{path}: the tensor {name} is not part of fairseq's {kind.title}")
