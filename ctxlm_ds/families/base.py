@@ -49,10 +49,11 @@ class Family:
 
 
 def tiny_transformer(family: str, objective: str, sample_format: str, **model: Any) -> dict[str, Any]:
-    """Return the sections of a transformer's recipe small enough for tests; `model` are further settings."""
+    """Return the sections of a transformer's recipe small enough for tests; None leaves a setting out."""
     shape = {"hidden_size": 32, "num_layers": 4, "num_attention_heads": 4, "intermediate_size": 64}
+    settings = {**shape, "max_position_embeddings": 64, **model}
     return {
-        "model": {"family": family, **shape, "max_position_embeddings": 64, **model},
+        "model": {"family": family} | {name: value for name, value in settings.items() if value is not None},
         "objective": {"name": objective},
         "data": {"sample_format": sample_format, "seq_length": 32},
     }

@@ -145,6 +145,13 @@ class EncoderExport(FamilyExport):
         one_type = self.num_token_types(model) == 1
         return Rows(rows, [[0] * len(row) for row in rows] if one_type else encoded["token_type_ids"])
 
+    def num_token_types(self, model: Any) -> int:
+        return int(model.type_vocab_size) if "type_vocab_size" in self.settings else 1
+
+    def their_inputs(self, fields: Fields) -> Fields:
+        types = {"token_type_ids": fields["token_type_ids"]} if "type_vocab_size" in self.settings else {}
+        return super().their_inputs(fields) | types
+
     def their_outputs(self, result: Any, fields: Fields) -> Fields:
         """Return the predicted positions' logits [b, p, v] and, if there are any, those of sentences [b, 1, 2]."""
         with_pairs = self.pair_output in result
@@ -202,12 +209,6 @@ class BertExport(EncoderExport):
         """Look for the next-sentence head: bert-base-uncased has it and declares BertForMaskedLM."""
         wanted = {name for row in expand(self.sentence_rows, 0) for name in row.theirs}
         return ("predicted_logits", "sentence_logits") if wanted <= set(file_names) else ("predicted_logits",)
-
-    def num_token_types(self, model: BertSection) -> int:
-        return model.type_vocab_size
-
-    def their_inputs(self, fields: Fields) -> Fields:
-        return super().their_inputs(fields) | {"token_type_ids": fields["token_type_ids"]}
 
     def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
         heads = f"It has {self.title}'s masked-language-modelling head; it was trained without {self.pair_task}."

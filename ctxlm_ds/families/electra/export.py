@@ -53,12 +53,6 @@ class ElectraExport(EncoderExport):
     def num_blocks(self, model: ElectraSection) -> int:
         return int(getattr(model, self.prefix + "num_layers"))
 
-    def num_token_types(self, model: ElectraSection) -> int:
-        return model.type_vocab_size
-
-    def their_inputs(self, fields: Fields) -> Fields:
-        return super().their_inputs(fields) | {"token_type_ids": fields["token_type_ids"]}
-
 
 class DiscriminatorExport(ElectraExport):
     """The discriminator, in the folder of the export."""

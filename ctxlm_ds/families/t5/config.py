@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
-from ctxlm_ds.families.base import Family, dropout_problems, split_problems
+from ctxlm_ds.families.base import Family, dropout_problems, split_problems, tiny_transformer
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import ModelSection, PositiveFloat, PositiveFraction, Probability, SmallInt, Width
 
@@ -84,14 +84,10 @@ class T5Section(ModelSection):
 
 
 def _tiny() -> dict[str, Any]:
-    return {
-        "model": {
-            "family": "t5", "hidden_size": 32, "num_layers": 2, "num_decoder_layers": 2, "num_attention_heads": 4,
-            "head_size": 6, "intermediate_size": 48, "relative_buckets": 8, "relative_reach": 12,
-        },
-        "objective": {"name": "span_corruption"},
-        "data": {"sample_format": "chunks", "seq_length": 32},
-    }  # fmt: skip
+    return tiny_transformer(
+        "t5", "span_corruption", "chunks", num_layers=2, num_decoder_layers=2, head_size=6, intermediate_size=48,
+        max_position_embeddings=None, relative_buckets=8, relative_reach=12,
+    )  # fmt: skip
 
 
 T5 = Family(

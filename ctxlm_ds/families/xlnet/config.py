@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from ctxlm_ds.families.base import Family, dropout_problems, head_problems, split_problems
+from ctxlm_ds.families.base import Family, dropout_problems, head_problems, split_problems, tiny_transformer
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import DataSection, ModelSection, PositiveFraction, Probability, SmallInt, Width
 
@@ -74,17 +74,6 @@ class XlnetSection(ModelSection):
         yield from split_problems(self, size, dropout="hidden_dropout")
 
 
-def _tiny() -> dict[str, Any]:
-    return {
-        "model": {
-            "family": "xlnet", "hidden_size": 32, "num_layers": 4, "num_attention_heads": 4, "intermediate_size": 64,
-            "initializer_range": 0.1,
-        },
-        "objective": {"name": "permutation_lm"},
-        "data": {"sample_format": "text_and_pair", "seq_length": 32},
-    }  # fmt: skip
-
-
 XLNET = Family(
     name="xlnet",
     title="XLNet (Yang 2019)",
@@ -95,6 +84,8 @@ XLNET = Family(
     objective="permutation_lm",
     sample_format="text_and_pair",
     tokenizer="xlnet",
-    tiny=_tiny,
+    tiny=lambda: tiny_transformer(
+        "xlnet", "permutation_lm", "text_and_pair", max_position_embeddings=None, initializer_range=0.1
+    ),
     vocab_size=32_000,
 )
