@@ -96,9 +96,9 @@ class FamilyExport(ABC):
     """Our setting -> theirs with the same value."""
     activation_key: ClassVar[str]
     """Their setting for model.hidden_activation."""
-    activations: ClassVar[Mapping[str, str]]
+    activations: ClassVar[Mapping[str, str]] = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
     """Our activation -> their name for the same function."""
-    further_activations: ClassVar[Mapping[str, str]] = {}
+    further_activations: ClassVar[Mapping[str, str]] = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
     """Their further names -> our activation."""
     plain_settings: ClassVar[Mapping[str, Any]] = {}
     """Settings with the only values that are imported: those with which the class computes the published model."""

@@ -111,7 +111,7 @@ def _collect(folder: Path, contents: dict[tuple[int, ...], dict[str, Any]]) -> M
     for chunk in chunks:
         for stage in range(sizes[1]):
             stages.append([_model(contents[rank, stage], chunk, folder) for rank in range(sizes[0])])
-    return MegatronFiles(folder, _arguments(first, folder), _version(first, folder), stages)
+    return _described(folder, first, stages)
 
 
 def _model(content: dict[str, Any], key: str, folder: Path) -> Tensors:
@@ -120,10 +120,6 @@ def _model(content: dict[str, Any], key: str, folder: Path) -> Tensors:
     if not tensors:
         raise ExportError(f"{folder}: the file of a rank holds no {key}; copy the checkpoint again")
     return tensors
-
-
-def _version(content: dict[str, Any], folder: Path) -> float:
-    return as_number(content.get("checkpoint_version") or 0, "checkpoint_version", folder)
 
 
 def _check_complete(folder: Path, places: Iterable[tuple[int, ...]], sizes: list[int]) -> None:
@@ -139,16 +135,15 @@ def _read_deepspeed(
     """Read DeepSpeed's files; those of a pipeline hold one layer each, whose place their number gives."""
     size = 1 + max((rank for _, rank in layers), default=0)
     first = read_torch_file(ranks[min(ranks)])
-    arguments, version = _arguments(first, folder), _version(first, folder)
     if not layers:
         _check_complete(folder, [(rank, 0) for (rank,) in ranks], [1 + max(ranks)[0], 1])
         models = [_model(read_torch_file(ranks[rank]), "module", folder) for rank in sorted(ranks)]
-        return MegatronFiles(folder, arguments, version, [models])
+        return _described(folder, first, [models])
     numbers = sorted({number for number, _ in layers})
     _check_complete(folder, [(rank, numbers.index(number)) for number, rank in layers], [size, len(numbers)])
     stages = [[_named_layer(flatten(read_torch_file(layers[number, rank]))) for rank in range(size)]
               for number in numbers]  # fmt: skip
-    return MegatronFiles(folder, arguments, version, stages)
+    return _described(folder, first, stages)
 
 
 def _named_layer(tensors: Tensors) -> Tensors:
@@ -160,14 +155,16 @@ def _named_layer(tensors: Tensors) -> Tensors:
     return {f"embedding.{name}": value for name, value in tensors.items()}
 
 
-def _arguments(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _described(folder: Path, content: dict[str, Any], stages: list[list[Tensors]]) -> MegatronFiles:
+    """Return the tensors with the arguments and the version in one rank's file."""
+    version = as_number(content.get("checkpoint_version") or 0, "checkpoint_version", folder)
     arguments = content.get("args")
     if not isinstance(arguments, Namespace):
         raise ExportError(
             f"{folder}: its files hold no arguments of the run (`args`), which say how many heads the model has; save "
             "the checkpoint again with Megatron-LM"
         )
-    return vars(arguments)
+    return MegatronFiles(folder, vars(arguments), version, stages)
 
 
 LAYER = r"(?:encoder|transformer|decoder)\.layers\.(\d+)\."

@@ -68,7 +68,6 @@ class AlbertExport(BertExport):
     pair_output, pair_label = "sop_logits", "sentence_order_label"
     sentence_rows = SENTENCE_ROWS
     activations = BertExport.activations | {"gelu_tanh": "gelu_new"}
-    further_activations = {"gelu_pytorch_tanh": "gelu_tanh"}
     plain_settings = {"tie_word_embeddings": True}
     kept_settings = ("classifier_dropout_prob",)
 

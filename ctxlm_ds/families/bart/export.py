@@ -64,8 +64,6 @@ class BartExport(EncoderDecoderExport):
         "initializer_range": "init_std",
     }
     activation_key = "activation_function"
-    activations = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
-    further_activations = {"gelu_new": "gelu_tanh"}
     plain_settings = {"is_encoder_decoder": True, "is_decoder": False, "tie_word_embeddings": True}
     kept_settings = (
         "classifier_dropout",

@@ -103,8 +103,6 @@ class EncoderExport(FamilyExport):
     }
     extra_outputs = frozenset({"boundary_logits"})
     activation_key = "hidden_act"
-    activations = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
-    further_activations = {"gelu_new": "gelu_tanh"}
     plain_settings = {
         "is_decoder": False,
         "add_cross_attention": False,
@@ -122,7 +120,7 @@ class EncoderExport(FamilyExport):
     """Their name of a pair's label; ours is in the plural."""
 
     def check(self, model: Any, outputs: Sequence[str]) -> None:
-        if model.pre_layer_norm != self.pre_layer_norm:
+        if getattr(model, "pre_layer_norm", self.pre_layer_norm) != self.pre_layer_norm:
             raise ExportError(
                 f"model.pre_layer_norm is true: {' and '.join(self.hf_classes.values())} put LayerNorm after each "
                 "block, so this model cannot be computed there; train with model.pre_layer_norm: false to export"

@@ -122,6 +122,7 @@ class Gpt1Export(GptExport):
     activation_key = "afn"
     activations = {"gelu_tanh": "gelu", "relu": "relu"}
     """transformers modeling_openai.py, ACT_FNS."""
+    further_activations = {}
     rows = _rows("tokens_embed", "positions_embed")
 
     def check(self, model: GptSection, outputs: Sequence[str]) -> None:
@@ -149,7 +150,6 @@ class Gpt2Export(GptExport):
     hf_classes = {LOGITS: "GPT2LMHeadModel"}
     activation_key = "activation_function"
     activations = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
-    further_activations = {"gelu_pytorch_tanh": "gelu_tanh"}
     kept_settings = (*GptExport.kept_settings, "n_inner")
     rows = (*_rows("wte", "wpe"), Row("final_layer_norm.{p}", (f"{PREFIX}ln_f.{{p}}",)))
 

@@ -45,8 +45,8 @@ class LlamaExport(CausalExport):
     hf_classes = {LOGITS: "LlamaForCausalLM"}
     settings = COMMON_SETTINGS | same("attention_dropout", "tie_word_embeddings") | {"layer_norm_eps": "rms_norm_eps"}
     activation_key = "hidden_act"
-    activations = {"silu": "silu", "gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh", "relu": "relu"}
-    further_activations = {"swish": "silu", "gelu_new": "gelu_tanh"}
+    activations = {"silu": "silu", **CausalExport.activations}
+    further_activations = {"swish": "silu", **CausalExport.further_activations}
     plain_settings = {"attention_bias": False, "mlp_bias": False}
 
     def check(self, model: LlamaSection, outputs: Sequence[str]) -> None:

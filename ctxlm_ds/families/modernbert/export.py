@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import COMMON_SETTINGS, FamilyExport, TokenIds, same
+from ctxlm_ds.export.base import COMMON_SETTINGS, TokenIds, same
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
 from ctxlm_ds.families.bert.export import MASKED_LM, EncoderExport
 from ctxlm_ds.families.modernbert.config import ModernBertSection
@@ -50,9 +50,6 @@ class ModernBertExport(EncoderExport):
         "initializer_cutoff_factor": 2.0,
     }
     kept_settings = ("classifier_pooling", "classifier_dropout")
-
-    def check(self, model: Any, outputs: Sequence[str]) -> None:
-        FamilyExport.check(self, model, outputs)
 
     def key_map(self, model: ModernBertSection, outputs: Sequence[str], pad_id: int) -> KeyMap:
         self.check(model, outputs)

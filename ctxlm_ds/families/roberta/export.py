@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import TokenIds
 from ctxlm_ds.export.key_maps import Change, KeyMap, Row, expand
 from ctxlm_ds.families.bert.export import MASKED_LM, OLD_ENDINGS, EncoderExport, layer_rows
@@ -81,14 +80,6 @@ class RobertaExport(EncoderExport):
     def _class(self) -> str:
         """The class of transformers."""
         return self.hf_classes[MASKED_LM]
-
-    def check(self, model: RobertaSection, outputs: Sequence[str]) -> None:
-        if "sentence_logits" in outputs:
-            raise ExportError(
-                f"model.family is {model.family} with a next-sentence objective: {self._class} has no next-sentence "
-                "head; use objective masked_lm, or family bert"
-            )
-        super().check(model, outputs)
 
     def key_map(self, model: RobertaSection, outputs: Sequence[str], pad_id: int) -> KeyMap:
         self.check(model, outputs)

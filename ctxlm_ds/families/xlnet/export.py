@@ -89,7 +89,6 @@ class XlnetExport(FamilyExport):
     }
     activation_key = "ff_activation"
     activations = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
-    further_activations = {"gelu_pytorch_tanh": "gelu_tanh"}
     plain_settings = {
         "attn_type": "bi", "clamp_len": -1, "same_length": False, "bi_data": False, "tie_word_embeddings": True,
     }  # fmt: skip
