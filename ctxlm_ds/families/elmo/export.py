@@ -35,6 +35,12 @@ from ctxlm_ds.untrusted_json import open_regular, read_json_object
 
 OPTIONS, WEIGHTS = "options.json", "weights.hdf5"
 DIRECTIONS = ("forward", "backward")
+LSTM_OPTIONS = {
+    "cell_clip": "cell_clip", "cell_size": "dim", "num_layers": "n_layers", "projection_clip": "proj_clip",
+    "projection_size": "projection_dim", "residual": "use_skip_connections",
+}  # fmt: skip
+CNN_OPTIONS = {"filters": "filters", "max_characters": "max_characters_per_token", "num_highways": "n_highway"}
+"""Our setting -> theirs, in the order of their files."""
 SOFTMAX = ("softmax.weight", "softmax.bias")
 TENSORFLOW_GATES = (0, 2, 1, 3)
 """Places of TensorFlow's gates in torch's order, and of torch's in TensorFlow's."""
@@ -147,21 +153,15 @@ def options_of(model: ElmoSection) -> dict[str, Any]:
     found: dict[str, Any] = {
         "bidirectional": True,
         "dropout": model.dropout,
-        "lstm": {
-            "cell_clip": model.cell_clip, "dim": model.cell_size, "n_layers": model.num_layers,
-            "proj_clip": model.projection_clip, "projection_dim": model.projection_size,
-            "use_skip_connections": model.residual,
-        },
+        "lstm": {theirs: getattr(model, ours) for ours, theirs in LSTM_OPTIONS.items()},
         "n_tokens_vocab": model.vocab_size,
-    }  # fmt: skip
+    }
     if model.num_sampled is not None:
         found["n_negative_samples_batch"] = model.num_sampled
     if model.inputs == "characters":
-        found["char_cnn"] = {
-            "activation": "relu", "embedding": {"dim": model.character_size},
-            "filters": [list(each) for each in model.filters], "max_characters_per_token": model.max_characters,
-            "n_characters": CHARACTERS + 1, "n_highway": model.num_highways,
-        }  # fmt: skip
+        others = {"activation": "relu", "embedding": {"dim": model.character_size}, "n_characters": CHARACTERS + 1}
+        settings = {theirs: getattr(model, ours) for ours, theirs in CNN_OPTIONS.items()}
+        found["char_cnn"] = dict(sorted((others | settings).items()))
     return found
 
 
@@ -169,19 +169,15 @@ def _section(options: dict[str, Any], folder: Path) -> ElmoSection:
     """Return the section of options. Raises ExportError if they describe no model of this family."""
     try:
         lstm, cnn = options["lstm"], options.get("char_cnn")
-        settings: dict[str, Any] = {
-            "projection_size": lstm["projection_dim"], "cell_size": lstm["dim"], "num_layers": lstm["n_layers"],
-            "cell_clip": lstm.get("cell_clip"), "projection_clip": lstm.get("proj_clip"),
+        settings: dict[str, Any] = {ours: lstm.get(theirs) for ours, theirs in LSTM_OPTIONS.items()} | {
             "residual": bool(lstm.get("use_skip_connections")), "inputs": "words" if cnn is None else "characters",
             "vocab_size": options.get("n_tokens_vocab") or 1, "num_sampled": options.get("n_negative_samples_batch"),
         }  # fmt: skip
         if cnn is not None:
             if cnn["activation"] != "relu":
                 raise ExportError(f"{folder / OPTIONS}: activation {cnn['activation']!r}; only relu is computed here")
-            settings |= {
-                "character_size": cnn["embedding"]["dim"], "max_characters": cnn["max_characters_per_token"],
-                "filters": cnn["filters"], "num_highways": cnn["n_highway"],
-            }  # fmt: skip
+            settings |= {ours: cnn.get(theirs) for ours, theirs in CNN_OPTIONS.items()}
+            settings["character_size"] = cnn["embedding"]["dim"]
         model = ElmoSection.model_validate(settings)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ExportError(f"{folder / OPTIONS} describes no model of bilm-tf: {error}") from error
