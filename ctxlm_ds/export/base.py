@@ -77,6 +77,10 @@ COMMON_SETTINGS = same(
 """Settings of BERT and of the classes that follow its names."""
 
 
+ENDS = {"bos_token_id": "cls_id", "eos_token_id": "sep_id"}
+"""A sequence's first and last token."""
+
+
 class FamilyExport(ABC):
     """A family's part of the conversion to and from transformers.
 
@@ -100,6 +104,10 @@ class FamilyExport(ABC):
     """Our activation -> their name for the same function."""
     further_activations: ClassVar[Mapping[str, str]] = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
     """Their further names -> our activation."""
+    special_ids: ClassVar[Mapping[str, str]] = {}
+    """Their settings of special tokens, in addition to padding -> TokenIds' name."""
+    default_pad_id: ClassVar[int] = 0
+    """Padding id of a config that names none."""
     plain_settings: ClassVar[Mapping[str, Any]] = {}
     """Settings with the only values that are imported: those with which the class computes the published model."""
     kept_settings: ClassVar[tuple[str, ...]] = ()
@@ -161,10 +169,10 @@ class FamilyExport(ABC):
 
     def their_settings(self, model: Any, ids: TokenIds) -> dict[str, Any]:
         """Return the arguments of the config class for a model with vocab_size set."""
-        return {theirs: getattr(model, ours) for ours, theirs in self.settings.items()} | {
-            self.activation_key: self.activations[model.hidden_activation],
-            "pad_token_id": ids.pad_id,
-        }
+        settings = {theirs: getattr(model, ours) for ours, theirs in self.settings.items()}
+        special = {theirs: getattr(ids, ours) for theirs, ours in self.special_ids.items()}
+        activation = {self.activation_key: self.activations[model.hidden_activation]}
+        return settings | activation | special | {"pad_token_id": ids.pad_id}
 
     def written_settings(self, model: Any) -> dict[str, Any]:
         """Return settings that config.json must have although their config class has other values."""
@@ -185,7 +193,7 @@ class FamilyExport(ABC):
 
     def pad_id(self, config: Any) -> int:
         """Return the padding id that a config of transformers means."""
-        return config.pad_token_id or 0
+        return self.default_pad_id if config.pad_token_id is None else config.pad_token_id
 
     def outputs_in(self, file_names: Sequence[str]) -> tuple[str, ...]:
         """Return the outputs whose heads are among a folder's tensors; its config.json may declare another class."""

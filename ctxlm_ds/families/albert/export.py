@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ctxlm_ds.export.base import TokenIds
+from ctxlm_ds.export.base import ENDS
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
 from ctxlm_ds.families.albert.config import AlbertSection
 from ctxlm_ds.families.bert.export import MASKED_LM, WITH_SENTENCES, BertExport, table_rows
@@ -68,6 +68,7 @@ class AlbertExport(BertExport):
     pair_output, pair_label = "sop_logits", "sentence_order_label"
     sentence_rows = SENTENCE_ROWS
     activations = BertExport.activations | {"gelu_tanh": "gelu_new"}
+    special_ids = ENDS
     plain_settings = {"tie_word_embeddings": True}
     kept_settings = ("classifier_dropout_prob",)
 
@@ -77,9 +78,6 @@ class AlbertExport(BertExport):
         rows, unused = (ROWS + SENTENCE_ROWS, BUFFERS) if with_sentences else (ROWS, BUFFERS + SENTENCE_TENSORS)
         table = (*expand(rows, 0), *layer_rows(model))
         return KeyMap(self.hf_classes[frozenset(outputs)], table, TIED, unused)
-
-    def their_settings(self, model: AlbertSection, ids: TokenIds) -> dict[str, Any]:
-        return super().their_settings(model, ids) | {"bos_token_id": ids.cls_id, "eos_token_id": ids.sep_id}
 
 
 EXPORT = AlbertExport()

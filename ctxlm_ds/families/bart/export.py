@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import CardText, EncoderDecoderExport, TokenIds, same
+from ctxlm_ds.export.base import ENDS, CardText, EncoderDecoderExport, TokenIds, same
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
 from ctxlm_ds.families.bart.config import BartSection, MBartSection
 
@@ -64,14 +64,12 @@ class BartExport(EncoderDecoderExport):
         "initializer_range": "init_std",
     }
     activation_key = "activation_function"
+    special_ids = {**ENDS, "forced_eos_token_id": "sep_id"}
+    default_pad_id = 1
     plain_settings = {"is_encoder_decoder": True, "is_decoder": False, "tie_word_embeddings": True}
     kept_settings = (
-        "classifier_dropout",
-        "encoder_layerdrop",
-        "decoder_layerdrop",
-        "decoder_start_token_id",
-        "forced_eos_token_id",
-    )
+        "classifier_dropout", "encoder_layerdrop", "decoder_layerdrop", "decoder_start_token_id", "forced_eos_token_id",
+    )  # fmt: skip
     fixed_norm_eps = 1e-5
     next_token_output = "decoder_logits"
     title: ClassVar[str] = "BART"
@@ -94,9 +92,6 @@ class BartExport(EncoderDecoderExport):
         return super().their_settings(model, ids) | {
             "decoder_attention_heads": model.num_attention_heads,
             "decoder_ffn_dim": model.intermediate_size,
-            "bos_token_id": ids.cls_id,
-            "eos_token_id": ids.sep_id,
-            "forced_eos_token_id": ids.sep_id,
             "decoder_start_token_id": self.start_id(ids),
         }
 
@@ -110,9 +105,6 @@ class BartExport(EncoderDecoderExport):
                     "models whose stacks have the same can be imported"
                 )
         return super().our_settings(config, folder) | {"layer_norm_eps": self.fixed_norm_eps}
-
-    def pad_id(self, config: Any) -> int:
-        return 1 if config.pad_token_id is None else config.pad_token_id
 
     def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
         text = f'"The capital of {mask_token or "the country"} is"'

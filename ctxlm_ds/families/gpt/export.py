@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import CardText, FamilyExport, Fields, Rows, TokenIds, check_special_ids, same
+from ctxlm_ds.export.base import ENDS, CardText, FamilyExport, Fields, Rows, TokenIds, check_special_ids, same
 from ctxlm_ds.export.key_maps import TRANSPOSED, KeyMap, Row, expand
 from ctxlm_ds.families.gpt.config import Gpt1Section, Gpt2Section, GptSection
 from ctxlm_ds.tokenizers.base import Tokenizer
@@ -38,6 +38,7 @@ class CausalExport(FamilyExport):
     """The common part of decoders that predict the next token."""
 
     kept_settings: ClassVar[tuple[str, ...]] = ("pad_token_id", "bos_token_id", "eos_token_id")
+    special_ids = ENDS
     next_token_output = "logits"
     title: ClassVar[str]
     """Begins the model card."""
@@ -93,11 +94,7 @@ class GptExport(CausalExport):
         return KeyMap(self.hf_classes[LOGITS], rows, tied, UNUSED, optional_prefix=PREFIX)
 
     def their_settings(self, model: GptSection, ids: TokenIds) -> dict[str, Any]:
-        return super().their_settings(model, ids) | {
-            "embd_pdrop": model.hidden_dropout,
-            "bos_token_id": ids.cls_id,
-            "eos_token_id": ids.sep_id,
-        }
+        return super().their_settings(model, ids) | {"embd_pdrop": model.hidden_dropout}
 
     def our_settings(self, config: Any, folder: Path) -> dict[str, Any]:
         if config.embd_pdrop != config.resid_pdrop:

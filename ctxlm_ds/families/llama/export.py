@@ -76,8 +76,6 @@ class LlamaExport(CausalExport):
             "rope_parameters": {"rope_type": kind, "rope_theta": model.rotary_base, **scaling},
             # The class gives the padding token's vector no gradient: the end of a document is not to be one.
             "pad_token_id": None if ids.pad_id == ids.sep_id else ids.pad_id,
-            "bos_token_id": ids.cls_id,
-            "eos_token_id": ids.sep_id,
         }
 
     def our_settings(self, config: Any, folder: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import COMMON_SETTINGS, TokenIds, same
+from ctxlm_ds.export.base import COMMON_SETTINGS, ENDS, TokenIds, same
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
 from ctxlm_ds.families.bert.export import MASKED_LM, EncoderExport
 from ctxlm_ds.families.modernbert.config import ModernBertSection
@@ -43,6 +43,7 @@ class ModernBertExport(EncoderExport):
     extra_outputs = frozenset()
     settings = COMMON_SETTINGS | same("attention_dropout", "local_attention") | {"layer_norm_eps": "norm_eps"}
     activation_key = "hidden_activation"
+    special_ids = {**ENDS, "cls_token_id": "cls_id", "sep_token_id": "sep_id"}
     plain_settings = {
         **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "classifier_bias", "sparse_prediction"), False),
         **dict.fromkeys(("decoder_bias", "tie_word_embeddings"), True),
@@ -62,10 +63,6 @@ class ModernBertExport(EncoderExport):
             "classifier_activation": self.activations[model.hidden_activation],
             "layer_types": _layer_types(model.num_layers, model.global_attention_every),
             "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
-            "bos_token_id": ids.cls_id,
-            "eos_token_id": ids.sep_id,
-            "cls_token_id": ids.cls_id,
-            "sep_token_id": ids.sep_id,
         }
 
     def our_settings(self, config: Any, folder: Path) -> dict[str, Any]:

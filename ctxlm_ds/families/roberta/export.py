@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.export.base import TokenIds
+from ctxlm_ds.export.base import ENDS, TokenIds
 from ctxlm_ds.export.key_maps import Change, KeyMap, Row, expand
 from ctxlm_ds.families.bert.export import MASKED_LM, OLD_ENDINGS, EncoderExport, layer_rows
 from ctxlm_ds.families.roberta.config import RobertaSection, XlmRobertaSection
@@ -73,6 +73,8 @@ class RobertaExport(EncoderExport):
     model_type = "roberta"
     config_class = "RobertaConfig"
     hf_classes = {MASKED_LM: "RobertaForMaskedLM"}
+    special_ids = ENDS
+    default_pad_id = 1
     exact_gelu = True
     title = "RoBERTa"
 
@@ -89,16 +91,11 @@ class RobertaExport(EncoderExport):
         return super().their_settings(model, ids) | {
             "max_position_embeddings": model.max_position_embeddings + ids.pad_id + 1,
             "type_vocab_size": 1,
-            "bos_token_id": ids.cls_id,
-            "eos_token_id": ids.sep_id,
         }
 
     def our_settings(self, config: Any, folder: Path) -> dict[str, Any]:
         positions = config.max_position_embeddings - self.pad_id(config) - 1
         return super().our_settings(config, folder) | {"max_position_embeddings": positions}
-
-    def pad_id(self, config: Any) -> int:
-        return 1 if config.pad_token_id is None else config.pad_token_id
 
     def import_warnings(self, read: Callable[[str], Tensor]) -> Iterator[str]:
         first, *others = read(TOKEN_TYPES)

@@ -68,6 +68,7 @@ class T5Export(EncoderDecoderExport):
     }
     activation_key = "feed_forward_proj"
     activations = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
+    special_ids = {"eos_token_id": "sep_id", "decoder_start_token_id": "pad_id"}
     plain_settings = {"is_encoder_decoder": True}
     kept_settings = ("classifier_dropout",)
     next_token_output = "decoder_logits"
@@ -90,8 +91,6 @@ class T5Export(EncoderDecoderExport):
         names = GATED_NAMES if model.gated else self.activations
         return super().their_settings(model, ids) | {
             self.activation_key: names[model.hidden_activation],
-            "eos_token_id": ids.sep_id,
-            "decoder_start_token_id": ids.pad_id,
             **self.written_settings(model),
         }
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.export.base import CardText, FamilyExport, Fields, Rows, TokenIds, check_special_ids, same
+from ctxlm_ds.export.base import ENDS, CardText, FamilyExport, Fields, Rows, TokenIds, check_special_ids, same
 from ctxlm_ds.export.key_maps import Change, KeyMap, Row, expand
 from ctxlm_ds.families.xlnet.config import XlnetSection
 from ctxlm_ds.tokenizers.base import Tokenizer
@@ -89,6 +89,7 @@ class XlnetExport(FamilyExport):
     }
     activation_key = "ff_activation"
     activations = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
+    special_ids = ENDS
     plain_settings = {
         "attn_type": "bi", "clamp_len": -1, "same_length": False, "bi_data": False, "tie_word_embeddings": True,
     }  # fmt: skip
@@ -111,9 +112,7 @@ class XlnetExport(FamilyExport):
         return 2
 
     def their_settings(self, model: XlnetSection, ids: TokenIds) -> dict[str, Any]:
-        return super().their_settings(model, ids) | {
-            "mem_len": model.mem_len or None, "bos_token_id": ids.cls_id, "eos_token_id": ids.sep_id,
-        }  # fmt: skip
+        return super().their_settings(model, ids) | {"mem_len": model.mem_len or None}
 
     def our_settings(self, config: Any, folder: Path) -> dict[str, Any]:
         # A memory needs rows that continue; a recipe that has them sets it.
