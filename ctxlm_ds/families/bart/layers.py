@@ -18,7 +18,6 @@ def bart_layers(model: BartSection, build: ModelBuild) -> list[LayerDescription]
     b rows, t positions of the decoder, v vocabulary of this rank. One word table is that of the encoder, of the decoder
     and of the head (fairseq's --share-all-embeddings).
     """
-    assert model.vocab_size is not None
     encoder, decoder = _settings(model, build, causal=False), _settings(model, build, causal=True)
     words = WordTable(model.vocab_size, model.hidden_size, encoder.init, build)
     read = [

@@ -16,7 +16,7 @@ from ctxlm_ds.families.electra.config import ElectraSection
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.sampling import SamplingKernel
 from ctxlm_ds.models.layers import LayerDescription
-from ctxlm_ds.models.parts.embeddings import VocabularyBias, WordTable, input_embeddings
+from ctxlm_ds.models.parts.embeddings import WordTable, input_embeddings
 from ctxlm_ds.models.parts.encoder import project_embeddings
 from ctxlm_ds.models.parts.heads import EncoderHeads
 from ctxlm_ds.models.parts.transformer import block_settings, final_layer_norm, initial_weights, transformer_blocks
@@ -33,7 +33,6 @@ def electra_layers(model: ElectraSection, build: ModelBuild) -> list[LayerDescri
 
     Without a need for one of the first two, they are the other model alone; the discriminator then reads input_ids.
     """
-    assert model.vocab_size is not None
     table = WordTable(model.vocab_size, model.embedding_size, initial_weights(model), build)
     generator = _generator(model, build, table) if "generator_logits" in build.outputs else []
     if "replaced_logits" not in build.outputs:
@@ -50,19 +49,16 @@ def electra_layers(model: ElectraSection, build: ModelBuild) -> list[LayerDescri
 
 
 def _generator(model: ElectraSection, build: ModelBuild, table: WordTable) -> list[LayerDescription]:
-    assert model.vocab_size is not None
     shape = model.generator
     heads = {
         "width": shape.hidden_size, "eps": shape.layer_norm_eps, "activation": shape.hidden_activation,
         "init": initial_weights(shape), "build": build, "predicted_width": table.width,
     }  # fmt: skip
-    bias = {"vocab_size": model.vocab_size, "parallel": build.parallel}
     reads = ("hidden", "sequence_ids", "prediction_positions")
     return [
         *_encoder(shape, build, table, "input_ids", "generator", "generator_"),
         LayerDescription("generator_heads", EncoderHeads, reads, ("generator_hidden",), heads),
-        table.decode("generator_hidden", "generator_scores"),
-        LayerDescription("generator_bias", VocabularyBias, ("generator_scores",), ("generator_logits",), bias),
+        *table.decode_with_bias("generator_hidden", "generator_bias", "generator_logits"),
     ]
 
 

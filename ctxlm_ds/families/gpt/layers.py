@@ -11,7 +11,6 @@ from ctxlm_ds.models.spec import ModelBuild
 
 def gpt_layers(model: GptSection, build: ModelBuild) -> list[LayerDescription]:
     """List the layers that write logits [b, s, v] at every position ([b·s, v] under sequence parallelism)."""
-    assert model.vocab_size is not None
     settings = block_settings(model, build, model.pre_layer_norm, causal=True, scaled_residuals=model.pre_layer_norm)
     table = WordTable(model.vocab_size, model.hidden_size, settings.init, build)
     return [

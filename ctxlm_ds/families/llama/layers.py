@@ -20,7 +20,6 @@ def llama_layers(model: LlamaSection, build: ModelBuild) -> list[LayerDescriptio
     Words without positions, blocks with RMSNorm before attention and feed-forward, RMSNorm, and the decoder, which is
     the word table or a separate matrix.
     """
-    assert model.vocab_size is not None
     settings = block_settings(model, build, pre_layer_norm=True, causal=True)
     attention = replace(settings.attention, grouped=model.key_value_heads < model.num_attention_heads)
     settings = replace(

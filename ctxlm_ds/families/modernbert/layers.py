@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ctxlm_ds.families.modernbert.config import ModernBertSection
 from ctxlm_ds.models.layers import LayerDescription
-from ctxlm_ds.models.parts.embeddings import VocabularyBias, WordTable
+from ctxlm_ds.models.parts.embeddings import WordTable
 from ctxlm_ds.models.parts.heads import EncoderHeads
 from ctxlm_ds.models.parts.norms import LayerNorm
 from ctxlm_ds.models.parts.rotary import Rotary
@@ -20,7 +20,6 @@ def modernbert_layers(model: ModernBertSection, build: ModelBuild) -> list[Layer
     Only the decoder has a bias. Matrices whose output is added to the residual stream, and the head's, begin smaller
     by the root of twice the number of layers (`full_megatron` of the authors' code).
     """
-    assert model.vocab_size is not None
     settings = replace(
         block_settings(model, build, pre_layer_norm=True, scaled_residuals=True),
         mlp_dropout=0.0, linear_bias=False, norm_bias=False, gated=True,
@@ -35,7 +34,6 @@ def modernbert_layers(model: ModernBertSection, build: ModelBuild) -> list[Layer
         "init": settings.residual_init, "build": build, "bias": False,
     }  # fmt: skip
     reads = ("hidden", "sequence_ids", "prediction_positions")
-    bias = {"vocab_size": model.vocab_size, "parallel": build.parallel}
     return [
         table.look_up(),
         LayerDescription("embedding_layer_norm", LayerNorm, ("hidden",), ("hidden",), norm),
@@ -45,8 +43,7 @@ def modernbert_layers(model: ModernBertSection, build: ModelBuild) -> list[Layer
         ),
         *final_layer_norm(settings, build),
         LayerDescription("heads", EncoderHeads, reads, ("predicted_hidden",), heads),
-        table.decode("predicted_hidden", "predicted_scores"),
-        LayerDescription("mlm_bias", VocabularyBias, ("predicted_scores",), ("predicted_logits",), bias),
+        *table.decode_with_bias("predicted_hidden", "mlm_bias", "predicted_logits"),
     ]
 
 

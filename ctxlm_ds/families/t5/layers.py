@@ -74,7 +74,6 @@ def distance_buckets(distances: Tensor, buckets: int, reach: int, causal: bool) 
 
 def t5_layers(model: T5Section, build: ModelBuild) -> list[LayerDescription]:
     """List the layers that write decoder_logits [b, t, v] ([b·t, v] under sequence parallelism)."""
-    assert model.vocab_size is not None
     words = WordTable(model.vocab_size, model.hidden_size, Normal(model.initializer_factor), build)
     head, scale = words, model.hidden_size**-0.5
     if not model.tied_head:

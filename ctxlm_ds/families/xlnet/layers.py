@@ -21,7 +21,7 @@ from ctxlm_ds.families.xlnet.config import XlnetSection
 from ctxlm_ds.kernels.attention_spec import AttentionSpec
 from ctxlm_ds.kernels.dropout import keyed_row_dropout
 from ctxlm_ds.models.layers import LayerDescription
-from ctxlm_ds.models.parts.embeddings import VocabularyBias, WordTable
+from ctxlm_ds.models.parts.embeddings import WordTable
 from ctxlm_ds.models.parts.norms import LayerNorm
 from ctxlm_ds.models.parts.transformer import BlockSettings, FeedForward
 from ctxlm_ds.models.spec import ModelBuild
@@ -194,7 +194,6 @@ POSITION_BASE = 10_000.0
 
 def xlnet_layers(model: XlnetSection, build: ModelBuild) -> list[LayerDescription]:
     """List the layers that write permuted_logits [b, p, v]."""
-    assert model.vocab_size is not None
     block = _settings(model)
     words = WordTable(model.vocab_size, model.hidden_size, block.init, build)
     places = LayerDescription(
@@ -202,7 +201,6 @@ def xlnet_layers(model: XlnetSection, build: ModelBuild) -> list[LayerDescriptio
         {"model": model, "build": build}, tie_key="places", no_gradient=frozenset(PLACES), once=True,
     )  # fmt: skip
     ids = ("stream_ids",)
-    bias = {"vocab_size": model.vocab_size, "parallel": build.parallel}
     return [
         LayerDescription("stream_ids", StreamIds, ("input_ids", SLOTS), ids, no_gradient=frozenset(ids)),
         words.look_up("stream_ids"),
@@ -218,8 +216,7 @@ def xlnet_layers(model: XlnetSection, build: ModelBuild) -> list[LayerDescriptio
             "query_stream", QueryStream, ("hidden", SLOTS, "sequence_ids"), ("predicted_hidden",),
             {"p": model.hidden_dropout, "build": build},
         ),
-        words.decode("predicted_hidden", "permuted_scores"),
-        LayerDescription("lm_bias", VocabularyBias, ("permuted_scores",), ("permuted_logits",), bias),
+        *words.decode_with_bias("predicted_hidden", "lm_bias", "permuted_logits"),
     ]  # fmt: skip
 
 

@@ -28,7 +28,7 @@ class WordTable:
 
     def __init__(
         self,
-        vocab_size: int,
+        vocab_size: int | None,
         hidden_size: int,
         init: Init,
         build: ModelBuild,
@@ -45,6 +45,7 @@ class WordTable:
             layer: a subclass with further uses of the table (`use`).
             name: prefix of the parameter's name, which distinguishes several tables.
         """
+        assert vocab_size is not None
         self._layer = layer or WordEmbeddings
         self._name = name
         self.width = hidden_size
@@ -63,6 +64,12 @@ class WordTable:
         `split_tokens`: under sequence parallelism `hidden` holds this rank's tokens; scores are those of all, [t, v].
         """
         return self.use((hidden,), (into,), decode=True, split_tokens=split_tokens)
+
+    def decode_with_bias(self, hidden: str, bias: str, logits: str, **kwargs: Any) -> list[LayerDescription]:
+        """Describe the decoder of `hidden`, and the layer `bias` that adds a number for each word to its scores."""
+        scores = logits.replace("logits", "scores")
+        kwargs |= {name: self._kwargs[name] for name in ("vocab_size", "parallel")}
+        return [self.decode(hidden, scores), LayerDescription(bias, VocabularyBias, (scores,), (logits,), kwargs)]
 
     def use(self, reads: tuple[str, ...], writes: tuple[str, ...], **call: Any) -> LayerDescription:
         """Describe the table's layer called with `call`."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import ClassVar, Protocol
 
 from ctxlm_ds.models.layers import LayerDescription
-from ctxlm_ds.models.parts.embeddings import VocabularyBias, WordTable, input_embeddings
+from ctxlm_ds.models.parts.embeddings import WordTable, input_embeddings
 from ctxlm_ds.models.parts.heads import EncoderHeads, SpanBoundaryHead
 from ctxlm_ds.models.parts.transformer import (
     BlockSettings,
@@ -57,13 +57,11 @@ def encoder_layers(model: EncoderSection, build: ModelBuild) -> list[LayerDescri
     }  # fmt: skip
     cls, classes = (("cls_positions",), ("sentence_logits",)) if with_sentences else ((), ())
     reads = ("hidden", "sequence_ids", "prediction_positions", *cls)
-    bias = {"vocab_size": model.vocab_size, "parallel": build.parallel}
     logits = "ranked_logits" if model.ranked else "predicted_logits"
     layers = [
         *encoder_trunk(model, build),
         LayerDescription("heads", EncoderHeads, reads, ("predicted_hidden", *classes), heads),
-        table.decode("predicted_hidden", "predicted_scores"),
-        LayerDescription("mlm_bias", VocabularyBias, ("predicted_scores",), (logits,), bias),
+        *table.decode_with_bias("predicted_hidden", "mlm_bias", logits),
     ]
     return layers + (boundary_layers(model, build, settings, table) if "boundary_logits" in build.outputs else [])
 
@@ -91,7 +89,6 @@ def encoder_trunk(model: EncoderSection, build: ModelBuild) -> list[LayerDescrip
 
 def word_table(model: EncoderSection, build: ModelBuild) -> WordTable:
     """Describe an encoder's word table."""
-    assert model.vocab_size is not None
     return WordTable(model.vocab_size, model.table_width or model.hidden_size, initial_weights(model), build)
 
 
@@ -113,9 +110,7 @@ def boundary_layers(
         "init": settings.init, "build": build, "predicted_width": table.width,
     }  # fmt: skip
     reads = ("hidden", "sequence_ids", "boundary_positions", "boundary_offsets")
-    bias = {"vocab_size": model.vocab_size, "parallel": build.parallel, "optional": True}
     return [
         LayerDescription("boundary_head", SpanBoundaryHead, reads, ("boundary_hidden",), head),
-        table.decode("boundary_hidden", "boundary_scores"),
-        LayerDescription("boundary_bias", VocabularyBias, ("boundary_scores",), ("boundary_logits",), bias),
+        *table.decode_with_bias("boundary_hidden", "boundary_bias", "boundary_logits", optional=True),
     ]
