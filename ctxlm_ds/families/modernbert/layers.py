@@ -8,7 +8,6 @@ from ctxlm_ds.families.modernbert.config import ModernBertSection
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.parts.embeddings import WordTable
 from ctxlm_ds.models.parts.heads import EncoderHeads
-from ctxlm_ds.models.parts.norms import LayerNorm
 from ctxlm_ds.models.parts.rotary import Rotary
 from ctxlm_ds.models.parts.transformer import BlockSettings, block_settings, final_layer_norm, transformer_block
 from ctxlm_ds.models.spec import ModelBuild
@@ -25,10 +24,6 @@ def modernbert_layers(model: ModernBertSection, build: ModelBuild) -> list[Layer
         mlp_dropout=0.0, linear_bias=False, norm_bias=False, gated=True,
     )  # fmt: skip
     table = WordTable(model.vocab_size, model.hidden_size, settings.init, build)
-    norm = {
-        "width": model.hidden_size, "eps": model.layer_norm_eps, "kernels": build.kernels, "parallel": build.parallel,
-        "bias": False,
-    }  # fmt: skip
     heads = {
         "width": model.hidden_size, "eps": model.layer_norm_eps, "activation": model.hidden_activation,
         "init": settings.residual_init, "build": build, "bias": False,
@@ -36,7 +31,7 @@ def modernbert_layers(model: ModernBertSection, build: ModelBuild) -> list[Layer
     reads = ("hidden", "sequence_ids", "prediction_positions")
     return [
         table.look_up(),
-        LayerDescription("embedding_layer_norm", LayerNorm, ("hidden",), ("hidden",), norm),
+        *final_layer_norm(settings, build, "embedding_layer_norm"),
         *(
             transformer_block(f"encoder.{layer}", _settings_of(layer, settings, model), build)
             for layer in range(model.num_layers)
