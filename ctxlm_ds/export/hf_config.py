@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ctxlm_ds.data.dataset.metadata import file_digest
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import FamilyExport, TokenIds, all_exports
 from ctxlm_ds.recipe.sections import ModelSection
@@ -190,8 +191,8 @@ def fingerprint(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in (folder / "config.json", *model_files(folder)):
         try:
-            with open_regular(path) as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+            open_regular(path).close()
+            digest.update(bytes.fromhex(file_digest(path)))
         except OSError as error:
             raise ExportError(f"{path}: cannot be read ({error.strerror or error}); copy it again") from error
     return digest.hexdigest()

@@ -90,20 +90,8 @@ class TransformerSection(ModelSection):
     """Standard deviation of the initial weights."""
 
     @property
-    def num_blocks(self) -> int:
-        return self.num_layers
-
-    @property
     def longest_sequence(self) -> int | None:
         return self.max_position_embeddings
-
-    @property
-    def width(self) -> int | None:
-        return self.hidden_size
-
-    @property
-    def drops(self) -> bool:
-        return self.hidden_dropout > 0.0 or self.attention_dropout > 0.0
 
     def problems(self) -> Iterator[Problem]:
         yield from head_problems(self)

@@ -60,8 +60,9 @@ class ModelSection(Section):
 
     @property
     def num_blocks(self) -> int:
-        """Number of repeated layers; a pipeline may be cut before each."""
-        raise NotImplementedError
+        """Number of repeated layers, a setting `num_layers` as a rule; a pipeline may be cut before each."""
+        blocks: int = self.num_layers  # type: ignore[attr-defined]
+        return blocks
 
     @property
     def num_distinct_blocks(self) -> int:
@@ -75,13 +76,13 @@ class ModelSection(Section):
 
     @property
     def width(self) -> int | None:
-        """Width of most layers, which decides the bucket sizes of ZeRO-3; None leaves them to DeepSpeed."""
-        return None
+        """Width of most layers (hidden_size), which decides ZeRO-3's bucket sizes; None leaves them to DeepSpeed."""
+        return getattr(self, "hidden_size", None)
 
     @property
     def drops(self) -> bool:
-        """True if a layer draws random numbers: any dropout is above 0, or a layer samples."""
-        return False
+        """True if a layer draws random numbers: a setting that ends in `dropout` is above 0, or a layer samples."""
+        return any(value > 0.0 for name, value in self if name.endswith("dropout"))
 
     def problems(self) -> Iterator[Problem]:
         """Yield problems of this section alone."""

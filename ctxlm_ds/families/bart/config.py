@@ -38,10 +38,6 @@ class BartSection(TransformerSection):
     def num_blocks(self) -> int:
         return self.num_layers + self.num_decoder_layers
 
-    @property
-    def drops(self) -> bool:
-        return super().drops or self.activation_dropout > 0.0
-
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from dropout_problems(self, "activation_dropout")

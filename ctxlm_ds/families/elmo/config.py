@@ -59,16 +59,12 @@ class ElmoSection(ModelSection):
     """Highway layers after the convolution."""
 
     @property
-    def num_blocks(self) -> int:
-        return self.num_layers
-
-    @property
     def width(self) -> int | None:
         return self.projection_size
 
     @property
     def drops(self) -> bool:
-        return max(self.dropout, self.state_dropout) > 0.0 or self.num_sampled is not None
+        return super().drops or self.num_sampled is not None
 
     @property
     def idle_settings(self) -> tuple[str, ...]:

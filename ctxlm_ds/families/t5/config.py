@@ -55,14 +55,6 @@ class T5Section(ModelSection):
     def num_blocks(self) -> int:
         return self.num_layers + self.num_decoder_layers
 
-    @property
-    def width(self) -> int | None:
-        return self.hidden_size
-
-    @property
-    def drops(self) -> bool:
-        return self.hidden_dropout > 0.0 or self.attention_dropout > 0.0
-
     def problems(self) -> Iterator[Problem]:
         yield from dropout_problems(self)
         least = 4

@@ -43,18 +43,6 @@ class XlnetSection(ModelSection):
     """Positions of earlier rows whose states each layer attends to, carried from step to step; needs rows that continue
     (data.sample_format `text_and_pair`)."""
 
-    @property
-    def num_blocks(self) -> int:
-        return self.num_layers
-
-    @property
-    def width(self) -> int | None:
-        return self.hidden_size
-
-    @property
-    def drops(self) -> bool:
-        return self.hidden_dropout > 0.0 or self.attention_dropout > 0.0
-
     def problems(self) -> Iterator[Problem]:
         yield from head_problems(self)
         yield from dropout_problems(self)
