@@ -135,8 +135,8 @@ class EncoderSection(TransformerSection):
 
 
 def dropout_problems(section: Any, *names: str) -> Iterator[Problem]:
-    """Yield a dropout of 1, of the settings `names` or else of hidden states and attention."""
-    for name in names or ("hidden_dropout", "attention_dropout"):
+    """Yield a dropout of 1, of the settings `names` or else of all that end in `dropout`."""
+    for name in names or [name for name in type(section).model_fields if name.endswith("dropout")]:
         if getattr(section, name) >= 1.0:
             yield Problem(f"model.{name}", "1 drops everything; expected below 1 (0.1 as published)")
 

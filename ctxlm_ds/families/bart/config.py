@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from ctxlm_ds.families.base import Family, TransformerSection, dropout_problems, split_problems, tiny_transformer
+from ctxlm_ds.families.base import Family, TransformerSection, split_problems, tiny_transformer
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import PositiveFraction, Probability, SmallInt, Width
 
@@ -37,10 +37,6 @@ class BartSection(TransformerSection):
     @property
     def num_blocks(self) -> int:
         return self.num_layers + self.num_decoder_layers
-
-    def problems(self) -> Iterator[Problem]:
-        yield from super().problems()
-        yield from dropout_problems(self, "activation_dropout")
 
     def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
         yield from split_problems(self, size, dropout="activation_dropout")

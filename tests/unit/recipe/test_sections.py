@@ -63,12 +63,8 @@ def test_a_section_without_hooks_of_its_own_limits_nothing() -> None:
     class Model(ModelSection):
         num_layers: int = 3
 
-        @property
-        def num_blocks(self) -> int:
-            return self.num_layers
-
     model, data, objective = Model(family="x"), DataSection(sample_format="y"), ObjectiveSection(name="z")
-    assert (model.num_distinct_blocks, model.longest_sequence, model.width, model.drops) == (3, None, None, False)
+    assert (model.num_blocks, model.longest_sequence, model.width, model.drops) == (3, None, None, False)
     assert (data.shares_rows, data.sequences_per_row, data.passes) == (False, 1, 1)
     found = (model.problems(), model.row_problems(data), model.tensor_parallel_problems(7), data.problems(model),
              objective.problems(data))  # fmt: skip
