@@ -215,6 +215,8 @@ def _hdf5(path: Path, mode: Literal["r", "w"]) -> Any:
     try:
         return h5py.File(path, mode)
     except OSError as error:
+        if mode == "w":
+            raise
         raise ExportError(f"{path} is damaged ({error}): copy it again") from error
 
 
