@@ -92,8 +92,8 @@ MUTANTS = (
     ("saved_state:refuse_changed_settings", ".startswith(fixed) and before", ".startswith(fixed) and not before",
      "test_saved_state.py"),
     # Recipes.
-    ("check:resolve_warmup", "int(round((fraction or 0.0) * total_steps, 6))", "round((fraction or 0.0) * total_steps)",
-     "test_check.py test_schedule.py"),
+    ("check:warmup_schedule_steps", "int(round((schedule.warmup_fraction or 0.0) * total, 6))",
+     "round((schedule.warmup_fraction or 0.0) * total)", "test_check.py test_schedule.py"),
     ("schema:TrainingConfig.batch_size_at", "rows_read > self.batch_ramp[2]", "rows_read >= self.batch_ramp[2]",
      "test_schema_batch_ramp.py"),
     ("layout:_pipeline_problems", "if stages > blocks", "if stages > blocks + 1", "test_layout.py"),

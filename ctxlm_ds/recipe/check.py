@@ -53,16 +53,11 @@ def total_schedule_steps(schedule: ScheduleSection, max_steps: int) -> int:
 
 
 def warmup_schedule_steps(schedule: ScheduleSection, max_steps: int) -> int:
-    """Return the steps of warmup; a fraction is rounded down (2,000 for 28.43 % of 7,038, as published)."""
+    """Return the steps of warmup, or 0; a fraction is rounded down (2,000 for 28.43 % of 7,038, as published)."""
+    if schedule.warmup_steps is not None:
+        return schedule.warmup_steps
     total = total_schedule_steps(schedule, max_steps)
-    return resolve_warmup(schedule.warmup_steps, schedule.warmup_fraction, total)
-
-
-def resolve_warmup(steps: int | None, fraction: float | None, total_steps: int) -> int:
-    """Return the steps of warmup from the setting that is given, or 0."""
-    if steps is not None:
-        return steps
-    return int(round((fraction or 0.0) * total_steps, 6))
+    return int(round((schedule.warmup_fraction or 0.0) * total, 6))
 
 
 def schedule_warnings(schedule: ScheduleSection, max_steps: int) -> list[str]:

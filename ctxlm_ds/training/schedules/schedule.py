@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, ClassVar, Literal
 
-from ctxlm_ds.recipe.check import resolve_warmup
+from ctxlm_ds.recipe.check import total_schedule_steps, warmup_schedule_steps
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import PositiveFloat, Probability, ScheduleSection
 from ctxlm_ds.registry import SCHEDULES
@@ -30,8 +30,8 @@ class LearningRateSchedule:
         """`peak`: highest learning rate; `max_steps`: optimizer steps of this run."""
         self.settings = settings
         self.peak = peak
-        self.total_steps = settings.total_steps or settings.start_step + max_steps
-        self.warmup_steps = resolve_warmup(settings.warmup_steps, settings.warmup_fraction, self.total_steps)
+        self.total_steps = total_schedule_steps(settings, max_steps)
+        self.warmup_steps = warmup_schedule_steps(settings, max_steps)
         self._decay: Decay = SCHEDULES.get(settings.name)(settings, self.total_steps, self.warmup_steps)
 
     def at(self, step: int) -> float:
