@@ -29,10 +29,6 @@ LAST_HIDDEN = "hidden_states.-1"
 class DistillationSection(MaskedLMSection):
     """Soft targets of a teacher, masked tokens, and the angle to the teacher's hidden states (DistilBERT)."""
 
-    loss_settings: ClassVar[tuple[str, ...]] = (
-        "soft_target_weight", "temperature", "masked_lm_weight", "cosine_weight",
-    )  # fmt: skip
-
     name: str = "distillation"
     soft_target_weight: Weight = 5.0
     """Weight of the divergence from the teacher's predictions, mean over positions (DistilBERT 5.0)."""

@@ -35,9 +35,6 @@ class TinyBertSection(MaskingSection):
     """Hidden states and attention scores of a teacher (TinyBERT)."""
 
     may_mask_nothing: ClassVar[bool] = True
-    loss_settings: ClassVar[tuple[str, ...]] = (
-        "layer_map", "embedding_weight", "hidden_weight", "attention_weight", "prediction_weight", "temperature",
-    )  # fmt: skip
 
     name: str = "tinybert"
     mask_prob: Probability = 0.0

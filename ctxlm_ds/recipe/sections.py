@@ -100,9 +100,6 @@ class ModelSection(Section):
 class ObjectiveSection(Section):
     """Pretraining objective; the objective adds further settings."""
 
-    loss_settings: ClassVar[tuple[str, ...]] = ()
-    """Settings that change neither the rows nor a teacher's outputs for them."""
-
     name: str
     """Name of a registered objective."""
 
