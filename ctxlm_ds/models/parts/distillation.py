@@ -129,10 +129,7 @@ def _with_scores(block: LayerDescription, name: str) -> LayerDescription:
 
 
 def tap(name: str, into: str) -> LayerDescription:
-    """Describe the layer that keeps the current value of `name` as `into`, before later layers overwrite `name`.
-
-    transformer_blocks(scores=...) writes attention scores.
-    """
+    """Describe the layer that keeps the current value of `name` as `into`, before later layers overwrite `name`."""
     return LayerDescription(f"tap_{into}", Tap, (name,), (into,))
 
 

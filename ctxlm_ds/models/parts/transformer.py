@@ -8,7 +8,6 @@ of a row. `hidden` is [b, s, h], or under sequence parallelism this rank's share
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -144,35 +143,22 @@ def block_settings(
 
 
 def transformer_blocks(
-    prefix: str, num_layers: int, settings: BlockSettings, build: ModelBuild, scores: Mapping[int, str] | None = None
+    prefix: str, num_layers: int, settings: BlockSettings, build: ModelBuild
 ) -> list[LayerDescription]:
-    """Describe the layers `prefix.0` to `prefix.<num_layers - 1>`, which rewrite `hidden`.
-
-    Args:
-        prefix: name of the list of layers.
-        num_layers: number of layers.
-        settings: settings of each layer.
-        build: kernels, this rank's share, and how repeated layers run.
-        scores: tensors for the attention scores of some layers, by number (distillation): the products [b, n, s, s] of
-            queries and keys over sqrt(d), before mask and softmax.
-    """
-    return [transformer_block(f"{prefix}.{index}", settings, build, (scores or {}).get(index))
-            for index in range(num_layers)]  # fmt: skip
+    """Describe the layers `prefix.0` to `prefix.<num_layers - 1>`, which rewrite `hidden`."""
+    return [transformer_block(f"{prefix}.{index}", settings, build) for index in range(num_layers)]
 
 
-def transformer_block(
-    name: str, settings: BlockSettings, build: ModelBuild, scores: str | None = None
-) -> LayerDescription:
-    """Describe one layer, which rewrites `hidden`; `scores` names the tensor for its attention scores, if any."""
+def transformer_block(name: str, settings: BlockSettings, build: ModelBuild) -> LayerDescription:
+    """Describe one layer, which rewrites `hidden`."""
     positions = ("position_ids",) if settings.rotary is not None else ()
     ranks = ("ranks",) if settings.attention.ranked else ()
     return LayerDescription(
         name,
         RankedLayer if ranks else TransformerLayer,
         ("hidden", "sequence_ids", "sequence_starts", *positions, *ranks),
-        ("hidden", scores) if scores else ("hidden",),
+        ("hidden",),
         {"settings": settings, "build": build},
-        call_kwargs={"with_scores": True} if scores else {},
         recompute=build.recompute,
         compile=build.compile,
         block=True,
