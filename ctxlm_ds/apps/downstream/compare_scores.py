@@ -7,13 +7,13 @@ column a task: median and spread over seeds of the task's first metric on the de
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ctxlm_ds.apps.downstream.results import epoch_medians
+from ctxlm_ds.apps.downstream.results import RESULT_NAME, epoch_medians
 from ctxlm_ds.apps.report.charts import page, svg, table
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import setup_logging
@@ -25,8 +25,7 @@ MISSING = "–"
 FORM_OF_RUN = "give the --output of a finished fine-tuning"
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """What one output folder says."""
 
     folder: Path
@@ -34,22 +33,14 @@ class Run:
     """Name of the row."""
     task: str
     metric: str
-    scores: Mapping[str, float]
-    """Median, lowest and highest over seeds."""
-    num_seeds: int
+    median: float
+    cell: str
+    """Median and, of several seeds, the spread."""
     published: Mapping[str, float]
-    num_examples: int | None
-    """Training examples that were used; None for all."""
+    num_examples: float
+    """Training examples that were used; infinite for all."""
     epochs: Points
     """Epoch and median of the metric after it."""
-
-    @property
-    def cell(self) -> str:
-        """Return median and spread."""
-        median = f"{self.scores['median']:.3f}"
-        if self.num_seeds == 1:
-            return median
-        return f"{median} ({self.scores['lowest']:.3f} to {self.scores['highest']:.3f})"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -62,12 +53,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     runs = [read_run(given) for given in arguments.runs]
     shown = largest_of_each(runs)
     head, *rows = score_table(shown)
-    lines = markdown([head, *rows])
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (head, *rows)]
+    lines.insert(1, "|" + "---|" * len(head))
     print("\n".join(lines))
     if arguments.output is not None:
         sections = {"Scores": [table(head, rows)]}
-        charts = [*epoch_charts(shown), *example_charts(runs)]
-        if charts:
+        if charts := curve_charts(runs, shown):
             sections["Learning curves"] = [f"<h3>{escape(chart.title)}</h3>\n{svg(chart)}" for chart in charts]
         write_text(arguments.output / "scores.md", "\n".join(lines) + "\n")
         write_text(arguments.output / "scores.html", page("Scores of models on tasks", sections))
@@ -82,27 +73,27 @@ def read_run(given: str) -> Run:
     """
     name, _, path = given.rpartition("=")
     folder = Path(path)
-    if not (folder / "metrics.json").is_file():
+    if not (folder / RESULT_NAME).is_file():
         raise ConfigError(f"{folder}: no metrics.json; {FORM_OF_RUN}")
-    summary = read_json_object(folder / "metrics.json", DataError)
-    points = [read_json_object(path, DataError) for path in sorted(folder.glob("points/*/metrics.json"))]
+    summary = read_json_object(folder / RESULT_NAME, DataError)
+    points = [read_json_object(path, DataError) for path in sorted(folder.glob(f"points/*/{RESULT_NAME}"))]
     try:
         chosen, metric = summary["chosen"], summary["metric"]
+        median, lowest, highest = (float(chosen["dev"][metric][key]) for key in ("median", "lowest", "highest"))
+        spread = f" ({lowest:.3f} to {highest:.3f})" if len(chosen["seeds"]) > 1 else ""
         return Run(
-            folder, name or _name_of(summary), str(summary["task"]), metric,
-            {key: float(chosen["dev"][metric][key]) for key in ("median", "lowest", "highest")},
-            len(chosen["seeds"]), summary.get("published", {}), summary.get("max_train_examples"),
+            folder, name or _name_of(summary), str(summary["task"]), metric, median, f"{median:.3f}{spread}",
+            summary.get("published", {}), summary.get("max_train_examples") or math.inf,
             epoch_medians(points, chosen, metric),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{folder / 'metrics.json'}: {error!s} is missing or of another type; {FORM_OF_RUN}") from None
+        raise DataError(f"{folder / RESULT_NAME}: {error!s} is missing or of another type; {FORM_OF_RUN}") from None
 
 
 def _name_of(summary: Mapping[str, Any]) -> str:
     path = Path(summary["model"])
     name = path.parent.name if path.name == "hf" and path.parent.name else path.name
-    kinds = ["random weights"] if summary.get("random") else []
-    return ", ".join([name, *kinds, *([summary["method"]] if summary.get("method") else [])])
+    return ", ".join(filter(None, [name, "random weights" if summary.get("random") else "", summary.get("method", "")]))
 
 
 def largest_of_each(runs: Iterable[Run]) -> list[Run]:
@@ -113,7 +104,7 @@ def largest_of_each(runs: Iterable[Run]) -> list[Run]:
     """
     found: dict[tuple[str, str], Run] = {}
     metrics: dict[str, str] = {}
-    places: dict[tuple[str, str, int | None], Path] = {}
+    places: dict[tuple[str, str, float], Path] = {}
     for run in runs:
         if metrics.setdefault(run.task, run.metric) != run.metric:
             raise ConfigError(f"{run.folder}: {run.task} is judged by {run.metric}, in another folder by "
@@ -122,14 +113,10 @@ def largest_of_each(runs: Iterable[Run]) -> list[Run]:
         if other != run.folder:
             both = f"{other} and {run.folder} are both {run.model} on {run.task}"
             raise ConfigError(f"{both}; name one: NAME={run.folder}")
-        key = run.model, run.task
-        if key not in found or _size(run) > _size(found[key]):
-            found[key] = run
+        largest = found.setdefault((run.model, run.task), run)
+        if run.num_examples > largest.num_examples:
+            found[run.model, run.task] = run
     return list(found.values())
-
-
-def _size(run: Run) -> float:
-    return float("inf") if run.num_examples is None else run.num_examples
 
 
 def score_table(runs: Sequence[Run]) -> list[list[str]]:
@@ -138,33 +125,20 @@ def score_table(runs: Sequence[Run]) -> list[list[str]]:
     cells = {(run.model, run.task): run.cell for run in runs}
     for run in runs:
         cells |= {(f"{name} (published)", run.task): f"{score:.3f}" for name, score in run.published.items()}
-    names = dict.fromkeys([run.model for run in runs] + [name for name, _ in cells])
     head = ["model", *(f"{task}, {run.metric}" for task, run in tasks.items())]
+    names = dict.fromkeys(name for name, _ in cells)
     return [head, *([name, *(cells.get((name, task), MISSING) for task in tasks)] for name in names)]
 
 
-def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table in Markdown."""
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return [lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]
-
-
-def epoch_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Return a chart for each task: the score after each epoch of every model with several epochs."""
+def curve_charts(runs: Sequence[Run], shown: Sequence[Run]) -> list[Chart]:
+    """Return charts of each task: the score of every model after each epoch, and by number of training examples."""
     curves: dict[str, dict[str, Points]] = {}
+    for run in shown:
+        curves.setdefault(f"{run.task}: {run.metric} after each epoch", {})[run.model] = run.epochs
     for run in runs:
-        if len(run.epochs) > 1:
-            curves.setdefault(f"{run.task}: {run.metric} after each epoch", {})[run.model] = run.epochs
-    return [Chart(title, of_models, {}) for title, of_models in curves.items()]
-
-
-def example_charts(runs: Sequence[Run]) -> list[Chart]:
-    """Return a chart for each task that a model was trained on with several numbers of examples."""
-    curves: dict[str, dict[str, Points]] = {}
-    for run in runs:
-        if run.num_examples is not None:
-            title = f"{run.task}: {run.metric} by training examples"
-            curves.setdefault(title, {}).setdefault(run.model, []).append((run.num_examples, run.scores["median"]))
+        if run.num_examples < math.inf:
+            of_models = curves.setdefault(f"{run.task}: {run.metric} by training examples", {})
+            of_models.setdefault(run.model, []).append((run.num_examples, run.median))
     found = {title: {name: sorted(points) for name, points in models.items() if len(points) > 1}
              for title, models in curves.items()}  # fmt: skip
     return [Chart(title, of_models, {}) for title, of_models in found.items() if of_models]
