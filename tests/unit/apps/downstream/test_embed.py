@@ -6,12 +6,14 @@ Both forms of files are read back; nothing incomplete stays.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ctxlm_ds.apps.downstream.embed import main, vector_writer
+from ctxlm_ds.apps.downstream.embed import main, write_vectors
 from ctxlm_ds.errors import ConfigError
 from tests.downstream_models import hidden_states, write_bert
 
@@ -86,7 +88,10 @@ def test_words_without_a_static_vector_are_counted(
 
 
 def test_nothing_incomplete_stays(tmp_path: Path) -> None:
-    with pytest.raises(KeyError), vector_writer(tmp_path / "v.arrow", {}) as writer:
-        writer.add(0, ["a", "b"], np.ones((2, 1, 3), dtype=np.float32))
+    def units() -> Iterator[Any]:
+        yield ["a", "b"], np.ones((2, 1, 3), dtype=np.float32)
         raise KeyError
+
+    with pytest.raises(KeyError):
+        write_vectors(tmp_path / "v.arrow", units(), {})
     assert not list(tmp_path.iterdir())

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ctxlm_ds.apps.downstream.embed import words_of_lines, words_of_sentences
+from ctxlm_ds.apps.downstream.embed import split_texts
 from ctxlm_ds.apps.downstream.features.static import StaticVectors, split_words
 from ctxlm_ds.errors import DataError
 
@@ -82,5 +82,5 @@ def test_files_of_another_form_are_refused(tmp_path: Path) -> None:
 
 def test_words_of_texts() -> None:
     assert split_words("It's good (very).") == ["It", "'", "s", "good", "(", "very", ")", "."]
-    assert list(words_of_sentences(["It was. We saw!\n\nE"])) == [["It", "was", "."], ["We", "saw", "!"], ["E"]]
-    assert list(words_of_lines(["A b. C d!\n\nE"], is_split=True)) == [["A", "b.", "C", "d!"], ["E"]]
+    assert list(split_texts(["It was. We saw!\n\nE"], False, False)) == [["It", "was", "."], ["We", "saw", "!"], ["E"]]
+    assert list(split_texts(["A b. C d!\n\nE"], True, True)) == [["A", "b.", "C", "d!"], ["E"]]
