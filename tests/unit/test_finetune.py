@@ -9,7 +9,7 @@ import pytest
 
 from ctxlm_ds.apps.downstream.task import load_task
 from ctxlm_ds.errors import ConfigError, DataError
-from ctxlm_ds.finetune import _kind_options, _variant, main, parse_arguments
+from ctxlm_ds.finetune import choose_form, main, parse_arguments
 
 NEEDED = ["--model", "m", "--data", "d", "--output", "o"]
 
@@ -26,8 +26,7 @@ NEEDED = ["--model", "m", "--data", "d", "--output", "o"]
 )
 def test_forms_and_their_options(task: str, options: list[str], form: object) -> None:
     arguments = parse_arguments(["--task", task, *NEEDED, *options])
-    description = load_task(task)[1]
-    assert (_variant(description, arguments), _kind_options(description, arguments)) == form
+    assert choose_form(load_task(task)[1], arguments) == form
 
 
 @pytest.mark.parametrize(
@@ -42,7 +41,7 @@ def test_forms_and_their_options(task: str, options: list[str], form: object) ->
 )
 def test_options_without_their_form_are_refused(options: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        _variant(load_task("mrpc")[1], parse_arguments(["--task", "mrpc", *NEEDED, *options]))
+        choose_form(load_task("mrpc")[1], parse_arguments(["--task", "mrpc", *NEEDED, *options]))
 
 
 def test_only_the_files_of_a_shipped_task_need_a_folder(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ctxlm_ds.apps.downstream.examples import find_file
+from ctxlm_ds.apps.downstream.metrics import check_packages
 from ctxlm_ds.apps.downstream.task import TaskDescription, load_task
 from ctxlm_ds.atomic import PARTIAL_MARK, read_object
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, list_checkpoints, step_name
@@ -43,17 +44,12 @@ OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "CROSS_", "TORCHELASTIC_
              "MV2_", "MPI_")  # fmt: skip
 """Beginnings of variables that would make the process a rank of the run."""
 
-Report = Callable[..., object]
-"""Calls a method of every hook (Hooks.call)."""
 
-
-@dataclass(frozen=True)
-class Work:
-    """One task to judge on the checkpoint of one step."""
+class Work(NamedTuple):
+    """One task, by its number in the recipe, to judge on the checkpoint of one step."""
 
     step: int
     number: int
-    """Of the task in the recipe."""
 
 
 def check_tasks(tasks: Sequence[DownstreamTask], family: str) -> None:
@@ -63,7 +59,7 @@ def check_tasks(tasks: Sequence[DownstreamTask], family: str) -> None:
         ConfigError, DataError: names what is missing or does not fit.
     """
     if tasks:
-        load_object("ctxlm_ds.finetune:check_packages")()
+        check_packages()
     for one in tasks:
         _, task = load_task(one.task)
         for name in filter(None, (task.train, task.dev, task.test)):
@@ -106,7 +102,7 @@ class DownstreamHook(Hook):
         tasks: Sequence[DownstreamTask],
         save_minutes: float | None,
         run_dir: Path,
-        call_hooks: Report,
+        call_hooks: Callable[..., object],
         asked_to_stop: Callable[[], bool] = lambda: False,
         make_command: Callable[[DownstreamTask, Path], list[str]] = command,
     ) -> None:
@@ -124,10 +120,9 @@ class DownstreamHook(Hook):
         self._longest_wait_s = math.inf if save_minutes is None else save_minutes * 60.0 / 2
         self._folder, self._checkpoints = run_dir / FOLDER, run_dir / CHECKPOINTS_DIR
         self._call_hooks, self._asked_to_stop, self._make_command = call_hooks, asked_to_stop, make_command
-        self._waiting: list[Work] = []
-        """Work whose checkpoint is not complete yet."""
         self._queue: list[Work] = []
-        """Work that can start."""
+        """Work that is due, in order; it starts when the checkpoint of its step is linked."""
+        self._linked: set[int] = set()
         self._running: tuple[Work, subprocess.Popen[bytes]] | None = None
         self._last_step: int | None = None
         """Step at which the run ended, which is always judged."""
@@ -137,13 +132,12 @@ class DownstreamHook(Hook):
         self._forget_after(start.step)
         steps = {step for step, folder in list_checkpoints(self._folder).items() if (folder / LINKED).is_dir()}
         for step in sorted(steps | ({start.step} if start.step else set())):
-            due = [work for work in self._due(step, last=step == start.last_step) if not self._is_done(work)]
-            self._waiting += due
+            self._add(step, last=step == start.last_step)
         self._advance()
 
     def on_step_end(self, metrics: StepMetrics) -> None:
-        self._waiting += self._due(metrics.step)
-        if self._waiting or self._queue or self._running:
+        self._add(metrics.step)
+        if self._queue or self._running:
             self._advance()
 
     def on_rollback(self, step: int) -> None:
@@ -156,17 +150,14 @@ class DownstreamHook(Hook):
         """
         if end.completed and not end.failed and end.step:
             self._last_step = end.step
-            known = {*self._waiting, *self._queue, *([self._running[0]] if self._running else [])}
-            last = [work for work in self._due(end.step, last=True) if work not in known and not self._is_done(work)]
-            self._waiting += last
+            self._add(end.step, last=True)
             self._wait()
         self._stop()
 
     def _wait(self) -> None:
         self._advance()
-        left = len(self._queue) + (self._running is not None)
-        if left:
-            logger.info("waiting for %d downstream evaluations (logs: %s)", left, self._folder)
+        if self._running is not None:
+            logger.info("waiting for %d downstream evaluations (logs: %s)", len(self._queue) + 1, self._folder)
         end_s = time.monotonic() + self._longest_wait_s
         while self._running is not None and not self._asked_to_stop() and time.monotonic() < end_s:
             self._call_hooks("on_phase", "evaluation")  # progress, for the watchdog
@@ -175,12 +166,14 @@ class DownstreamHook(Hook):
         if self._running is not None:
             logger.warning("%d downstream evaluations are left; the same command does them", len(self._queue) + 1)
 
-    def _due(self, step: int, last: bool = False) -> list[Work]:
-        return [Work(step, at) for at, task in enumerate(self._tasks) if last or step % task.every_steps == 0]
-
-    def _is_done(self, work: Work) -> bool:
-        """Return whether work has a result that was reported."""
-        return (self._folder / step_name(work.step) / self._tasks[work.number].name / REPORTED).is_file()
+    def _add(self, step: int, last: bool = False) -> None:
+        """Queue what is due at a step and was not reported by an earlier attempt."""
+        known = [*self._queue, *([self._running[0]] if self._running else [])]
+        for number, task in enumerate(self._tasks):
+            work = Work(step, number)
+            reported = self._folder / step_name(step) / task.name / REPORTED
+            if (last or step % task.every_steps == 0) and work not in known and not reported.is_file():
+                self._queue.append(work)
 
     def _advance(self) -> None:
         """Take the result of the process if it has ended, and start the next one."""
@@ -191,43 +184,37 @@ class DownstreamHook(Hook):
                 return
             self._running = None
             self._finish(work, process.returncode)
-        while self._queue and self._running is None:
-            work = self._queue.pop(0)
+        for work in [one for one in self._queue if one.step in self._linked]:
+            self._queue.remove(work)
             try:
                 self._running = work, self._start(work)
+                return
             except OSError as error:
-                self._warn(work, error)
-                self._clean(work)
+                self._drop(work, error)
 
     def _link_complete(self) -> None:
         """Link the files of checkpoints that are complete; give up work whose checkpoint will not come."""
-        newest = max(list_checkpoints(self._checkpoints), default=0) if self._waiting else 0
-        for work in list(self._waiting):
+        waiting = [work for work in self._queue if work.step not in self._linked]
+        newest = max(list_checkpoints(self._checkpoints), default=0) if waiting else 0
+        for work in waiting:
             source, linked = self._checkpoints / step_name(work.step), self._folder / step_name(work.step) / LINKED
-            if not linked.is_dir() and (source / MANIFEST_NAME).is_file() and not self._link(work, source, linked):
-                self._waiting.remove(work)
-            elif linked.is_dir():
-                self._waiting.remove(work)
-                self._queue.append(work)
-            elif newest > work.step:
-                self._waiting.remove(work)
-                logger.warning("step %d was not saved, so %s is not judged", work.step, self._tasks[work.number].name)
+            try:
+                if not linked.is_dir() and (source / MANIFEST_NAME).is_file():
+                    self._check_turn(work)
+                    _link_tree(source, linked)
+            except OSError as error:
+                self._drop(work, error)
+            else:
+                if linked.is_dir():
+                    self._linked.add(work.step)
+                elif newest > work.step:
+                    self._drop(work, "it was not saved")
 
-    def _link(self, work: Work, source: Path, linked: Path) -> bool:
-        """Link a checkpoint, which then stays on the disk: so none while one of an earlier step waits for its turn."""
-        if work.step != self._last_step and any(one.step < work.step for one in self._queue):
-            self._warn(work, f"step {self._queue[0].step} still waits for its evaluation; raise every_steps")
-            return False
-        try:
-            _link_tree(source, linked)
-        except OSError as error:
-            self._warn(work, error)
-            return False
-        return True
-
-    def _warn(self, work: Work, why: object) -> None:
-        name = self._tasks[work.number].name
-        logger.warning("step %d is not judged on %s, training continues: %s", work.step, name, why)
+    def _check_turn(self, work: Work) -> None:
+        """Raise OSError if an earlier step waits for its turn: a linked checkpoint stays on the disk."""
+        earlier = [one.step for one in self._queue if one.step < work.step and one.step in self._linked]
+        if earlier and work.step != self._last_step:
+            raise OSError(f"step {earlier[0]} still waits for its evaluation; raise every_steps")
 
     def _start(self, work: Work) -> subprocess.Popen[bytes]:
         task, folder = self._tasks[work.number], self._folder / step_name(work.step)
@@ -246,20 +233,27 @@ class DownstreamHook(Hook):
         if summary is None:
             log = folder / f"{task.name}-{LOG}"
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
-            why = f"{lines[-1] if lines else f'status {status}'} ({log})"
-            logger.warning("step %d could not be judged on %s, training continues: %s", work.step, task.name, why)
-        else:
-            scores = summary["chosen"]["dev"]
-            figures = {f"{FOLDER}/{task.name}/{name}": float(one["median"]) for name, one in scores.items()}
-            self._call_hooks("on_evaluation", work.step, figures)
-            with suppress(OSError):  # a resume would report them again
-                (folder / task.name / REPORTED).touch()
-        self._clean(work)
+            self._drop(work, f"{lines[-1] if lines else f'status {status}'} ({log})")
+            return
+        scores = summary["chosen"]["dev"]
+        figures = {f"{FOLDER}/{task.name}/{name}": float(one["median"]) for name, one in scores.items()}
+        self._call_hooks("on_evaluation", work.step, figures)
+        with suppress(OSError):  # a resume would report them again
+            (folder / task.name / REPORTED).touch()
+        self._clean(work.step)
 
-    def _clean(self, work: Work) -> None:
+    def _drop(self, work: Work, why: object) -> None:
+        """Warn that work is given up."""
+        name = self._tasks[work.number].name
+        logger.warning("step %d is not judged on %s, training continues: %s", work.step, name, why)
+        self._queue = [one for one in self._queue if one != work]
+        self._clean(work.step)
+
+    def _clean(self, step: int) -> None:
         """Remove the checkpoint and the export of a step without further work."""
-        folder = self._folder / step_name(work.step)
-        if not any(one.step == work.step for one in (*self._waiting, *self._queue)):
+        folder = self._folder / step_name(step)
+        if all(one.step != step for one in self._queue):
+            self._linked.discard(step)
             for path in (folder / EXPORTED, folder / LINKED, *folder.glob(f"{EXPORTED}{PARTIAL_MARK}*")):
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -267,10 +261,10 @@ class DownstreamHook(Hook):
         """Drop work and results of later steps."""
         if self._running is not None and self._running[0].step > step:
             self._stop()
-        self._waiting = [work for work in self._waiting if work.step <= step]
         self._queue = [work for work in self._queue if work.step <= step]
         for later, folder in list_checkpoints(self._folder).items():
             if later > step:
+                self._linked.discard(later)
                 try:
                     shutil.rmtree(folder)
                 except OSError as error:

@@ -14,7 +14,7 @@ import lzma
 import math
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ OPENERS: dict[str, Callable[..., Any]] = {"": open, ".xz": lzma.open, ".gz": gzi
 MAX_FIELD_CHARACTERS = 10**7
 DOCUMENT_START = "-DOCSTART-"
 SPLIT_SEED = 1
+Row = dict[Column, Any]
+"""Cells of a line by number and by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +77,17 @@ def find_file(data: Path, name: str) -> Path:
 
 
 @dataclass(frozen=True)
-class Files:
+class Parts:
     """Examples of a task's files."""
 
     train: list[Example]
     dev: list[Example]
     test: list[Example] | None
+    labels: Sequence[str] = ()
+    """Labels of the complete training file (`prepare.read_parts`)."""
 
 
-def read_files(task: TaskDescription, data: Path) -> Files:
+def read_files(task: TaskDescription, data: Path) -> Parts:
     """Read all files of a task; without a development file, a share of the training file is held out.
 
     Raises:
@@ -99,16 +103,11 @@ def read_files(task: TaskDescription, data: Path) -> Files:
     if not train:
         raise DataError(f"{data / task.train}: no examples are left for training; lower validation_share")
     test = None if task.test is None else read_examples(task, find_file(data, task.test), labelled=False)
-    return Files(train, dev, test)
+    return Parts(train, dev, test)
 
 
 def read_examples(task: TaskDescription, path: Path, labelled: bool = True) -> list[Example]:
-    """Read all examples of a file.
-
-    Args:
-        task: how the file is read.
-        path: plain, .xz or .gz.
-        labelled: False if labels may be missing (a test file).
+    """Read all examples of a file, plain, .xz or .gz; labels of a test file (not `labelled`) may be missing.
 
     Raises:
         DataError: the file is empty, no UTF-8, cut off, or a line does not fit the description; names file and line.
@@ -118,12 +117,12 @@ def read_examples(task: TaskDescription, path: Path, labelled: bool = True) -> l
         raise DataError(f"{path}: the file is empty")
     if task.format == "squad":
         examples = list(_read_squad(task, path, text))
-    elif task.entry.answer == "spans" and task.format == "jsonl":
-        examples = [_span_example(task, f"{path}:{at}", row, labelled) for at, row in _json_rows(path, text)]
     elif task.format == "conll":
         examples = list(_read_conll(task, path, text))
     else:
-        examples = list(_read_rows(task, path, text, labelled))
+        make = _span_example if task.entry.answer == "spans" else _row_example
+        rows = _json_rows(path, text) if task.format == "jsonl" else _table_rows(task, path, text, labelled)
+        examples = [make(task, f"{path}:{line}", row, labelled) for line, row in rows]
     if not examples:
         raise DataError(f"{path}: the file has no examples")
     return examples
@@ -142,22 +141,18 @@ def _read_text(path: Path) -> str:
         raise DataError(f"{path}:{line}: invalid UTF-8 (byte 0x{raw[error.start]:02x}); convert the file") from None
 
 
-def _read_rows(task: TaskDescription, path: Path, text: str, labelled: bool) -> Iterator[Example]:
-    rows = _json_rows(path, text) if task.format == "jsonl" else _table_rows(task, path, text, labelled)
-    for line, row in rows:
-        origin = f"{path}:{line}"
-        answers = _answers(row, task.columns["label"], origin) if task.entry.answer == "text" else ()
-        label = answers[0][0] if answers else _cell(row, task.columns["label"], origin, required=labelled)
-        pair = _cell(row, task.columns["pair"], origin) if "pair" in task.columns else None
-        choices = _choices(row, task.columns["choices"], origin) if "choices" in task.columns else ()
-        body = _cell(row, task.columns["text"], origin)
-        yield Example(origin, str(body), pair, _label_text(task, label, origin), choices,
-                      answers=answers, identifier=str(line))  # fmt: skip
+def _row_example(task: TaskDescription, origin: str, row: Row, labelled: bool) -> Example:
+    column = task.column("label")
+    answers = _answers(row, column, origin) if task.entry.answer == "text" else ()
+    label = answers[0][0] if answers else _cell(row, column, origin, required=labelled)
+    pair = _cell(row, task.column("pair"), origin) if "pair" in task.columns else None
+    choices = _choices(row, task.columns["choices"], origin) if "choices" in task.columns else ()
+    text = str(_cell(row, task.column("text"), origin))
+    return Example(origin, text, pair, _label_text(task, label, origin), choices, answers=answers,
+                   identifier=origin.rpartition(":")[2])  # fmt: skip
 
 
-def _table_rows(
-    task: TaskDescription, path: Path, text: str, labelled: bool
-) -> Iterator[tuple[int, dict[Column, Any]]]:
+def _table_rows(task: TaskDescription, path: Path, text: str, labelled: bool) -> Iterator[tuple[int, Row]]:
     quoted = task.format == "csv" if task.quoted is None else task.quoted
     delimiter = "," if task.format == "csv" else "\t"
     csv.field_size_limit(MAX_FIELD_CHARACTERS)
@@ -209,7 +204,7 @@ def _check_columns(task: TaskDescription, first: list[str], origin: str, delimit
             raise DataError(f"{origin}: no column {column}; the file has {has}{hint}")
 
 
-def _json_rows(path: Path, text: str) -> Iterator[tuple[int, dict[Column, Any]]]:
+def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Row]]:
     for line, content in enumerate(text.split("\n"), 1):
         if not content.strip():
             continue
@@ -222,9 +217,7 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, dict[Column, Any]]]
         yield line, row
 
 
-def _cell(row: dict[Column, Any], column: Column | list[Column], origin: str, required: bool = True) -> Any:
-    if isinstance(column, list):
-        raise DataError(f"{origin}: only `choices` may be several columns")
+def _cell(row: Row, column: Column, origin: str, required: bool = True) -> Any:
     value = row.get(column)
     if value is None and required:
         names = [name for name in row if isinstance(name, str)]
@@ -234,21 +227,25 @@ def _cell(row: dict[Column, Any], column: Column | list[Column], origin: str, re
     raise DataError(f"{origin}: {column} is {show_value(value)}, not a text or a number")
 
 
-def _choices(row: dict[Column, Any], column: Column | list[Column], origin: str) -> tuple[str, ...]:
+def _choices(row: Row, column: Column | list[Column], origin: str) -> tuple[str, ...]:
     if isinstance(column, list):
         return tuple(str(_cell(row, one, origin)) for one in column)
     value = row.get(column)
-    if not isinstance(value, list) or len(value) < 2 or not all(isinstance(one, str) for one in value):
+    if not _is_texts(value) or len(value) < 2:
         raise DataError(f"{origin}: {column} is a list of two or more texts, not {show_value(value)}")
     return tuple(value)
 
 
-def _answers(row: dict[Column, Any], column: Column | list[Column], origin: str) -> tuple[tuple[str, int], ...]:
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
+
+
+def _answers(row: Row, column: Column, origin: str) -> tuple[tuple[str, int], ...]:
     """Return the right texts if a line has a list of them; the first is learned."""
-    value = None if isinstance(column, list) else row.get(column)
+    value = row.get(column)
     if not isinstance(value, list):
         return ()
-    if not value or not all(isinstance(one, str) and one.strip() for one in value):
+    if not _is_texts(value) or not all(one.strip() for one in value):
         raise DataError(f"{origin}: {column} is a text or a list of texts, not {show_value(value)}")
     return tuple((one, 0) for one in value)
 
@@ -259,12 +256,10 @@ def _label_text(task: TaskDescription, value: Any, origin: str) -> str | None:
     label = json.dumps(value) if isinstance(value, bool) else str(value).strip()
     if task.entry.answer == "number":
         return _number(task, label, origin)
-    if isinstance(task.labels, dict):
-        if label not in task.labels:
-            raise DataError(f"{origin}: unknown label {show_value(label)}; the task has {', '.join(task.labels)}")
-        return task.labels[label]
     if task.labels is not None and label not in task.labels:
         raise DataError(f"{origin}: unknown label {show_value(label)}; the task has {', '.join(task.labels)}")
+    if isinstance(task.labels, dict):
+        return task.labels[label]
     if not label:
         raise DataError(f"{origin}: the label is empty")
     return label
@@ -284,9 +279,7 @@ def _number(task: TaskDescription, label: str, origin: str) -> str:
 
 
 def _read_conll(task: TaskDescription, path: Path, text: str) -> Iterator[Example]:
-    word_column, tag_column = task.columns["text"], task.columns["label"]
-    if not isinstance(word_column, int) or not isinstance(tag_column, int):
-        raise DataError(f"{path}: columns of conll files are numbers from 0")
+    word_column, tag_column = int(task.column("text")), int(task.column("label"))
     words: list[str] = []
     tags: list[str] = []
     start = 1
@@ -296,20 +289,20 @@ def _read_conll(task: TaskDescription, path: Path, text: str) -> Iterator[Exampl
             if max(word_column, tag_column) >= len(cells):
                 raise DataError(f"{path}:{line}: {len(cells)} columns; words are in column {word_column}, "
                                 f"tags in column {tag_column}: each word needs its tag")  # fmt: skip
-            if not cells[word_column].strip() or not cells[tag_column].strip():
-                raise DataError(f"{path}:{line}: the {'tag' if cells[word_column].strip() else 'word'} is empty; "
-                                "each word needs its tag")  # fmt: skip
+            word, tag = cells[word_column].strip(), cells[tag_column].strip()
+            if not word or not tag:
+                raise DataError(f"{path}:{line}: the {'tag' if word else 'word'} is empty; each word needs its tag")
             start = start if words else line
-            words.append(cells[word_column].strip())
-            tags.append(cells[tag_column].strip())
+            words.append(word)
+            tags.append(tag)
         elif words:
             yield Example(f"{path}:{start}", words=tuple(words), tags=tuple(tags), identifier=str(start))
             words, tags = [], []
 
 
-def _span_example(task: TaskDescription, origin: str, row: dict[Column, Any], labelled: bool) -> Example:
-    words, spans = row.get(_column(task, "text")), row.get(_column(task, "label"))
-    if not isinstance(words, list) or not words or not all(isinstance(one, str) and one.strip() for one in words):
+def _span_example(task: TaskDescription, origin: str, row: Row, labelled: bool) -> Example:
+    words, spans = row.get(task.column("text")), row.get(task.column("label"))
+    if not _is_texts(words) or not all(one.strip() for one in words):
         raise DataError(f"{origin}: {task.columns['text']} is a list of words, not {show_value(words)}")
     identifier = origin.rpartition(":")[2]
     if spans is None and not labelled:
@@ -325,13 +318,6 @@ def _span_example(task: TaskDescription, origin: str, row: dict[Column, Any], la
     shown = [f"{label}: {' '.join(words[start:end])}" for (start, end), label in found.items()]
     return Example(origin, words=tuple(words), label="; ".join(shown) or "no spans", identifier=identifier,
                    spans=tuple((*place, label) for place, label in found.items()))  # fmt: skip
-
-
-def _column(task: TaskDescription, role: str) -> Column:
-    column = task.columns[role]
-    if isinstance(column, list):
-        raise DataError(f"columns.{role}: one name, not a list")
-    return column
 
 
 def _span(value: Any, num_words: int, origin: str) -> tuple[int, int, str]:

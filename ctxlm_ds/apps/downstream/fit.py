@@ -2,71 +2,59 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoConfig, TrainerCallback, TrainingArguments, set_seed
+from transformers.trainer_callback import EarlyStoppingCallback, PrinterCallback
 
-from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.kinds.base import Features, Kind, Prediction
-from ctxlm_ds.apps.downstream.results import Point
-from ctxlm_ds.apps.downstream.tuning import GradualUnfreezing, Tuning, apply_tuning, layered_optimizer
-from ctxlm_ds.atomic import output_folder, write_text
+from ctxlm_ds.apps.downstream.kinds.base import Features, Kind, quiet_transformers
+from ctxlm_ds.apps.downstream.results import FitSettings, Point, write_point
+from ctxlm_ds.apps.downstream.tuning import GradualUnfreezing, apply_tuning, layered_optimizer
+from ctxlm_ds.atomic import output_folder
 from ctxlm_ds.console import PLAIN_INTERVAL_S
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.json_source import deepspeed_for_trainer
 
 logger = logging.getLogger("ctxlm_ds")
 HIDDEN_FIGURES = {"epoch", "runtime", "samples_per_second", "steps_per_second"}
+PROBLEM_TYPES = {"number": "regression", "label": "single_label_classification"}
+"""Names that transformers gives to kinds of answers."""
 
 
 @dataclass(frozen=True)
-class FitSettings:
-    """Settings that all points share."""
+class Sets:
+    """Features of the task's parts."""
 
-    tuning: Tuning = Tuning()
-    random: bool = False
-    """Start from random weights: the baseline of no pretraining."""
-    weight_decay: float = 0.01
-    warmup_share: float = 0.1
-    early_stopping: int = 0
-    """Evaluations without a better score after which training stops, with the best epoch; 0 trains to the end."""
-    deepspeed: str | None = None
-    bf16: bool = False
-    save_model: bool = False
+    train: Features
+    dev: Features
+    test: Features | None
 
 
 def training_arguments(
-    folder: Path, point: Point, settings: FitSettings, metric: str, make: Callable[..., Any] | None = None
+    folder: Path, point: Point, settings: FitSettings, metric: str, make: Callable[..., Any] = TrainingArguments
 ) -> Any:
     """Return transformers' TrainingArguments of a point, whose batch is that of all ranks together.
 
-    Args:
-        folder: for checkpoints.
-        point: hyperparameters and seed.
-        settings: what all points share.
-        metric: which chooses the best epoch.
-        make: returns the arguments; None takes TrainingArguments.
+    `metric` chooses the best epoch; `make` returns the arguments, a kind's own.
 
     Raises:
         ConfigError: the batch cannot be divided by the ranks, or DeepSpeed's JSON says something else.
     """
-    from transformers import TrainingArguments
-
     devices = int(os.environ.get("WORLD_SIZE", "1"))
     devices = max(1, torch.cuda.device_count()) if devices == 1 else devices
     if point.batch_size % devices:
         raise ConfigError(f"--batch-sizes {point.batch_size}: not a multiple of the {devices} devices")
     best = {"load_best_model_at_end": True, "metric_for_best_model": metric, "greater_is_better": metric != "mse",
             "save_strategy": "epoch", "save_total_limit": 1}  # fmt: skip
-    arguments = (make or TrainingArguments)(
+    arguments = make(
         output_dir=str(folder), per_device_train_batch_size=point.batch_size // devices, per_device_eval_batch_size=32,
         learning_rate=point.learning_rate, num_train_epochs=point.epochs, seed=point.seed,
         weight_decay=settings.weight_decay, warmup_steps=settings.warmup_share, lr_scheduler_type="linear",
@@ -82,16 +70,10 @@ def training_arguments(
     return arguments
 
 
-PROBLEM_TYPES = {"number": "regression", "label": "single_label_classification"}
-"""Names that transformers gives to kinds of answers."""
-
-
 def load_config(folder: Path, kind: Kind) -> Any:
     """Return the model's configuration with the task's labels and a padding id; None if the kind reads vectors."""
     if kind.tokenizer is None:
         return None
-    from transformers import AutoConfig
-
     names = dict(enumerate(kind.labels)) if kind.labels else {0: "LABEL_0", 1: "LABEL_1"}
     config = AutoConfig.from_pretrained(
         folder, local_files_only=True, num_labels=len(names), id2label=names,
@@ -103,23 +85,8 @@ def load_config(folder: Path, kind: Kind) -> Any:
     return config
 
 
-@dataclass(frozen=True)
-class Sets:
-    """Features of the task's parts."""
-
-    train: Features
-    dev: Features
-    test: Features | None
-
-
 def run_point(
-    model_folder: Path,
-    kind: Kind,
-    sets: Sets,
-    point: Point,
-    settings: FitSettings,
-    output: Path,
-    recorded: dict[str, Any],
+    model_folder: Path, kind: Kind, sets: Sets, point: Point, settings: FitSettings, output: Path, recorded: Any
 ) -> dict[str, Any]:
     """Fine-tune once, judge, and write metrics.json and predictions.jsonl to `output` (all or nothing).
 
@@ -130,72 +97,55 @@ def run_point(
     try:
         trainer = make_trainer(model_folder, kind, sets, point, settings, scratch)
         trainer.train()
-        parts = {"dev": sets.dev} if sets.test is None else {"dev": sets.dev, "test": sets.test}
-        predictions, scores = _judge(trainer, kind, parts)
+        trainer.compute_metrics = None  # it judges the development examples only
+        predicted, scores = {}, {}
+        for part, features in (("dev", sets.dev), ("test", sets.test)):
+            if features is not None:
+                predictions = kind.predict(trainer.predict(features).predictions, features)
+                predicted[part] = predictions, features.examples
+                if all(example.shown_label() or kind.task.unanswerable for example in features.examples):
+                    scores[part] = kind.score(predictions, features.examples)
         result = {"task": kind.task.title, "model": str(model_folder), "point": asdict(point), **scores,
                   **kind.facts(trainer.model), "log": trainer.state.log_history}  # fmt: skip
         if settings.save_model:
             _save_model(trainer, kind, scratch / "model")
         if trainer.is_world_process_zero():
             with output_folder(output) as partial:
-                for part, features in parts.items():
-                    path = partial / f"{part}_predictions.jsonl"
-                    write_predictions(path, kind, predictions[part], features.examples)
+                write_point(partial, recorded, result, kind, predicted)
                 if settings.save_model:
                     shutil.move(scratch / "model", partial / "model")
-                write_text(partial / "settings.json", json.dumps(recorded, indent=1) + "\n")
-                write_text(partial / "metrics.json", json.dumps(result, indent=1) + "\n")
         return result
     finally:
         if int(os.environ.get("RANK", "0")) == 0:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _judge(
-    trainer: Any, kind: Kind, parts: dict[str, Features]
-) -> tuple[dict[str, list[Prediction]], dict[str, dict[str, float]]]:
-    """Return the predictions of each part, and the scores of those whose labels are known."""
-    trainer.compute_metrics = None  # it judges the development examples only
-    predictions, scores = {}, {}
-    for part, features in parts.items():
-        predictions[part] = kind.predict(trainer.predict(features).predictions, features)
-        if all(example.shown_label() or kind.task.unanswerable for example in features.examples):
-            scores[part] = kind.score(predictions[part], features.examples)
-    return predictions, scores
-
-
 def make_trainer(model_folder: Path, kind: Kind, sets: Sets, point: Point, settings: FitSettings, folder: Path) -> Any:
     """Return transformers' Trainer, ready to train."""
-    from transformers import EarlyStoppingCallback, PrinterCallback, set_seed
-    from transformers.utils import logging as library_logging
-
-    library_logging.disable_progress_bar()
-    library_logging.set_verbosity_error()  # it lists the weights of heads that a task does not use
-
-    frozen = settings.tuning.frozen_by()
-    if kind.new_tokens and frozen:
-        raise ConfigError(f"{frozen}: the embeddings of the new tokens must be trained, which this option freezes")
+    tuning = settings.tuning
+    if kind.new_tokens and tuning.frozen_by:
+        raise ConfigError(f"{tuning.frozen_by}: the embeddings of the new tokens must be trained, which this option "
+                          "freezes")  # fmt: skip
+    if tuning.gradual and settings.deepspeed:
+        raise ConfigError("--gradual: DeepSpeed's optimizer fixes what is trained at the start; drop --deepspeed")
     if settings.deepspeed:
         from ctxlm_ds.training.engine.runtime import init_process_group
 
         init_process_group()  # accelerate leaves DeepSpeed's own out on a CPU, and ZeRO-3 then takes the ranks for one
+    quiet_transformers()
     arguments = training_arguments(folder, point, settings, kind.task.judged_by[0], kind.arguments)
     set_seed(point.seed)
     model = kind.model(model_folder, load_config(model_folder, kind), settings.random)
     # The losses of these classes are means. Trainer would multiply them by the number of ranks, because forward takes
     # further arguments, which it reads as "divides by the number of labels in the batch".
     model.accepts_loss_kwargs = False
-    model = apply_tuning(model, settings.tuning)
-    callbacks: list[Any] = [progress_lines()]
+    model = apply_tuning(model, tuning)
+    callbacks: list[Any] = [ProgressLines()]
     if settings.early_stopping:
         callbacks.append(EarlyStoppingCallback(settings.early_stopping))
-    if settings.tuning.gradual:
-        if settings.deepspeed:
-            raise ConfigError("--gradual: DeepSpeed's optimizer fixes what is trained at the start; drop --deepspeed")
+    if tuning.gradual:
         callbacks.append(GradualUnfreezing())
-    optimizer = (
-        layered_optimizer(model, arguments, settings.tuning.layer_decay) if settings.tuning.layer_decay < 1 else None
-    )
+    optimizer = layered_optimizer(model, arguments, tuning.layer_decay) if tuning.layer_decay < 1 else None
 
     def compute_metrics(outputs: Any) -> dict[str, float]:
         return kind.score(kind.predict(outputs.predictions, sets.dev), sets.dev.examples)
@@ -209,43 +159,23 @@ def make_trainer(model_folder: Path, kind: Kind, sets: Sets, point: Point, setti
     return trainer
 
 
-def progress_lines() -> Any:
-    """Return a callback that logs each epoch, and every ten seconds the step."""
-    from transformers import TrainerCallback
+class ProgressLines(TrainerCallback):
+    """Logs each epoch, and every ten seconds the step."""
 
-    class ProgressLines(TrainerCallback):
-        shown_s = time.monotonic()
+    def __init__(self) -> None:
+        self.shown_s = time.monotonic()
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if time.monotonic() - self.shown_s >= PLAIN_INTERVAL_S:
-                self.shown_s = time.monotonic()
-                logger.info("step %d of %d", state.global_step, state.max_steps)
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if time.monotonic() - self.shown_s >= PLAIN_INTERVAL_S:
+            self.shown_s = time.monotonic()
+            logger.info("step %d of %d", state.global_step, state.max_steps)
 
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            shown = {name.removeprefix("eval_"): value for name, value in (logs or {}).items()}
-            if "loss" in shown:
-                figures = [f"{name} {value:.4g}" for name, value in shown.items() if name not in HIDDEN_FIGURES]
-                where = "dev" if "eval_loss" in logs else "train"
-                logger.info("epoch %.4g, %s: %s", state.epoch or 0, where, ", ".join(figures))
-
-    return ProgressLines()
-
-
-def write_predictions(path: Path, kind: Kind, predictions: Sequence[Prediction], examples: Sequence[Example]) -> None:
-    """Write a line of JSON for each example: inputs, label, prediction, probabilities."""
-    lines = []
-    for prediction, example in zip(predictions, examples, strict=True):
-        label = example.shown_label()
-        row = {
-            "id": example.identifier,
-            "example": example.shown_text(),
-            "label": label,
-            "prediction": prediction.value,
-            "right": kind.is_right(prediction, example) if label or kind.task.unanswerable else None,
-            "probabilities": prediction.probabilities,
-        }
-        lines.append(json.dumps(row, ensure_ascii=False))
-    write_text(path, "\n".join(lines) + "\n")
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        shown = {name.removeprefix("eval_"): value for name, value in (logs or {}).items()}
+        if "loss" in shown:
+            figures = [f"{name} {value:.4g}" for name, value in shown.items() if name not in HIDDEN_FIGURES]
+            where = "dev" if "eval_loss" in logs else "train"
+            logger.info("epoch %.4g, %s: %s", state.epoch or 0, where, ", ".join(figures))
 
 
 def _save_model(trainer: Any, kind: Kind, folder: Path) -> None:

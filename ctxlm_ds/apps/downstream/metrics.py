@@ -5,15 +5,20 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence, Set
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from ctxlm_ds.apps.downstream.tags import read_spans
+from ctxlm_ds.apps.downstream.tags import Span, read_spans
+from ctxlm_ds.installed import check_extra
 
 UNKNOWN = "(unknown)"
 """Prediction of a model that wrote no label; always wrong."""
+
+
+def check_packages() -> None:
+    """Refuse a missing package of the scores (ConfigError)."""
+    check_extra("downstream", ("sklearn", "scipy"))
 
 
 def classification_scores(
@@ -56,26 +61,23 @@ def tagging_scores(
     accuracy = sum(one == other for one, other in pairs) / len(pairs)
     if not spans:
         return dict.fromkeys(metrics, accuracy)
-    expected, found = ({(at, span) for at, tags in enumerate(side) for span in read_spans(tags, "iob2")}
-                       for side in (right, predicted))  # fmt: skip
-    scores = _set_scores(expected, found) | {"accuracy": accuracy}
-    return {name: scores[name] for name in metrics}
+    sides = ([read_spans(tags, "iob2") for tags in side] for side in (right, predicted))
+    return span_scores(*sides, metrics, accuracy=accuracy)
 
 
-def span_scores(right: Sequence[Set[Any]], predicted: Sequence[Set[Any]], metrics: Sequence[str]) -> dict[str, float]:
-    """Return precision, recall and F1 of the labelled spans of all examples together (micro-averaged)."""
-    expected, found = ({(at, span) for at, spans in enumerate(side) for span in spans} for side in (right, predicted))
-    scores = _set_scores(expected, found)
-    return {name: scores[name] for name in metrics}
-
-
-def _set_scores(expected: Set[Any], found: Set[Any]) -> dict[str, float]:
+def span_scores(
+    right: Sequence[Iterable[Span]], predicted: Sequence[Iterable[Span]], metrics: Sequence[str], **more: float
+) -> dict[str, float]:
+    """Return precision, recall and F1 of the labelled spans of all examples together (micro-averaged), and `more`."""
+    expected, found = ({(at, *span) for at, spans in enumerate(side) for span in spans} for side in (right, predicted))
     common = len(expected & found)
-    return {
+    scores = {
         "f1": 2 * common / max(1, len(expected) + len(found)),
         "precision": common / max(1, len(found)),
         "recall": common / max(1, len(expected)),
+        **more,
     }
+    return {name: scores[name] for name in metrics}
 
 
 def normalize_answer(text: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-from ctxlm_ds.apps.downstream.examples import Files, read_files
+from ctxlm_ds.apps.downstream.examples import Parts, read_files
 from ctxlm_ds.apps.downstream.fit import Sets
 from ctxlm_ds.apps.downstream.kinds.base import Kind
 from ctxlm_ds.apps.downstream.kinds.entries import TASKS
@@ -17,27 +18,15 @@ from ctxlm_ds.errors import ConfigError, TokenizerError
 from ctxlm_ds.registry import load_object
 
 
-@dataclass(frozen=True)
-class Parts(Files):
-    """Examples of a task's files, and their labels."""
-
-    labels: list[str]
-    """Labels of the complete training file."""
-
-
 def read_parts(task: TaskDescription, data: Path, limit: int | None = None) -> Parts:
-    """Read and check all files of a task; `limit` keeps only the first training examples.
+    """Read and check all files of a task and find its labels; `limit` keeps only the first training examples.
 
     Raises:
         DataError: names file, line and remedy.
     """
-    return make_parts(task, read_files(task, data), limit)
-
-
-def make_parts(task: TaskDescription, files: Files, limit: int | None = None) -> Parts:
-    """Find the labels of a task's files, and keep only the first `limit` training examples."""
-    labels = kind_class(task).find_labels(task, files.train)
-    return Parts(files.train[:limit], files.dev, files.test, labels)
+    parts = read_files(task, data)
+    labels = kind_class(task).find_labels(task, parts.train)
+    return replace(parts, train=parts.train[:limit], labels=labels)
 
 
 def kind_class(task: TaskDescription, variant: str | None = None) -> type[Kind]:
@@ -58,14 +47,9 @@ def kind_class(task: TaskDescription, variant: str | None = None) -> type[Kind]:
 def make_kind(
     task: TaskDescription, model_folder: Path, parts: Parts, variant: str | None = None, **options: Any
 ) -> Kind:
-    """Return the kind of a task with the model's tokenizer and the labels of the training file.
+    """Return the kind of a task with a model's tokenizer and the labels of the training file.
 
-    Args:
-        task: the description.
-        model_folder: in Hugging Face's form.
-        parts: the examples.
-        variant: other form of the kind (`TaskKind.forms`), or None.
-        options: of the kind's class.
+    `variant` is another form of the kind (`TaskKind.forms`), `options` are of the class.
 
     Raises:
         ConfigError: the kind has no such variant, or transformers no such model.
@@ -73,19 +57,13 @@ def make_kind(
     """
     kind = kind_class(task, variant)
     tokenizer = load_tokenizer(model_folder, task.entry.reads_words)
-    made = kind(task, tokenizer, parts.labels, longest_input(task, model_folder, tokenizer), **options)
-    fit_tokenizer(made, model_folder)
+    made = kind(task, tokenizer, parts.labels, longest_input(model_folder, tokenizer, task.max_length), **options)
+    _fit_tokenizer(made, model_folder)
     return made
 
 
-def fit_tokenizer(kind: Kind, folder: Path) -> None:
-    """Make the tokenizer pad on the side that the model expects, and number segments if it has several.
-
-    Raises:
-        ConfigError: transformers has no class for this kind of task and model.
-    """
-    from transformers import AutoConfig
-
+def _fit_tokenizer(kind: Kind, folder: Path) -> None:
+    """Make the tokenizer pad on the side that the model expects, and number segments if it has several."""
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     auto_class = kind.auto_class()
     if type(config) not in auto_class._model_mapping:
@@ -94,27 +72,22 @@ def fit_tokenizer(kind: Kind, folder: Path) -> None:
                           f"{kind.task.kind} ({name})")  # fmt: skip
     kind.configure(config)
     # A model that sums up a row by its last position (XLNet) is padded in front; offsets need padding behind.
-    kind.tokenizer.padding_side = "left" if kind.reads_whole and _summary(config) == "last" else "right"
+    reads_last = hasattr(config, "mem_len") and getattr(config, "summary_type", None) == "last"
+    kind.tokenizer.padding_side = "left" if kind.reads_whole and reads_last else "right"
     names = list(kind.tokenizer.model_input_names)
-    if "token_type_ids" not in names and (_summary(config) == "last" or getattr(config, "type_vocab_size", 0) > 1):
+    if "token_type_ids" not in names and (reads_last or getattr(config, "type_vocab_size", 0) > 1):
         kind.tokenizer.model_input_names = [*names, "token_type_ids"]
-
-
-def _summary(config: Any) -> str | None:
-    """Return which position sums up a row, for models whose heads read a `SequenceSummary`."""
-    summary = getattr(config, "summary_type", None)
-    return summary if hasattr(config, "mem_len") else None
 
 
 def load_tokenizer(folder: Path, splits_words: bool) -> Any:
     """Return the tokenizer of a model folder, with a token for padding."""
-    from transformers import AutoTokenizer
-
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder}: no config.json; give a folder in Hugging Face's form "
                           "(ctxlm convert to-hf writes one)")  # fmt: skip
     try:
-        options = {"add_prefix_space": True} if splits_words and _is_byte_level(folder) else {}
+        path = folder / "tokenizer.json"
+        is_byte_level = path.is_file() and '"ByteLevel"' in path.read_text(encoding="utf-8", errors="replace")
+        options = {"add_prefix_space": True} if splits_words and is_byte_level else {}
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **options)
     except (OSError, ValueError) as error:
         raise TokenizerError(f"{folder}: its tokenizer cannot be loaded: {str(error).splitlines()[0]}") from None
@@ -129,34 +102,19 @@ def load_tokenizer(folder: Path, splits_words: bool) -> Any:
     return tokenizer
 
 
-def _is_byte_level(folder: Path) -> bool:
-    path = folder / "tokenizer.json"
-    return path.is_file() and '"ByteLevel"' in path.read_text(encoding="utf-8", errors="replace")
-
-
-def longest_input(task: TaskDescription, folder: Path, tokenizer: Any) -> int:
-    """Return the longest input in tokens: the task's, or less if the model has fewer positions."""
-    return longest_rows(folder, tokenizer, task.max_length)
-
-
-def longest_rows(folder: Path, tokenizer: Any, limit: int) -> int:
+def longest_input(folder: Path, tokenizer: Any, limit: int) -> int:
     """Return the longest row in tokens that a model reads, at most `limit`."""
-    from transformers import AutoConfig, AutoModel
-
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     if positions is None or positions < 1:  # XLNet has no limit and says -1
         return int(min(limit, tokenizer.model_max_length))
     with torch.device("meta"):
         model = AutoModel.from_config(config)
-    positions -= max((_first_position(module) for module in model.modules()), default=0)
+    tables = (getattr(module, "position_embeddings", None) for module in model.modules())
+    padding_ids = [getattr(table, "padding_idx", None) for table in tables]
+    # RoBERTa's positions begin after the padding id: rows before are never read.
+    positions -= max((padding_id + 1 for padding_id in padding_ids if padding_id is not None), default=0)
     return int(min(limit, tokenizer.model_max_length, positions))
-
-
-def _first_position(module: Any) -> int:
-    """Return how many rows of an embedding of positions are never read: RoBERTa's begin after the padding id."""
-    padding_id = getattr(getattr(module, "position_embeddings", None), "padding_idx", None)
-    return 0 if padding_id is None else int(padding_id) + 1
 
 
 def make_sets(kind: Kind, parts: Parts) -> Sets:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.apps.downstream.prompt_task import PromptDescription, draw_examples, load_prompt
+from ctxlm_ds.apps.downstream.results import RESULT_NAME, is_done, read_results, result_rows, summarize, write_point
 from ctxlm_ds.apps.downstream.task import TaskDescription, load_task
 from ctxlm_ds.atomic import output_folder, write_text
 from ctxlm_ds.console import aligned, at_least, counted, setup_logging
@@ -47,56 +48,45 @@ def main(argv: Sequence[str] | None = None) -> None:
     quiet_libraries()
     name, task = load_task(arguments.task)
     prompt = load_prompt(arguments.prompt or name)
-    seeds = arguments.seeds if arguments.shots else [0]
     wanted = {
         "task": task.model_dump(mode="json"), "prompt": prompt.model_dump(mode="json"),
         "model": str(arguments.model.resolve()), "data": str(arguments.data.resolve()), "score": arguments.score,
         "calibrate": arguments.calibrate, "max_length": arguments.max_length,
     }  # fmt: skip
-    run_seeds(arguments, task, prompt, seeds, wanted)
-    from ctxlm_ds.apps.downstream.results import read_results, result_rows, summarize
-
-    results = read_results(arguments.output, wanted)
-    found = summarize(results, task.judged_by[0], ("shots",))
+    seeds = arguments.seeds if arguments.shots else [0]
+    folders = {seed: arguments.output / "points" / f"shots{arguments.shots}-seed{seed}" for seed in seeds}
+    missing = {seed: folder for seed, folder in folders.items() if not is_done(folder, wanted)}
+    if missing:
+        answer(arguments, task, prompt, missing, wanted)
+    found = summarize(read_results(arguments.output, wanted), task.judged_by[0], ("shots",))
     method = f"{counted(found['chosen']['shots'], 'shot')}{', calibrated' if arguments.calibrate else ''}"
     summary = {"task": name, "model": str(arguments.model), "method": method, "published": task.published, **found}
-    write_text(arguments.output / "metrics.json", json.dumps(summary, indent=1) + "\n")
+    write_text(arguments.output / RESULT_NAME, json.dumps(summary, indent=1) + "\n")
     print("\n".join(aligned(result_rows(summary, {"shots": "shots"}))))
 
 
-def run_seeds(
-    arguments: argparse.Namespace,
-    task: TaskDescription,
-    prompt: PromptDescription,
-    seeds: Sequence[int],
+def answer(
+    arguments: argparse.Namespace, task: TaskDescription, prompt: PromptDescription, folders: dict[int, Path],
     wanted: dict[str, Any],
-) -> None:
-    """Answer the prompts of each seed that has no result yet."""
-    from ctxlm_ds.apps.downstream.fit import write_predictions
+) -> None:  # fmt: skip
+    """Answer the prompts of some seeds."""
     from ctxlm_ds.apps.downstream.prepare import kind_class, load_tokenizer, longest_input, read_parts
     from ctxlm_ds.apps.downstream.prompting import Prompting, load_scorer
-    from ctxlm_ds.apps.downstream.results import is_done
 
-    folders = {seed: arguments.output / "points" / f"shots{arguments.shots}-seed{seed}" for seed in seeds}
-    missing = {seed: folder for seed, folder in folders.items() if not is_done(folder, wanted)}
-    if not missing:
-        return
     parts = read_parts(task, arguments.data)
     tokenizer = load_tokenizer(arguments.model, False)
     scorer = load_scorer(arguments.model, tokenizer, scores_unknown=task.entry.answer == "choice")
     raise_problems(f"prompt of {arguments.task}", list(prompt.problems(task, parts.labels, scorer.causal)))
-    unlimited = task.model_copy(update={"max_length": arguments.max_length or 2**20})
-    kind = kind_class(task)(task, tokenizer, parts.labels, longest_input(unlimited, arguments.model, tokenizer))
+    longest = longest_input(arguments.model, tokenizer, arguments.max_length or 2**20)
+    kind = kind_class(task)(task, tokenizer, parts.labels, longest)
     for examples in (parts.train, parts.dev):
         kind.check(examples)
     prompting = Prompting(kind, prompt, scorer, arguments.score == "mean", arguments.calibrate)
-    for seed, folder in missing.items():
+    for seed, folder in folders.items():
         predictions = prompting.predict(parts.dev, draw_examples(parts.train, arguments.shots, seed))
         scores = kind.score(predictions, parts.dev)
         logger.info("seed %d: %s", seed, ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
         result = {"task": task.title, "model": str(arguments.model),
                   "point": {"shots": arguments.shots, "seed": seed}, "dev": scores}  # fmt: skip
         with output_folder(folder) as partial:
-            write_predictions(partial / "dev_predictions.jsonl", kind, predictions, parts.dev)
-            write_text(partial / "settings.json", json.dumps(wanted, indent=1) + "\n")
-            write_text(partial / "metrics.json", json.dumps(result, indent=1) + "\n")
+            write_point(partial, wanted, result, kind, {"dev": (predictions, parts.dev)})

@@ -7,30 +7,20 @@ torch.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.task import TaskDescription, Text, load_description
+from ctxlm_ds.apps.downstream.task import FIELD, TaskDescription, Text, load_description
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.problems import Problem, did_you_mean
 from ctxlm_ds.recipe.sections import Section
 
 PROMPT_DIR = Path(__file__).resolve().parent / "prompts"
 GAP = "{mask}"
-PLACES = re.compile(r"\{(\w*)\}")
 CONTENT_FREE = ("N/A", "[MASK]", "")
 """Content-free inputs (Zhao et al. 2021, section 5)."""
-
-
-class Gapped(NamedTuple):
-    """A text with a gap."""
-
-    before: str
-    after: str
 
 
 class PromptDescription(Section):
@@ -58,7 +48,7 @@ class PromptDescription(Section):
         if causal and not pattern.endswith(GAP):
             yield Problem(name, f"{pattern!r} must end with {GAP}: a causal model reads only what is before it")
         known = ["text", "mask", *(["pair"] if "pair" in task.columns else [])]
-        for place in PLACES.findall(pattern):
+        for place in FIELD.findall(pattern):
             if place not in known:
                 yield Problem(name, f"unknown {{{place}}}{did_you_mean(place, known)}")
         for label in [] if task.entry.answer == "choice" else labels:
@@ -75,24 +65,17 @@ class PromptDescription(Section):
         """Return the pattern of a kind of model."""
         return self.causal_pattern if causal and self.causal_pattern is not None else self.pattern
 
-    def gapped(self, example: Example, causal: bool) -> Gapped:
-        """Return the example as a text with a gap."""
+    def gapped(self, example: Example, causal: bool) -> tuple[str, str]:
+        """Return the example as a text with a gap: what is before and after it."""
         parts = {"text": example.text, "pair": example.pair or ""}
         before, after = self.pattern_for(causal).split(GAP)
-        return Gapped(*(PLACES.sub(lambda place: parts[place[1]], part) for part in (before, after)))
+        return FIELD.sub(lambda place: parts[place[1]], before), FIELD.sub(lambda place: parts[place[1]], after)
 
     def demonstrations(self, examples: Sequence[Example], fillings: Sequence[str], causal: bool) -> str:
-        """Return solved examples, each with the separator behind it.
-
-        Args:
-            examples: of the training file.
-            fillings: what belongs into the gap of each.
-            causal: which pattern.
-        """
+        """Return training examples with their gaps filled, each with the separator behind it."""
         texts = (self.gapped(example, causal) for example in examples)
-        solved = (f"{text.before}{word}{text.after}{self.separator}"
-                  for text, word in zip(texts, fillings, strict=True))  # fmt: skip
-        return "".join(solved)
+        solved = zip(texts, fillings, strict=True)
+        return "".join(f"{before}{word}{after}{self.separator}" for (before, after), word in solved)
 
 
 def content_free(example: Example) -> list[Example]:

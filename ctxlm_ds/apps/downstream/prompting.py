@@ -11,14 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.kinds.base import Kind, Prediction, softmax
+from ctxlm_ds.apps.downstream.kinds.base import Kind, Prediction, quiet_transformers, softmax
 from ctxlm_ds.apps.downstream.prompt_task import PromptDescription, content_free
 from ctxlm_ds.console import counted
 from ctxlm_ds.errors import ConfigError
@@ -29,8 +30,7 @@ CAUSAL_CLASSES = ("LMHeadModel", "ForCausalLM")
 BATCH_TOKENS = 4096
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """One input of the model, and the tokens that are scored."""
 
     input_ids: tuple[int, ...]
@@ -45,11 +45,6 @@ class Item:
     def length(self) -> int:
         """Return the positions of the longer stack."""
         return max(len(self.input_ids), len(self.labels))
-
-    @property
-    def key(self) -> tuple[tuple[int, ...], ...]:
-        """Return what decides the logits."""
-        return self.input_ids, self.labels, self.places
 
 
 @dataclass
@@ -79,12 +74,12 @@ class Scorer(ABC):
         """
         same: dict[Any, list[int]] = {}
         for at, item in enumerate(items):
-            same.setdefault(item.key, []).append(at)
+            same.setdefault(item[:3], []).append(at)  # what decides the logits
         totals = np.zeros(len(items))
         for batch in _batches(sorted((items[places[0]] for places in same.values()), key=lambda item: item.length)):
             for item, logits in zip(batch, self._logits(batch), strict=True):
                 of_words = torch.log_softmax(logits.float(), dim=-1)
-                for at in same[item.key]:
+                for at in same[item[:3]]:
                     found = of_words[torch.arange(len(of_words)), torch.tensor(items[at].targets)].double()
                     totals[at] = float(found.mean() if mean else found.sum())
         return totals
@@ -102,27 +97,28 @@ class Scorer(ABC):
         logits = self.model(**{name: value.to(device) for name, value in inputs.items()}).logits.cpu()
         return [row[list(item.places)] for row, item in zip(logits, batch, strict=True)]
 
-    def _with_word(self, before: str, word: str, after: str) -> tuple[list[int], list[int]]:
+    def _with_word(self, before: str, word: str, after: str) -> tuple[list[int], range]:
         """Return the tokens of the complete text, and the positions of the word's."""
         encoded = self.tokenizer(before + word + after, return_offsets_mapping=True)
         ids, first, last = list(encoded["input_ids"]), len(before), len(before) + len(word)
         places = [at for at, (start, end) in enumerate(encoded["offset_mapping"]) if start < last and end > first]
-        return ids, self._known(places, ids, word)
+        span = range(places[0], places[-1] + 1) if places else range(0)
+        self._check_known(ids[span.start : span.stop], word)
+        return ids, span
 
-    def _known(self, places: list[int], ids: Sequence[int], word: str) -> list[int]:
-        is_unknown = self.tokenizer.unk_token_id in [ids[at] for at in places]
-        if not places or is_unknown and not self.scores_unknown:
+    def _check_known(self, ids: Sequence[int], word: str) -> None:
+        if not ids or (self.tokenizer.unk_token_id in ids and not self.scores_unknown):
             raise ConfigError(f"the tokenizer has no tokens for {word!r}; choose another word")
-        return places
 
 
 class MaskedScorer(Scorer):
     """A masked language model: each token of the word is a mask, all are predicted in one pass."""
 
     def item(self, before: str, word: str, after: str) -> Item:
-        ids, places = self._with_word(before, word, after)
-        masked = [self.tokenizer.mask_token_id if at in places else token for at, token in enumerate(ids)]
-        return Item(tuple(masked), (), tuple(places), tuple(ids[at] for at in places))
+        ids, span = self._with_word(before, word, after)
+        masks = [self.tokenizer.mask_token_id] * len(span)
+        given = (*ids[: span.start], *masks, *ids[span.stop :])
+        return Item(given, (), tuple(span), tuple(ids[span.start : span.stop]))
 
 
 class CausalScorer(Scorer):
@@ -135,14 +131,14 @@ class CausalScorer(Scorer):
         word = before[len(context) :] + word
         given = self._tokens(context) if context else [self._first_token()]
         ids = self._tokens(context + word) if context else [*given, *self._tokens(word)]
-        self._known(list(range(len(given), len(ids))), ids, word)
+        self._check_known(ids[len(given) :], word)
         places = range(len(given) - 1, len(ids) - 1)
         return Item(tuple(ids[:-1]), (), tuple(places), tuple(ids[len(given) :]))
 
     def _first_token(self) -> int:
         """Return what an empty text begins with."""
-        known = [self.tokenizer.bos_token_id, self.tokenizer.eos_token_id]
-        first = next((one for one in known if one is not None), None)
+        begin, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        first = end if begin is None else begin
         if first is None:
             raise ConfigError("nothing is before the gap, and the tokenizer has no token for a beginning or an end; "
                               "begin the pattern with a word")  # fmt: skip
@@ -162,10 +158,10 @@ class SentinelScorer(Scorer):
     """A T5: a sentinel is in place of the word, which the decoder writes after the same sentinel."""
 
     def item(self, before: str, word: str, after: str) -> Item:
-        ids, places = self._with_word(before, word, after)
+        ids, span = self._with_word(before, word, after)
         sentinel = self.tokenizer.convert_tokens_to_ids(FIRST_SENTINEL)
-        targets = ids[places[0] : places[-1] + 1]
-        given = (*ids[: places[0]], sentinel, *ids[places[-1] + 1 :])
+        targets = ids[span.start : span.stop]
+        given = (*ids[: span.start], sentinel, *ids[span.stop :])
         return Item(given, (sentinel, *targets), tuple(range(1, len(targets) + 1)), tuple(targets))
 
 
@@ -173,8 +169,7 @@ class InfillingScorer(Scorer):
     """A BART: one mask is in place of the word, and the decoder writes the complete text."""
 
     def item(self, before: str, word: str, after: str) -> Item:
-        ids, places = self._with_word(before, word, after)
-        span = range(places[0], places[-1] + 1)
+        ids, span = self._with_word(before, word, after)
         given = (*ids[: span.start], self.tokenizer.mask_token_id, *ids[span.stop :])
         return Item(given, tuple(ids), tuple(span), tuple(ids[span.start : span.stop]))
 
@@ -185,11 +180,7 @@ def load_scorer(folder: Path, tokenizer: Any, scores_unknown: bool = False) -> S
     Raises:
         ConfigError: it is no language model that can score words, or has no weights of its output layer.
     """
-    from transformers import AutoConfig
-    from transformers.utils import logging as library_logging
-
-    library_logging.disable_progress_bar()
-    library_logging.set_verbosity_error()  # it reports each input that is still to be shortened
+    quiet_transformers()  # it would report each input that is still to be shortened
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     auto_class, scorer = _choose(folder, config, tokenizer)
     model, loading = auto_class.from_pretrained(
@@ -203,8 +194,6 @@ def load_scorer(folder: Path, tokenizer: Any, scores_unknown: bool = False) -> S
 
 
 def _choose(folder: Path, config: Any, tokenizer: Any) -> tuple[Any, type[Scorer]]:
-    from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
-
     kind, name = type(config), str(next(iter(config.architectures or []), ""))
     if hasattr(config, "mem_len"):
         raise ConfigError(f"--model {folder}: {config.model_type} predicts permuted positions, which prompts do not")
@@ -238,28 +227,24 @@ def _padded(rows: Sequence[Sequence[int]], fill: int) -> torch.Tensor:
 
 @dataclass
 class Prompting:
-    """A model that answers the prompts of one task.
-
-    Args:
-        kind: the task; `max_length` is the longest prompt in tokens.
-        prompt: pattern and words.
-        scorer: the model.
-        mean: score words by the mean log-probability of their tokens, not the sum.
-        calibrated: divide by the probabilities after content-free inputs (Zhao et al. 2021; for choices, the pointwise
-            mutual information of Holtzman et al. 2021).
-    """
+    """A model that answers the prompts of one task."""
 
     kind: Kind
+    """The task; `max_length` is the longest prompt in tokens."""
     prompt: PromptDescription
     scorer: Scorer
     mean: bool = False
+    """Score words by the mean log-probability of their tokens, not the sum."""
     calibrated: bool = False
+    """Divide by the probabilities after content-free inputs (Zhao et al. 2021; for choices, the pointwise mutual
+    information of Holtzman et al. 2021)."""
     _reported_unknown: bool = field(default=False, init=False)
 
     def predict(self, examples: Sequence[Example], shots: Sequence[Example]) -> list[Prediction]:
         """Return a prediction for each example after the solved examples `shots`."""
         causal = self.scorer.causal
-        given = self.prompt.demonstrations(shots, [self._right(one) for one in shots], causal)
+        fillings = [self._words(one)[self.kind.target(one)] for one in shots]
+        given = self.prompt.demonstrations(shots, fillings, causal)
         probabilities = self._probabilities(examples, given)
         if self.calibrated:
             neutral = self._neutral(examples, given)
@@ -308,8 +293,8 @@ class Prompting:
         """
         words, was_cut = self._words(example), False
         while True:
-            text = self.prompt.gapped(example, self.scorer.causal)
-            items = [self.scorer.item(given + text.before, word, text.after) for word in words]
+            before, after = self.prompt.gapped(example, self.scorer.causal)
+            items = [self.scorer.item(given + before, word, after) for word in words]
             excess = max(item.length for item in items) - self.kind.max_length
             if excess <= 0:
                 return items, was_cut
@@ -332,11 +317,3 @@ class Prompting:
         if self.kind.task.entry.answer == "choice":
             return list(example.choices)
         return [self.prompt.words[label] for label in self.kind.labels]
-
-    def _right(self, example: Example) -> str:
-        """Return what belongs into the gap of a training example."""
-        words = self._words(example)
-        return next(word for at, word in enumerate(words) if self.kind.is_right(self._as_prediction(at), example))
-
-    def _as_prediction(self, at: int) -> Prediction:
-        return Prediction(at if self.kind.task.entry.answer == "choice" else self.kind.labels[at])

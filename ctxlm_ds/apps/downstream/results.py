@@ -1,4 +1,4 @@
-"""Points of a grid of hyperparameters, their results on disk, and report.html: scores, curves, confusion."""
+"""Points of a grid and settings of all, their results on disk, and report.html: scores, curves, confusion."""
 
 from __future__ import annotations
 
@@ -10,18 +10,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ctxlm_ds.apps.downstream.examples import Example
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.apps.report.charts import page, svg, table
 from ctxlm_ds.atomic import is_same, read_object, write_text
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.training.hooks.curves import Chart, Points
 
+if TYPE_CHECKING:
+    from ctxlm_ds.apps.downstream.kinds.base import Kind, Prediction
+
 PUBLISHED = {"batch_sizes": [16, 32], "learning_rates": [2e-5, 3e-5, 5e-5], "epochs": [2.0, 3.0, 4.0]}
 """BERT's grid (Devlin et al. 2018, appendix A.3)."""
 RESULT_NAME = "metrics.json"
 """File of a point that is complete."""
+PREDICTIONS = "{}_predictions.jsonl"
+PARTS = ("dev", "test")
 OF_A_POINT = {"batch_size": "batch", "learning_rate": "rate", "epochs": "epochs"}
 """Settings that differ between points, apart from the seed, with their headings in tables."""
 MAX_SHOWN = 20
@@ -41,6 +47,54 @@ class Point:
     def name(self) -> str:
         """Return a name for folders."""
         return f"batch{self.batch_size}-lr{self.learning_rate:g}-epochs{self.epochs:g}-seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Which parameters are trained, and how fast."""
+
+    layers: int | None = None
+    """Last blocks that are trained with the head (0: only the head); None trains everything."""
+    gradual: bool = False
+    """Unfreeze one more block each epoch, from the last (Howard and Ruder 2018)."""
+    layer_decay: float = 1.0
+    """Factor of the learning rate from each block to the one below it."""
+    lora_rank: int = 0
+    """Rank of LoRA's matrices (Hu et al. 2021) in all linear layers of the blocks; 0 uses none."""
+
+    def __post_init__(self) -> None:
+        if len(self._freezing) > 1:
+            raise ConfigError("--train-layers, --gradual and --lora exclude each other; give one")
+        if self.lora_rank and self.layer_decay < 1:
+            raise ConfigError("--lora and --layer-decay exclude each other: LoRA trains few weights, all at one rate")
+        if not 0.0 < self.layer_decay <= 1.0:
+            raise ConfigError(f"--layer-decay {self.layer_decay}: a factor above 0 and up to 1 (1: one rate)")
+
+    @property
+    def _freezing(self) -> list[str]:
+        given = {"--train-layers": self.layers is not None, "--gradual": self.gradual, "--lora": self.lora_rank > 0}
+        return [name for name, is_given in given.items() if is_given]
+
+    @property
+    def frozen_by(self) -> str | None:
+        """Return the option that keeps the embeddings as they are, if one is given."""
+        return next(iter(self._freezing), None)
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """Settings that all points share."""
+
+    tuning: Tuning = Tuning()
+    random: bool = False
+    """Start from random weights: the baseline of no pretraining."""
+    weight_decay: float = 0.01
+    warmup_share: float = 0.1
+    early_stopping: int = 0
+    """Evaluations without a better score after which training stops, with the best epoch; 0 trains to the end."""
+    deepspeed: str | None = None
+    bf16: bool = False
+    save_model: bool = False
 
 
 def grid_points(
@@ -63,73 +117,84 @@ def is_done(folder: Path, wanted: dict[str, Any]) -> bool:
     return is_same(folder, recorded, wanted, "choose another --output or remove it", ConfigError)
 
 
+def write_point(
+    folder: Path, settings: Mapping[str, Any], result: Mapping[str, Any], kind: Kind,
+    predicted: Mapping[str, tuple[Sequence[Prediction], Sequence[Example]]],
+) -> None:  # fmt: skip
+    """Write predictions of each part, settings and metrics.json of a point.
+
+    A line of a file of predictions is JSON: inputs, label, prediction, probabilities.
+    """
+    for part, (predictions, examples) in predicted.items():
+        rows = []
+        for prediction, example in zip(predictions, examples, strict=True):
+            label = example.shown_label()
+            right = kind.is_right(prediction, example) if label or kind.task.unanswerable else None
+            row = {"id": example.identifier, "example": example.shown_text(), "label": label}
+            row |= {"prediction": prediction.value, "right": right, "probabilities": prediction.probabilities}
+            rows.append(json.dumps(row, ensure_ascii=False) + "\n")
+        write_text(folder / PREDICTIONS.format(part), "".join(rows))
+    write_text(folder / "settings.json", json.dumps(settings, indent=1) + "\n")
+    write_text(folder / RESULT_NAME, json.dumps(result, indent=1) + "\n")
+
+
 def read_results(output: Path, wanted: dict[str, Any]) -> list[dict[str, Any]]:
     """Return what metrics.json of each finished point holds.
 
     Raises:
         ConfigError: a point has other settings.
     """
-    results = []
-    for path in sorted(output.glob("points/*-seed*")):
-        if path.name.rpartition("-seed")[2].isdigit() and is_done(path, wanted):
-            results.append(read_object(path / RESULT_NAME) or {})
-    return results
+    folders = [path for path in sorted(output.glob("points/*-seed*")) if path.name.rpartition("-seed")[2].isdigit()]
+    return [read_object(path / RESULT_NAME) or {} for path in folders if is_done(path, wanted)]
 
 
 def summarize(
     results: Sequence[dict[str, Any]], metric: str, settings: Iterable[str] = tuple(OF_A_POINT)
 ) -> dict[str, Any]:
-    """Return, per point of the grid, the median and spread over seeds, and the point with the best median on dev.
+    """Return median and spread over seeds per point of the grid, and the point with the best median on dev.
 
-    Args:
-        results: metrics.json of each point.
-        metric: what the best one is judged by.
-        settings: what differs between points, apart from the seed.
+    `settings` differ between points, apart from the seed.
     """
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for result in results:
         groups.setdefault(tuple(result["point"][name] for name in settings), []).append(result)
-    rows = [_row(group, settings) for _, group in sorted(groups.items())]
+    rows = []
+    for values, group in sorted(groups.items()):
+        row = dict(zip(settings, values, strict=True)) | {"seeds": sorted(one["point"]["seed"] for one in group)}
+        parts = [part for part in PARTS if all(part in one for one in group)]
+        rows.append(row | {part: _spreads([one[part] for one in group]) for part in parts})
     sign = -1 if metric == "mse" else 1
     medians = [sign * row["dev"][metric]["median"] for row in rows]
     chosen = max(range(len(rows)), key=lambda at: -math.inf if math.isnan(medians[at]) else medians[at])
     return {"metric": metric, "grid": rows, "chosen": rows[chosen]}
 
 
-def _row(group: list[dict[str, Any]], settings: Iterable[str]) -> dict[str, Any]:
-    point = group[0]["point"]
-    row: dict[str, Any] = {name: point[name] for name in settings}
-    row["seeds"] = sorted(one["point"]["seed"] for one in group)
-    for part in ("dev", "test"):
-        if all(part in one for one in group):
-            row[part] = {name: _spread([one[part][name] for one in group]) for name in group[0][part]}
-    return row
-
-
-def _spread(values: list[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
+def _spreads(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    values = {name: [one[name] for one in scores] for name in scores[0]}
+    return {name: {"median": statistics.median(of_seeds), "lowest": min(of_seeds), "highest": max(of_seeds)}
+            for name, of_seeds in values.items()}  # fmt: skip
 
 
 def write_report(
     output: Path, task: TaskDescription, summary: Mapping[str, Any], results: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Write report.html, with a confusion matrix if there are labels.
-
-    Args:
-        output: the folder that holds points/.
-        task: the description.
-        summary: see `summarize`, with task, model and published scores.
-        results: metrics.json of each point.
-    """
+    """Write report.html of a summary (`summarize`, with task, model and published scores) and its points' results."""
     head, *rows = result_rows(summary)
-    sections = {"Results": [table(head, rows)], "Published": [_published(summary)]}
-    metric = summary["metric"]
+    metric, chosen = summary["metric"], summary["chosen"]
+    point = Point(chosen["batch_size"], chosen["learning_rate"], chosen["epochs"], chosen["seeds"][0])
+    text = (output / "points" / point.name / PREDICTIONS.format("dev")).read_text(encoding="utf-8")
+    predicted = [json.loads(line) for line in text.splitlines()]
     curves = {_label(row): epoch_medians(results, row, metric) for row in summary["grid"]}
-    sections["Learning curves"] = [svg(Chart(f"{metric} on the development file after each epoch", curves, {}))]
-    predicted = _read_predictions(output, summary["chosen"])
+    sections = {
+        "Results": [table(head, rows)],
+        "Published": [_published(summary)],
+        "Learning curves": [svg(Chart(f"{metric} on the development file after each epoch", curves, {}))],
+    }
     if task.entry.answer == "label":
         sections["Confusion"] = [_confusion([(one["label"], one["prediction"]) for one in predicted])]
-    sections["Wrong predictions of the chosen run"] = [_wrong(predicted)]
+    wrong = [(one["example"][:300], one["label"][:200], _shown(one["prediction"])[:200])
+             for one in predicted if not one["right"]]  # fmt: skip
+    sections["Wrong predictions of the chosen run"] = [table(["example", "right", "predicted"], wrong[:MAX_SHOWN])]
     write_text(output / "report.html", page(f"{task.title or summary['task']}: {summary['model']}", sections))
 
 
@@ -146,7 +211,7 @@ def epoch_medians(results: Iterable[Mapping[str, Any]], point: Mapping[str, Any]
 
 def result_rows(summary: Mapping[str, Any], settings: Mapping[str, str] = OF_A_POINT) -> list[list[str]]:
     """Return the grid as a table with its head: median and spread of each metric, the chosen point marked."""
-    parts = [part for part in ("dev", "test") if part in summary["chosen"]]
+    parts = [part for part in PARTS if part in summary["chosen"]]
     names = [name if part == "dev" else f"{part} {name}" for part in parts for name in summary["chosen"][part]]
     rows = [["", *settings.values(), "seeds", *names]]
     for row in summary["grid"]:
@@ -167,18 +232,6 @@ def _published(summary: Mapping[str, Any]) -> str:
     rows = [[name, f"{score:.3f}"] for name, score in summary["published"].items()]
     ours = summary["chosen"]["dev"][summary["metric"]]["median"]
     return table(["model", summary["metric"]], [*rows, [str(summary["model"]), f"{ours:.3f}"]])
-
-
-def _read_predictions(output: Path, chosen: Mapping[str, Any]) -> list[dict[str, Any]]:
-    point = Point(chosen["batch_size"], chosen["learning_rate"], chosen["epochs"], chosen["seeds"][0])
-    text = (output / "points" / point.name / "dev_predictions.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def _wrong(predicted: Sequence[Mapping[str, Any]]) -> str:
-    wrong = [one for one in predicted if not one["right"]][:MAX_SHOWN]
-    rows = [(one["example"][:300], one["label"][:200], _shown(one["prediction"])[:200]) for one in wrong]
-    return table(["example", "right", "predicted"], rows)
 
 
 def _shown(value: Any) -> str:

@@ -1,9 +1,8 @@
-"""Tags of words: schemes for spans (IOB1, IOB2, BIOES), conversion, and the best legal sequence of predicted tags."""
+"""Tags of words: schemes of files (IOB1, IOB2, BIOES), conversion to IOB2, and the best legal sequence of tags."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +15,8 @@ FORBIDDEN = -1e9
 PREFIXES = {"iob1": "BI", "iob2": "BI", "bioes": "BIES"}
 
 
-class Span(NamedTuple):
-    """Words `start` to `end` (exclusive) of one type."""
-
-    type: str
-    start: int
-    end: int
+Span = tuple[int, int, str]
+"""First word, word after the last, and type."""
 
 
 def read_spans(tags: Sequence[str], scheme: str, origin: str = "") -> list[Span]:
@@ -36,19 +31,19 @@ def read_spans(tags: Sequence[str], scheme: str, origin: str = "") -> list[Span]
     start, type_ = 0, ""
     for place, tag in enumerate([*tags, OUTSIDE]):
         prefix, name = _parts(tag, scheme, origin)
-        continues = bool(type_) and name == type_ and prefix in "IE" and (prefix + name) != ""
+        continues = bool(type_) and name == type_ and prefix in "IE"
         if not continues and scheme != "iob1" and prefix in ("I", "E"):
             before = tags[place - 1] if place else "the start"
             raise DataError(f"{origin}: tag {tag} of word {place + 1} cannot follow {before} in {scheme}")
         if type_ and not continues:
             if scheme == "bioes" and _parts(tags[place - 1], scheme, origin)[0] in "BI":
                 raise DataError(f"{origin}: the span before word {place + 1} does not end with E in bioes")
-            spans.append(Span(type_, start, place))
+            spans.append((start, place, type_))
             type_ = ""
         if prefix and not type_:
             start, type_ = place, name
         if type_ and prefix in ("E", "S"):
-            spans.append(Span(type_, start, place + 1))
+            spans.append((start, place + 1, type_))
             type_ = ""
     return spans
 
@@ -63,52 +58,25 @@ def _parts(tag: str, scheme: str, origin: str) -> tuple[str, str]:
     return prefix, name
 
 
-def write_tags(spans: Sequence[Span], num_words: int, scheme: str = "iob2") -> list[str]:
-    """Return the tags of a scheme for spans in order."""
+def write_tags(spans: Sequence[Span], num_words: int) -> list[str]:
+    """Return IOB2's tags for spans."""
     tags = [OUTSIDE] * num_words
-    for place, span in enumerate(spans):
-        before = spans[place - 1] if place else None
-        adjacent = before is not None and before.end == span.start and before.type == span.type
-        for word in range(span.start, span.end):
-            tags[word] = f"{_prefix(scheme, word, span, adjacent)}-{span.type}"
+    for start, end, label in spans:
+        tags[start:end] = [f"B-{label}", *[f"I-{label}"] * (end - start - 1)]
     return tags
 
 
-def _prefix(scheme: str, word: int, span: Span, adjacent: bool) -> str:
-    first, last = word == span.start, word == span.end - 1
-    if scheme == "iob1":
-        return "B" if first and adjacent else "I"
-    if scheme == "iob2":
-        return "B" if first else "I"
-    return "S" if first and last else "B" if first else "E" if last else "I"
-
-
-def legal_transitions(labels: Sequence[str], scheme: str | None) -> NDArray[np.float64]:
+def legal_transitions(labels: Sequence[str], spans: bool) -> NDArray[np.float64]:
     """Return what following costs: [labels + 2, labels + 2], the last two are start and end of a sentence.
 
-    0 for a legal pair of tags, FORBIDDEN otherwise. `scheme` None allows all.
+    0 for a legal pair of IOB2's tags, FORBIDDEN otherwise. Without `spans` all are legal.
     """
-    size = len(labels)
-    costs = np.zeros((size + 2, size + 2))
-    if scheme is None:
-        return costs
-    names = [*labels, OUTSIDE, OUTSIDE]
-    for before in range(size + 2):
-        for after in range(size + 2):
-            if not _may_follow(names[before], names[after], scheme):
-                costs[before, after] = FORBIDDEN
+    costs = np.zeros((len(labels) + 2, len(labels) + 2))
+    for after, label in enumerate(labels):
+        if spans and label.startswith("I-"):
+            before = (label, f"B-{label[2:]}")
+            costs[:, after] = [0.0 if one in before else FORBIDDEN for one in (*labels, OUTSIDE, OUTSIDE)]
     return costs
-
-
-def _may_follow(before: str, after: str, scheme: str) -> bool:
-    left, left_type = _parts(before, scheme, "labels")
-    right, right_type = _parts(after, scheme, "labels")
-    if scheme == "iob1":
-        return right != "B" or (left != "" and left_type == right_type)
-    inside = left in ("B", "I") if left else False
-    if right in ("I", "E"):
-        return inside and left_type == right_type
-    return scheme == "iob2" or not inside
 
 
 def best_sequence(scores: NDArray[np.floating], transitions: NDArray[np.float64]) -> list[int]:

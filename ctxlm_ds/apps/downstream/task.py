@@ -111,6 +111,12 @@ class TaskDescription(Section):
         """Return the metrics of the report, the one that chooses first."""
         return self.metrics or list(self.entry.metrics)
 
+    def column(self, role: str) -> Column:
+        """Return the column of a role that has only one."""
+        column = self.columns[role]
+        assert not isinstance(column, list)
+        return column
+
     def problems(self) -> Iterator[Problem]:
         """Yield what does not fit together."""
         if (self.dev is None) == (self.validation_share == 0):
@@ -124,15 +130,19 @@ class TaskDescription(Section):
             for role in needed:
                 if role not in self.columns:
                     yield Problem(f"columns.{role}", "missing; name the column (or its number from 0)")
-        for role in self.columns:
+        for role, column in self.columns.items():
             if role not in needed + allowed:
                 yield Problem(f"columns.{role}", f"unknown role{did_you_mean(role, needed + allowed)}")
+            if isinstance(column, list) and role != "choices":
+                yield Problem(f"columns.{role}", "only `choices` may be several columns")
         for metric in self.metrics:
             if metric not in entry.metrics:
                 known = ", ".join(entry.metrics)
                 yield Problem("metrics", f"{metric}: a task of kind {self.kind} has the metrics {known}")
-        if not self.header and any(isinstance(name, str) for name in self._single_columns()) and self.format != "jsonl":
-            yield Problem("columns", "without a header columns are numbers from 0")
+        single = [name for value in self.columns.values() for name in (value if isinstance(value, list) else [value])]
+        has_names = self.format == "jsonl" or (self.header and self.format != "conll")
+        if not has_names and any(isinstance(name, str) for name in single):
+            yield Problem("columns", "in conll files and without a header columns are numbers from 0")
         yield from self._template_problems()
         yield from self._scheme_problems()
 
@@ -152,10 +162,6 @@ class TaskDescription(Section):
         for name in self.label_words:
             if labels is not None and name not in labels:
                 yield Problem(f"label_words.{name}", f"unknown label{did_you_mean(name, list(labels))}")
-
-    def _single_columns(self) -> Iterator[Column]:
-        for value in self.columns.values():
-            yield from value if isinstance(value, list) else [value]
 
 
 def shipped_tasks() -> list[str]:
@@ -189,13 +195,7 @@ def load_task(name_or_path: str) -> tuple[str, TaskDescription]:
 
 
 def load_description(section: type[Described], path: Path, noun: str, settings: str) -> Described:
-    """Return the section that a YAML file holds.
-
-    Args:
-        section: class of the section.
-        path: the file.
-        noun: what the file describes.
-        settings: some of its settings, for the message.
+    """Return the section that a YAML file holds; `noun` and some of its `settings` are for messages.
 
     Raises:
         ConfigError: the file is missing, no YAML, or wrong; lists every problem.

@@ -3,45 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel, TrainerCallback
+from transformers.pytorch_utils import Conv1D
 
+from ctxlm_ds.apps.downstream.results import Tuning
 from ctxlm_ds.errors import ConfigError
 
 NO_DECAY = re.compile(r"bias$|norm", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """Which parameters are trained, and how fast."""
-
-    layers: int | None = None
-    """Last blocks that are trained with the head (0: only the head); None trains everything."""
-    gradual: bool = False
-    """Unfreeze one more block each epoch, from the last (Howard and Ruder 2018)."""
-    layer_decay: float = 1.0
-    """Factor of the learning rate from each block to the one below it."""
-    lora_rank: int = 0
-    """Rank of LoRA's matrices (Hu et al. 2021) in all linear layers of the blocks; 0 uses none."""
-
-    def __post_init__(self) -> None:
-        chosen = [self.layers is not None, self.gradual, self.lora_rank > 0]
-        if sum(chosen) > 1:
-            raise ConfigError("--train-layers, --gradual and --lora exclude each other; give one")
-        if self.lora_rank and self.layer_decay < 1:
-            raise ConfigError("--lora and --layer-decay exclude each other: LoRA trains few weights, all at one rate")
-        if not 0.0 < self.layer_decay <= 1.0:
-            raise ConfigError(f"--layer-decay {self.layer_decay}: a factor above 0 and up to 1 (1: one rate)")
-
-    def frozen_by(self) -> str | None:
-        """Return the option that keeps the embeddings as they are, if one is given."""
-        options = {"--train-layers": self.layers is not None, "--gradual": self.gradual, "--lora": self.lora_rank > 0}
-        return next((name for name, given in options.items() if given), None)
 
 
 def find_blocks(model: PreTrainedModel) -> list[nn.Module]:
@@ -63,12 +35,10 @@ def depths(model: PreTrainedModel) -> dict[str, int]:
     A pooler counts as head: a model without next-sentence prediction has none, so its values are new.
     """
     blocks = find_blocks(model)
-    of_block = {id(parameter): at for at, block in enumerate(blocks, 1) for parameter in block.parameters()}
-    heads = {id(parameter) for head in _heads(model).values() for parameter in head.parameters()}
-    found = {}
-    for name, parameter in model.named_parameters():
-        found[name] = of_block.get(id(parameter), len(blocks) + 1 if id(parameter) in heads else 0)
-    return found
+    # A parameter that a head shares with a block is the block's.
+    modules = [*((len(blocks) + 1, head) for head in _heads(model).values()), *enumerate(blocks, 1)]
+    depth_of = {id(parameter): depth for depth, module in modules for parameter in module.parameters()}
+    return {name: depth_of.get(id(parameter), 0) for name, parameter in model.named_parameters()}
 
 
 def apply_tuning(model: PreTrainedModel, tuning: Tuning) -> Any:
@@ -98,7 +68,7 @@ def _with_lora(model: PreTrainedModel, rank: int) -> Any:
     except ImportError:
         raise ConfigError("--lora needs the package peft: pip install 'ctxlm_ds[downstream]'") from None
     blocks = {id(child) for block in find_blocks(model) for child in block.modules()}
-    linear = [name for name, module in model.named_modules() if id(module) in blocks and _is_linear(module)]
+    linear = [name for name, one in model.named_modules() if id(one) in blocks and isinstance(one, (nn.Linear, Conv1D))]
     heads = list(_heads(model))
     return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear, modules_to_save=heads))
 
@@ -116,10 +86,6 @@ def _heads(model: PreTrainedModel) -> dict[str, nn.Module]:
     embeddings = model.get_input_embeddings()
     tied = {id(parameter) for parameter in embeddings.parameters()} if embeddings is not None else set()
     return {name: module for name, module in added.items() if {id(one) for one in module.parameters()} - tied}
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
 def parameter_groups(
@@ -150,13 +116,8 @@ class GradualUnfreezing(TrainerCallback):
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         lowest = len(find_blocks(model)) + 1 - round(state.epoch or 0)
-        for parameter, depth in _with_depth(model):
-            parameter.requires_grad_(depth >= lowest)
-            if depth < lowest:
+        places = depths(model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(places[name] >= lowest)
+            if places[name] < lowest:
                 parameter.grad = None
-
-
-def _with_depth(model: PreTrainedModel) -> Iterator[tuple[nn.Parameter, int]]:
-    places = depths(model)
-    for name, parameter in model.named_parameters():
-        yield parameter, places[name]

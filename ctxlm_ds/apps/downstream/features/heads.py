@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL
+from ctxlm_ds.apps.downstream.kinds.entries import Answer
 
 Encoder = Literal["bilstm", "none"]
 Place = Literal["input", "output", "both"]
@@ -80,26 +81,67 @@ class ScalarMix(nn.Module):
         return self.gamma * torch.einsum("l,...lw->...w", self.weights(), layers)
 
 
-class WordEncoder(nn.Module):
-    """Frozen vectors of words to vectors of the task."""
+class FrozenModel(nn.Module):
+    """A tag of each word, or a label or a number of a text, from the mean of its words.
 
-    def __init__(self, shape: InputShape, settings: HeadSettings) -> None:
+    A pair of texts is u, v, |u - v| and u * v (InferSent, Conneau 2017).
+    """
+
+    def __init__(
+        self, shape: InputShape, settings: HeadSettings, num_labels: int, answer: Answer, pairs: bool = False
+    ) -> None:
         super().__init__()
         at_input, at_output = settings.mix_at != "output", settings.mix_at != "input"
+        self.answer, self.pairs, self.mix_l2 = answer, pairs, settings.mix_l2
         self.input_mix = ScalarMix(shape.num_vectors, settings.layer_dropout) if at_input else None
         self.output_mix = ScalarMix(shape.num_vectors, settings.layer_dropout) if at_output else None
         self.dropout = nn.Dropout(settings.dropout)
-        self.width = shape.static_width + shape.width * at_input
+        width = shape.static_width + shape.width * at_input
         self.rnn: nn.LSTM | None = None
         if settings.encoder == "bilstm":
             self.rnn = nn.LSTM(
-                self.width, settings.hidden_size, settings.num_layers, batch_first=True, bidirectional=True,
+                width, settings.hidden_size, settings.num_layers, batch_first=True, bidirectional=True,
                 dropout=settings.dropout if settings.num_layers > 1 else 0.0,
             )  # fmt: skip
-            self.width = 2 * settings.hidden_size
-        self.width += shape.width * at_output
+            width = 2 * settings.hidden_size
+        width += shape.width * at_output
+        self.classifier = nn.Linear(width * (4 if pairs else 1), num_labels)
 
-    def forward(self, vectors: Tensor, static: Tensor | None, lengths: Tensor) -> Tensor:
+    def mixes(self) -> Iterator[tuple[str, ScalarMix]]:
+        """Yield the mixes with their places."""
+        for place, mix in (("input", self.input_mix), ("output", self.output_mix)):
+            if mix is not None:
+                yield place, mix
+
+    def forward(
+        self, vectors: Tensor, lengths: Tensor, static: Tensor | None = None, labels: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """Map vectors [b, n, k, w], of pairs [b, 2, n, k, w], to logits [b, labels], or [b, n, labels] for tags.
+
+        The loss is the mean over rows, or over words with a tag; in training with the penalty of the mixes.
+        """
+        if self.pairs:
+            vectors, lengths = _first_then_second(vectors), _first_then_second(lengths)
+            static = None if static is None else _first_then_second(static)
+        x = self._encode(vectors, static, lengths)
+        if self.answer != "tags":
+            inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+            x = (x * inside[..., None]).sum(dim=1) / lengths[:, None]
+        if self.pairs:
+            first, second = x.chunk(2)
+            x = torch.cat([first, second, (first - second).abs(), first * second], dim=-1)
+        logits = self.classifier(x)
+        if labels is None:
+            return {"logits": logits}
+        if self.answer == "number":
+            loss = F.mse_loss(logits.squeeze(-1), labels.to(logits.dtype))
+        else:
+            loss = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED_LABEL)
+        if self.training and self.mix_l2:
+            loss = loss + self.mix_l2 * torch.stack([mix.penalty() for _, mix in self.mixes()]).sum()
+        return {"loss": loss, "logits": logits}
+
+    def _encode(self, vectors: Tensor, static: Tensor | None, lengths: Tensor) -> Tensor:
         """Map vectors [b, n, k, w] and static ones [b, n, s] of rows of `lengths` [b] words to [b, n, d]."""
         parts = [] if static is None else [static]
         if self.input_mix is not None:
@@ -112,83 +154,6 @@ class WordEncoder(nn.Module):
         if self.output_mix is not None:
             x = torch.cat([x, self.dropout(self.output_mix(vectors))], dim=-1)
         return x
-
-
-class FrozenModel(nn.Module):
-    """What all task models over frozen vectors share."""
-
-    def __init__(self, shape: InputShape, settings: HeadSettings) -> None:
-        super().__init__()
-        self.encoder = WordEncoder(shape, settings)
-        self.mix_l2 = settings.mix_l2
-
-    def mixes(self) -> Iterator[tuple[str, ScalarMix]]:
-        """Yield the mixes with their places."""
-        for place, mix in (("input", self.encoder.input_mix), ("output", self.encoder.output_mix)):
-            if mix is not None:
-                yield place, mix
-
-    def outputs(self, logits: Tensor, loss: Tensor | None) -> dict[str, Tensor]:
-        """Return what transformers' Trainer reads; the penalty of the mixes is part of the loss of training only."""
-        if loss is None:
-            return {"logits": logits}
-        if self.training and self.mix_l2:
-            loss = loss + self.mix_l2 * torch.stack([mix.penalty() for _, mix in self.mixes()]).sum()
-        return {"loss": loss, "logits": logits}
-
-
-class FrozenTagger(FrozenModel):
-    """A tag of each word."""
-
-    def __init__(self, shape: InputShape, settings: HeadSettings, num_labels: int) -> None:
-        super().__init__(shape, settings)
-        self.classifier = nn.Linear(self.encoder.width, num_labels)
-
-    def forward(
-        self, vectors: Tensor, lengths: Tensor, static: Tensor | None = None, labels: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        """Map vectors to logits [b, n, labels]; the loss is the mean over words with a label."""
-        logits = self.classifier(self.encoder(vectors, static, lengths))
-        loss = None
-        if labels is not None:
-            loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED_LABEL)
-        return self.outputs(logits, loss)
-
-
-class FrozenClassifier(FrozenModel):
-    """A label or a number of a text, from the mean of its words; of a pair, from u, v, |u - v| and u * v.
-
-    The combination of a pair is InferSent's (Conneau 2017).
-    """
-
-    def __init__(
-        self, shape: InputShape, settings: HeadSettings, num_labels: int, pairs: bool, regression: bool = False
-    ) -> None:
-        super().__init__(shape, settings)
-        self.pairs = pairs
-        self.regression = regression
-        self.classifier = nn.Linear(self.encoder.width * (4 if pairs else 1), num_labels)
-
-    def forward(
-        self, vectors: Tensor, lengths: Tensor, static: Tensor | None = None, labels: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        """Map vectors [b, n, k, w], of pairs [b, 2, n, k, w], to logits [b, labels]."""
-        if self.pairs:
-            vectors, lengths = _first_then_second(vectors), _first_then_second(lengths)
-            static = None if static is None else _first_then_second(static)
-        words = self.encoder(vectors, static, lengths)
-        inside = torch.arange(words.shape[1], device=words.device) < lengths[:, None]
-        texts = (words * inside[..., None]).sum(dim=1) / lengths[:, None]
-        if self.pairs:
-            first, second = texts.chunk(2)
-            texts = torch.cat([first, second, (first - second).abs(), first * second], dim=-1)
-        logits = self.classifier(texts)
-        loss = None
-        if labels is not None and self.regression:
-            loss = F.mse_loss(logits.squeeze(-1), labels.to(logits.dtype))
-        elif labels is not None:
-            loss = F.cross_entropy(logits, labels)
-        return self.outputs(logits, loss)
 
 
 def _first_then_second(pairs: Tensor) -> Tensor:

@@ -15,21 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
-from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.features.heads import (
-    FrozenClassifier,
-    FrozenModel,
-    FrozenTagger,
-    HeadSettings,
-    InputShape,
-)
+from ctxlm_ds.apps.downstream.examples import Example, Parts
+from ctxlm_ds.apps.downstream.features.heads import FrozenModel, HeadSettings, InputShape
 from ctxlm_ds.apps.downstream.features.options import LayerChoice
 from ctxlm_ds.apps.downstream.features.sources import FeatureSource, StaticSource, open_source
 from ctxlm_ds.apps.downstream.features.static import split_words
 from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind
 from ctxlm_ds.apps.downstream.kinds.sequence import Classification, Regression
 from ctxlm_ds.apps.downstream.kinds.tagging import Tagging
-from ctxlm_ds.apps.downstream.prepare import Parts
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.problems import show_value
@@ -84,17 +77,28 @@ class FrozenInputs:
 
 
 @dataclass
-class Frozen:
+class Frozen(Kind):
     """What kinds over frozen vectors share."""
 
     inputs: FrozenInputs = field(kw_only=True)
     head: HeadSettings = field(default_factory=HeadSettings, kw_only=True)
 
+    def model(self, folder: Path, config: Any, random: bool) -> FrozenModel:
+        pairs = "pair" in self.task.columns
+        return FrozenModel(self.inputs.shape, self.head, len(self.labels), self.task.entry.answer, pairs)
+
     def collator(self) -> Any:
         return collate
 
-    def facts(self, model: Any) -> dict[str, Any]:
-        return mix_facts(model)
+    def facts(self, model: FrozenModel) -> dict[str, Any]:
+        """Return the weights of layers that were learned, by the mix's place; nothing if there is a single vector."""
+        model.eval()
+        found = {
+            place: {"weights": [round(one, 4) for one in mix.weights().tolist()], "gamma": round(mix.gamma.item(), 4)}
+            for place, mix in model.mixes()
+            if len(mix.scalars) > 1
+        }
+        return {"mix": found} if found else {}
 
 
 @dataclass
@@ -109,32 +113,20 @@ class FrozenTagging(Frozen, Tagging):
         sources = [{"example": at, "words": range(len(example.words))} for at, example in enumerate(examples)]
         return Features(rows, sources, examples)
 
-    def model(self, folder: Path, config: Any, random: bool) -> FrozenModel:
-        return FrozenTagger(self.inputs.shape, self.head, len(self.labels))
-
 
 @dataclass
 class FrozenClassification(Frozen, Classification):
     """One label of a text, or of a pair of texts."""
 
     def features(self, examples: Sequence[Example]) -> Features:
-        pairs, encode = has_pairs(self.task), float if self._is_number else self.labels.index
-        segments = [_segments(example, pairs) for example in examples]
+        segments = [_segments(self.task, example) for example in examples]
         computed = iter(self.inputs.rows([words for several in segments for words in several]))
         rows: list[dict[str, Any]] = []
         for example, texts in zip(examples, segments, strict=True):
             several = [next(computed) for _ in texts]
             row: dict[str, Any] = {name: [one[name] for one in several] for name in several[0]}
-            rows.append(row if example.label is None else row | {"labels": encode(example.label)})
+            rows.append(row if example.label is None else row | {"labels": self.target(example)})
         return Features(rows, [{} for _ in rows], examples)
-
-    def model(self, folder: Path, config: Any, random: bool) -> FrozenModel:
-        pairs = has_pairs(self.task)
-        return FrozenClassifier(self.inputs.shape, self.head, len(self.labels), pairs, self._is_number)
-
-    @property
-    def _is_number(self) -> bool:
-        return self.task.entry.answer == "number"
 
 
 @dataclass
@@ -182,17 +174,12 @@ def make_frozen_kind(task: TaskDescription, parts: Parts, inputs: FrozenInputs, 
     return made
 
 
-def has_pairs(task: TaskDescription) -> bool:
-    """Return whether an example has two texts."""
-    return "pair" in task.columns
-
-
 def words_of(task: TaskDescription, parts: Parts) -> list[list[str]]:
     """Return the words of all texts of a task, for reading a part of a file of static vectors only."""
     examples = [*parts.train, *parts.dev, *(parts.test or [])]
     if task.entry.reads_words:
         return [list(example.words) for example in examples]
-    return [words for example in examples for words in _segments(example, has_pairs(task))]
+    return [words for example in examples for words in _segments(task, example)]
 
 
 def check_known_words(source: FeatureSource, sentences: Sequence[Sequence[str]]) -> None:
@@ -210,8 +197,8 @@ def check_known_words(source: FeatureSource, sentences: Sequence[Sequence[str]])
     logger.info("%s: has vectors of %.1f %% of the task's words", source, 100 * sum(known) / len(known))
 
 
-def _segments(example: Example, pairs: bool) -> list[list[str]]:
-    texts = [example.text, example.pair or ""] if pairs else [example.text]
+def _segments(task: TaskDescription, example: Example) -> list[list[str]]:
+    texts = [example.text, example.pair or ""] if "pair" in task.columns else [example.text]
     return [split_words(text) or [""] for text in texts]  # an empty text has one word without a vector
 
 
@@ -219,7 +206,9 @@ def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
     """Fill up vectors with 0 to the longest text of the batch: [b, n, k, w], of pairs [b, 2, n, k, w]."""
     batch: dict[str, torch.Tensor] = {}
     if "labels" in rows[0]:
-        batch["labels"] = _labels([row["labels"] for row in rows])
+        labels = [torch.tensor(row["labels"]) for row in rows]
+        is_list = labels[0].ndim > 0
+        batch["labels"] = pad_sequence(labels, True, IGNORED_LABEL) if is_list else torch.stack(labels)
     for name in ("vectors", "static"):
         if name in rows[0]:
             texts = [torch.tensor(text) for row in rows for text in row[name]]
@@ -227,20 +216,3 @@ def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
             batch[name] = pad_sequence(texts, batch_first=True).unflatten(0, shape)
             batch["lengths"] = torch.tensor([len(text) for text in texts]).view(shape)
     return batch
-
-
-def _labels(labels: Sequence[Any]) -> torch.Tensor:
-    if not isinstance(labels[0], list):
-        return torch.tensor(labels)
-    return pad_sequence([torch.tensor(row) for row in labels], batch_first=True, padding_value=IGNORED_LABEL)
-
-
-def mix_facts(model: FrozenModel) -> dict[str, Any]:
-    """Return the weights of layers that were learned, by the mix's place; nothing if there is a single vector."""
-    model.eval()
-    found = {
-        place: {"weights": [round(value, 4) for value in mix.weights().tolist()], "gamma": round(mix.gamma.item(), 4)}
-        for place, mix in model.mixes()
-        if len(mix.scalars) > 1
-    }
-    return {"mix": found} if found else {}

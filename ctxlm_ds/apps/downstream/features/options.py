@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,53 +15,61 @@ from numpy.typing import NDArray
 from ctxlm_ds.console import at_least
 from ctxlm_ds.errors import ConfigError
 
-How = Literal["layer", "all", "sum", "mean", "concat", "mix"]
-JOINS: tuple[How, ...] = ("sum", "mean", "concat", "mix")
+JOINS = ("sum", "mean", "concat", "mix")
 FORMS = (
     "a layer (0: embeddings, -1: the last), all, or sum:N, mean:N, concat:N, mix:N of the last N layers (or of `all`)"
 )
 GRID = {"batch_sizes": [32], "learning_rates": [1e-3], "epochs": [10.0]}
 """Small models that start from random weights."""
-OF_FEATURES = {
-    "layers": "-1", "pooling": None, "static": None, "mix_at": "input", "mix_l2": 0.0, "layer_dropout": 0.0,
-    "encoder": "bilstm", "hidden_size": 128, "encoder_layers": 1, "dropout": 0.3,
-}  # fmt: skip
-OF_FINE_TUNING = {
-    "train_layers": None, "gradual": False, "layer_decay": 1.0, "lora": 0, "random": False, "save_model": False,
-    "train_on": "first", "read_from": "first", "text_to_text": False, "gpt1_inputs": False, "crf": False, "beams": 1,
-    "lm_weight": None, "max_length": None, "deepspeed": None,
-}  # fmt: skip
-"""Options that need a model, with their defaults."""
+OF_FEATURES = ("layers", "pooling", "static", "mix_at", "mix_l2", "layer_dropout", "encoder", "hidden_size",
+               "encoder_layers", "dropout")  # fmt: skip
+OF_FINE_TUNING = (
+    "train_layers", "gradual", "layer_decay", "lora", "random", "save_model", "train_on", "read_from", "text_to_text",
+    "gpt1_inputs", "crf", "beams", "lm_weight", "max_length", "deepspeed",
+)  # fmt: skip
+"""Options that need a model."""
+
+
+def number(lowest: float, below: float, words: str) -> Callable[[str], float]:
+    """Return an argparse type: a number from `lowest` on and below another one; `words` say so."""
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not lowest <= value < below:
+            raise argparse.ArgumentTypeError(f"{text} is not a number {words}")
+        return value
+
+    return number
+
+
+POSITIVE = number(math.ulp(0.0), 1e9, "above 0")
+NOT_NEGATIVE = number(0.0, 1e9, "of at least 0")
+SHARE = number(0.0, 1.0, "from 0 up to 1")
 
 
 @dataclass(frozen=True)
 class LayerChoice:
     """Layers of a source."""
 
-    how: How
+    how: str
+    """`layer`, `all`, or one of JOINS."""
     number: int | None = None
     """The layer, or how many of the last are joined; None is all."""
 
     @classmethod
     def parse(cls, text: str) -> LayerChoice:
-        """Read a choice in one of the forms of FORMS.
-
-        Raises:
-            ConfigError: the text has none of them.
-        """
+        """Read a choice in one of the forms of FORMS; another one is a ConfigError."""
+        how, colon, number = text.partition(":")
         try:
             if text == "all":
                 return cls("all")
-            name, colon, number = text.partition(":")
             if not colon:
                 return cls("layer", int(text))
-            how = next((one for one in JOINS if one == name), None)
-            count = None if number == "all" else int(number)
-            if how is None or (count is not None and count < 1):
-                raise ValueError
-            return cls(how, count)
+            if how in JOINS and (number == "all" or int(number) >= 1):
+                return cls(how, None if number == "all" else int(number))
         except ValueError:
-            raise ConfigError(f"--layers {text}: expected {FORMS}") from None
+            pass
+        raise ConfigError(f"--layers {text}: expected {FORMS}")
 
     def __str__(self) -> str:
         if self.how in JOINS:
@@ -86,41 +96,34 @@ class LayerChoice:
             assert self.number is not None
             return vectors[self.number][None]
         last = vectors if self.number is None else vectors[-self.number :]
-        if self.how == "sum":
-            return last.sum(axis=0)[None]
-        if self.how == "mean":
-            return last.mean(axis=0)[None]
+        if self.how in ("sum", "mean"):
+            return getattr(last, self.how)(axis=0, keepdims=True)
         if self.how == "concat":
             return np.concatenate(list(last), axis=-1)[None]
         return last
 
 
-def add_features(parser: argparse.ArgumentParser, share: Any, at_least_zero: Any) -> None:
-    """Add the options; the further arguments are argparse types of numbers from 0 up to 1, and of at least 0."""
-    group = parser.add_argument_group("frozen vectors and a small model of the task (with --features)")
-    add = group.add_argument
+def add_features(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add = parser.add_argument_group("frozen vectors and a small model of the task (with --features)").add_argument
     add("--layers", metavar="WHICH", default="-1", help="a layer (0: embeddings, -1: last), or {sum, mean, concat, "
         "mix}:N of the last N (or `all`); default: -1")  # fmt: skip
     add("--pooling", choices=["first", "mean", "last"], help="vector of a word of several subwords (default: first)")
     add("--static", type=Path, metavar="FILE", help="further, static vectors, at the input of the RNN")
     add("--mix-at", choices=["input", "output", "both"], default="input", help="of the RNN (ELMo, section 3.3)")
-    add("--mix-l2", type=at_least_zero, default=0.0, metavar="X", help="factor of ||w||^2 of a mix in the loss")
-    add("--layer-dropout", type=share, default=0.0, metavar="P", help="leave out each layer of a mix, in training")
+    add("--mix-l2", type=NOT_NEGATIVE, default=0.0, metavar="X", help="factor of ||w||^2 of a mix in the loss")
+    add("--layer-dropout", type=SHARE, default=0.0, metavar="P", help="leave out each layer of a mix, in training")
     add("--encoder", choices=["bilstm", "none"], default="bilstm")
     add("--hidden-size", type=at_least(1), default=128, metavar="N", help="cells of each direction")
     add("--encoder-layers", type=at_least(1), default=1, metavar="N")
-    add("--dropout", type=share, default=0.3, metavar="P", help="at the input and the output of the RNN")
+    add("--dropout", type=SHARE, default=0.3, metavar="P", help="at the input and the output of the RNN")
 
 
-def check_options(arguments: argparse.Namespace) -> None:
-    """Refuse options that have no meaning.
-
-    Raises:
-        ConfigError: they belong to fine-tuning, or to frozen vectors.
-    """
+def check_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Refuse options that belong to fine-tuning, or to frozen vectors (ConfigError)."""
     other, needed = (OF_FEATURES, "--features") if arguments.features is None else (OF_FINE_TUNING, "--model")
-    for name, default in other.items():
-        if getattr(arguments, name) != default:
+    for name in other:
+        if getattr(arguments, name) != parser.get_default(name):
             raise ConfigError(f"--{name.replace('_', '-')}: only with {needed}")
 
 

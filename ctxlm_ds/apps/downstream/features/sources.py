@@ -12,13 +12,17 @@ import torch
 from numpy.typing import NDArray
 
 from ctxlm_ds.apps.downstream.features.static import StaticVectors
-from ctxlm_ds.apps.downstream.prepare import load_tokenizer, longest_rows
+from ctxlm_ds.apps.downstream.kinds.base import quiet_transformers
+from ctxlm_ds.apps.downstream.kinds.tagging import encode_windows, word_places
+from ctxlm_ds.apps.downstream.prepare import load_tokenizer, longest_input
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.export.base import WordLayers, own_format_in
 
 Words = Sequence[str]
 Vectors = NDArray[np.float32]
 Pooling = Literal["first", "mean", "last"]
+OF_SUBWORDS: dict[str, slice] = {"first": slice(1), "mean": slice(None), "last": slice(-1, None)}
+"""Subwords whose mean is the vector of a word, by pooling."""
 BLOCK = 1024
 """Sentences that are sorted by length together."""
 BATCH = 32
@@ -122,13 +126,11 @@ class TransformersSource(FeatureSource):
 
     def __init__(self, folder: Path, pooling: Pooling = "first", max_length: int = LONGEST) -> None:
         from transformers import AutoModel
-        from transformers.utils import logging as library_logging
 
-        library_logging.disable_progress_bar()
-        library_logging.set_verbosity_error()  # it lists the weights of heads, which are not needed
+        quiet_transformers()
         self.tokenizer = load_tokenizer(folder, splits_words=True)
         self.tokenizer.padding_side = "right"
-        self.max_length = longest_rows(folder, self.tokenizer, max_length)
+        self.max_length = longest_input(folder, self.tokenizer, max_length)
         options = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True}
         try:
             model = AutoModel.from_pretrained(folder, **options)
@@ -141,22 +143,18 @@ class TransformersSource(FeatureSource):
         super().__init__(str(folder), probe.shape[0], probe.shape[-1])
 
     def block(self, sentences: Sequence[Words]) -> list[Vectors]:
-        room = self.max_length - self.tokenizer.num_special_tokens_to_add()
-        encoded = self.tokenizer(
-            [list(words) or [""] for words in sentences], is_split_into_words=True, truncation=True,
-            max_length=self.max_length, stride=room // 2, return_overflowing_tokens=True,
-        )  # fmt: skip
-        owners = encoded.pop("overflow_to_sample_mapping")
+        texts = [list(words) or [""] for words in sentences]
+        rows, sources = encode_windows(self.tokenizer, texts, self.max_length, self.max_length)
         found = [np.zeros((self.num_layers, len(words), self.width), dtype=np.float32) for words in sentences]
-        margins = [np.full(len(words), -1) for words in sentences]
-        lengths = [len(ids) for ids in encoded["input_ids"]]
-        for batch in _by_length(lengths):
-            hidden = self._hidden({name: [values[at] for at in batch] for name, values in encoded.items()})
+        words_of: list[list[tuple[Vectors, list[int]]]] = [[] for _ in rows]
+        for vectors, places in zip(found, word_places(sources, len(sentences)), strict=True):
+            for word, (at, positions) in places.items():
+                words_of[at].append((vectors[:, word], positions[OF_SUBWORDS[self.pooling]]))
+        for batch in _by_length([len(row["input_ids"]) for row in rows]):
+            hidden = self._hidden({name: [rows[at][name] for at in batch] for name in rows[0]})
             for place, at in enumerate(batch):
-                words, values, room_around = pool_words(hidden[:, place], encoded.word_ids(at), self.pooling)
-                better = room_around > margins[owners[at]][words]
-                found[owners[at]][:, words[better]] = values[:, better]
-                margins[owners[at]][words[better]] = room_around[better]
+                for vector, positions in words_of[at]:
+                    hidden[:, place, positions].mean(axis=1, out=vector)
         return found
 
     @torch.inference_mode()
@@ -166,35 +164,6 @@ class TransformersSource(FeatureSource):
         states = self.model(**inputs, output_hidden_states=True).hidden_states
         found: Vectors = torch.stack(states).float().cpu().numpy()
         return found
-
-
-def pool_words(
-    hidden: Vectors, word_ids: Sequence[int | None], pooling: Pooling
-) -> tuple[NDArray[np.int64], Vectors, NDArray[np.int64]]:
-    """Return the vectors of a window's words.
-
-    Args:
-        hidden: [layers, tokens, width], with padding behind.
-        word_ids: the word of each token, None for special tokens.
-        pooling: of the subwords of a word.
-
-    Returns:
-        The words in order, [layers, words, width], and of each word the tokens to the nearer end of the window.
-    """
-    tokens = np.array([-1 if word is None else word for word in word_ids], dtype=np.int64)
-    places = np.flatnonzero(tokens >= 0)
-    if not len(places):
-        return places, hidden[:, :0], places
-    of_word = tokens[places]
-    firsts = np.flatnonzero(np.diff(of_word, prepend=-1))
-    lasts = np.append(firsts[1:], len(places)) - 1
-    if pooling == "mean":
-        sums = np.add.reduceat(hidden[:, places], firsts, axis=1)
-        vectors = (sums / (lasts - firsts + 1)[None, :, None]).astype(np.float32)
-    else:
-        vectors = hidden[:, places[firsts if pooling == "first" else lasts]]
-    margins = np.minimum(places[firsts], len(tokens) - 1 - places[lasts])
-    return of_word[firsts], vectors, margins
 
 
 def _by_length(lengths: Sequence[int]) -> Iterator[list[int]]:

@@ -43,9 +43,7 @@ class StaticVectors:
     def read(cls, path: Path, vocabulary: Container[str] | None = None) -> StaticVectors:
         """Read a file: GloVe's text, word2vec's text (a first line with numbers of words and columns), or `.bin`.
 
-        Args:
-            path: plain, .xz or .gz.
-            vocabulary: words that are kept; None keeps all.
+        It may also be .xz or .gz; only words of the vocabulary are kept, if there is one.
 
         Raises:
             DataError: a line is damaged; names file, line and remedy.
@@ -77,7 +75,7 @@ def _read_text(path: Path, vocabulary: Container[str] | None) -> StaticVectors:
             for line, content in enumerate(io.BufferedReader(file), 1):
                 content = content.rstrip()
                 word, _, numbers = content.partition(b" ")
-                if line == 1 and _is_header(word, numbers):
+                if line == 1 and word.isdigit() and numbers.isdigit() and int(numbers) > 0:
                     width = int(numbers)
                     continue
                 count = numbers.count(b" ") + 1 if numbers else 0
@@ -99,10 +97,6 @@ def _read_text(path: Path, vocabulary: Container[str] | None) -> StaticVectors:
     return StaticVectors(rows, np.array(vectors, dtype=np.float32).reshape(-1, width))
 
 
-def _is_header(word: bytes, numbers: bytes) -> bool:
-    return word.isdigit() and numbers.isdigit() and int(numbers) > 0
-
-
 def _decoded(word: bytes, origin: str) -> str:
     try:
         return word.decode("utf-8")
@@ -111,10 +105,9 @@ def _decoded(word: bytes, origin: str) -> str:
 
 
 def _with_spaces(content: bytes, width: int) -> tuple[bytes, bytes, int]:
-    """Split a line whose word has spaces (GloVe's 840B), unless the word ends with a number: then these are too many.
+    """Return word, numbers and how many of a line whose word has spaces (GloVe's 840B).
 
-    Returns:
-        The word, the numbers, and how many.
+    If the word ends with a number, these are too many.
     """
     word, *numbers = content.rsplit(b" ", width)
     parts = word.split(b" ")

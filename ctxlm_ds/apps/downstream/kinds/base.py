@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+import transformers
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
@@ -73,6 +74,10 @@ class Kind(ABC):
     def check(self, examples: Sequence[Example]) -> None:  # noqa: B027
         """Refuse examples that do not fit (DataError with file and line); here none, the reader has checked them."""
 
+    def target(self, example: Example) -> Any:
+        """Return what a row of an example with a label learns; for kinds with one label of an example."""
+        raise NotImplementedError
+
     @abstractmethod
     def features(self, examples: Sequence[Example]) -> Features:
         """Return what the model reads."""
@@ -82,36 +87,52 @@ class Kind(ABC):
 
     def auto_class(self) -> Any:
         """Return transformers' auto class of this kind."""
-        import transformers
-
         return getattr(transformers, self.auto)
+
+    def extend(self, base: Any) -> Any:
+        """Return an extended class of transformers' class for the model; None takes that."""
+        return None
 
     def model(self, folder: Path, config: Any, random: bool) -> Any:
         """Return the model in fp32: from a folder's weights (safetensors only), or of random weights.
 
-        A folder's 16-bit weights are widened: small updates would vanish in their rounding.
+        A folder's 16-bit weights are widened: small updates would vanish in their rounding. Modules that the folder
+        does not have are drawn by the seed.
+
+        Raises:
+            ConfigError: weights of the folder have other sizes.
         """
+        auto_class = self.auto_class()
+        found = auto_class._model_mapping[type(config)]
+        base = found[0] if isinstance(found, (list, tuple)) else found
+        extended = self.extend(base)
+        if extended is not None:
+            # Its weights can be read by the class that it extends, which ignores the further ones.
+            extended.__name__ = extended.__qualname__ = base.__name__
         if random:
-            return self.auto_class().from_config(config, dtype=torch.float32)
-        return read_model(self.auto_class(), folder, config)
+            return (auto_class.from_config if extended is None else extended._from_config)(config, dtype=torch.float32)
+        options = {"config": config, "dtype": torch.float32, "use_safetensors": True, "local_files_only": True}
+        try:
+            return (extended or auto_class).from_pretrained(folder, **options)
+        except RuntimeError as error:
+            if "ignore_mismatched_sizes" not in str(error):
+                raise
+            raise ConfigError(
+                f"--model {folder}: weights of other sizes than the task needs; a model fine-tuned on a task with "
+                "other labels cannot be its start, give the pretrained one"
+            ) from None
 
     def collator(self) -> Any:
         """Return what makes a batch of features."""
-        import transformers
-
         return getattr(transformers, self.collates)(self.tokenizer)
 
     def arguments(self, **given: Any) -> Any:
         """Return transformers' TrainingArguments, or a class of it."""
-        from transformers import TrainingArguments
-
-        return TrainingArguments(**given)
+        return transformers.TrainingArguments(**given)
 
     def trainer(self, **given: Any) -> Any:
         """Return transformers' Trainer, or a class of it."""
-        from transformers import Trainer
-
-        return Trainer(**given)
+        return transformers.Trainer(**given)
 
     @abstractmethod
     def predict(self, outputs: Any, features: Features) -> list[Prediction]:
@@ -134,38 +155,13 @@ class Kind(ABC):
         """Return the task's metrics."""
 
 
+def quiet_transformers() -> None:
+    """Silence its progress bars and its list of the weights of heads that a task does not use."""
+    transformers.logging.disable_progress_bar()
+    transformers.logging.set_verbosity_error()
+
+
 def softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
     """Return probabilities along the last axis."""
     shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
     return shifted / shifted.sum(axis=-1, keepdims=True)
-
-
-def concrete_class(auto_class: Any, config: Any) -> Any:
-    """Return the class that an auto class takes for a configuration."""
-    found = auto_class._model_mapping[type(config)]
-    return found[0] if isinstance(found, (list, tuple)) else found
-
-
-def load_extended(extended: Any, folder: Path, config: Any, random: bool) -> Any:
-    """Return a model of an extended class in fp32; modules that the folder does not have are drawn by the seed."""
-    # Its weights can be read by the class that it extends, which ignores the further ones.
-    extended.__name__ = extended.__qualname__ = extended.__mro__[1].__name__
-    if random:
-        return extended._from_config(config, dtype=torch.float32)
-    return read_model(extended, folder, config)
-
-
-def read_model(made: Any, folder: Path, config: Any) -> Any:
-    """Return a model of a folder's weights (safetensors only) in fp32.
-
-    Raises:
-        ConfigError: weights of the folder have other sizes.
-    """
-    options = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True}
-    try:
-        return made.from_pretrained(folder, config=config, **options)
-    except RuntimeError as error:
-        if "ignore_mismatched_sizes" not in str(error):
-            raise
-        raise ConfigError(f"--model {folder}: weights of other sizes than the task needs; a model fine-tuned on a task "
-                          "with other labels cannot be its start, give the pretrained one") from None  # fmt: skip

@@ -14,11 +14,13 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers import AutoModelForMaskedLM
+from transformers.modeling_outputs import SequenceClassifierOutput
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind, concrete_class, load_extended
+from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind
 from ctxlm_ds.apps.downstream.kinds.entries import Answer
-from ctxlm_ds.apps.downstream.kinds.sequence import Classification, MultipleChoice, Regression, choice_number
+from ctxlm_ds.apps.downstream.kinds.sequence import Classification, MultipleChoice, Regression
 from ctxlm_ds.errors import ConfigError
 
 START, DELIMITER, EXTRACT = "<|start|>", "<|delimiter|>", "<|extract|>"
@@ -44,14 +46,13 @@ class Gpt1Inputs(Kind):
         for example in examples:
             encoded = [self.tokenizer(list(row), add_special_tokens=False)["input_ids"] for row in self._rows(example)]
             ids = [self._join(row, **special) for row in encoded]
-            row = {"input_ids": ids, "attention_mask": [[1] * len(one) for one in ids]}
-            label = self._label(example)
-            rows.append(row if label is None else {**row, "labels": label})
+            row: dict[str, Any] = {"input_ids": ids, "attention_mask": [[1] * len(one) for one in ids]}
+            rows.append(row if example.label is None else {**row, "labels": self.target(example)})
         return Features(rows, [{} for _ in rows], examples)
 
     def _rows(self, example: Example) -> list[tuple[str, ...]]:
         """Return the texts of each row of an example."""
-        if self.task.entry.answer == "choice":
+        if example.choices:
             context = f"{example.text} {example.pair}" if example.pair else example.text
             return [(context, choice) for choice in example.choices]
         if "pair" not in self.task.columns:
@@ -68,27 +69,18 @@ class Gpt1Inputs(Kind):
         second = second[: max(room - len(first), room // 2)]
         return [start, *first[: room - len(second)], delimiter, *second, extract]
 
-    def _label(self, example: Example) -> float | int | None:
-        if example.label is None:
-            return None
-        if self.task.entry.answer == "number":
-            return float(example.label)
-        if self.task.entry.answer == "choice":
-            return choice_number(example, len(example.choices))
-        return self.labels.index(example.label)
-
     def configure(self, config: Any) -> None:
-        from transformers import AutoModelForMaskedLM
-
         if type(config) in AutoModelForMaskedLM._model_mapping or hasattr(config, "mem_len"):
             raise ConfigError(f"--gpt1-inputs: a model of type {config.model_type} reads in both directions; "
                               "the option is for causal models such as GPT-2")  # fmt: skip
         if self.task.entry.answer == "choice":
             config.num_labels = 1
 
+    def extend(self, base: Any) -> Any:
+        return _with_head(base, self.task.entry.answer, self.lm_weight)
+
     def model(self, folder: Path, config: Any, random: bool) -> Any:
-        base = concrete_class(self.auto_class(), config)
-        model = load_extended(_with_head(base, self.task.entry.answer, self.lm_weight), folder, config, random)
+        model = super().model(folder, config, random)
         if len(self.tokenizer) > model.get_input_embeddings().num_embeddings:
             model.resize_token_embeddings(len(self.tokenizer), mean_resizing=False)
         return model
@@ -131,8 +123,6 @@ def _with_head(base: Any, answer: Answer, lm_weight: float) -> Any:
 
         def forward(self, input_ids: Any, attention_mask: Any, labels: Any = None) -> Any:
             """Return loss and logits [examples, labels] (or choices); the LM's loss is added in training only."""
-            from transformers.modeling_outputs import SequenceClassifierOutput
-
             ids, mask = input_ids.flatten(0, 1), attention_mask.flatten(0, 1)
             lm_logits = None
             if self.training and lm_weight > 0 and labels is not None:
@@ -147,7 +137,10 @@ def _with_head(base: Any, answer: Answer, lm_weight: float) -> Any:
             logits = logits.squeeze(-1) if answer == "choice" else logits.sum(dim=1)
             if labels is None:
                 return SequenceClassifierOutput(logits=logits)
-            loss = _task_loss(logits.float(), labels, answer)
+            if answer == "number":
+                loss = functional.mse_loss(logits.float().squeeze(-1), labels.float())
+            else:
+                loss = functional.cross_entropy(logits.float(), labels)
             if lm_logits is not None:
                 loss = loss + lm_weight * language_model_loss(lm_logits, ids, mask)
             return SequenceClassifierOutput(loss=loss, logits=logits)
@@ -155,19 +148,10 @@ def _with_head(base: Any, answer: Answer, lm_weight: float) -> Any:
     return WithHead
 
 
-def _task_loss(logits: torch.Tensor, labels: torch.Tensor, answer: Answer) -> torch.Tensor:
-    if answer == "number":
-        return functional.mse_loss(logits.squeeze(-1), labels.to(logits.dtype))
-    return functional.cross_entropy(logits, labels)
-
-
 def language_model_loss(logits: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the mean over rows of the mean over a row's tokens of the loss of the next token.
 
-    Args:
-        logits: [rows, tokens, vocabulary].
-        ids: [rows, tokens].
-        mask: [rows, tokens], 1 for tokens and 0 for padding.
+    logits are [rows, tokens, vocabulary], ids and mask (0 for padding) [rows, tokens].
     """
     targets = ids[:, 1:].masked_fill(mask[:, 1:] == 0, IGNORED_LABEL)
     losses = functional.cross_entropy(

@@ -36,8 +36,18 @@ class Classification(Kind):
                 raise DataError(f"{example.origin}: unknown label {show_value(example.label)}; the training file has "
                                 f"{', '.join(self.labels)}")  # fmt: skip
 
+    def target(self, example: Example) -> float:
+        return self.labels.index(str(example.label))
+
     def features(self, examples: Sequence[Example]) -> Features:
-        return _text_features(self, examples, lambda label: self.labels.index(label))
+        firsts = [example.text for example in examples]
+        seconds = [example.pair or "" for example in examples] if "pair" in self.task.columns else None
+        encoded = self.tokenizer(firsts, seconds, truncation=True, max_length=self.max_length)
+        rows: list[dict[str, Any]] = []
+        for at, example in enumerate(examples):
+            row = {name: values[at] for name, values in encoded.items()}
+            rows.append(row if example.label is None else row | {"labels": self.target(example)})
+        return Features(rows, [{} for _ in rows], examples)
 
     def predict(self, outputs: Any, features: Features) -> list[Prediction]:
         probabilities = softmax(outputs)
@@ -65,8 +75,8 @@ class Regression(Classification):
     def check(self, examples: Sequence[Example]) -> None:
         """Accept all: the reader has checked each number."""
 
-    def features(self, examples: Sequence[Example]) -> Features:
-        return _text_features(self, examples, float)
+    def target(self, example: Example) -> float:
+        return float(str(example.label))
 
     def predict(self, outputs: Any, features: Features) -> list[Prediction]:
         return [Prediction(float(value)) for value in outputs.reshape(-1)]
@@ -93,7 +103,17 @@ class MultipleChoice(Kind):
             if len(example.choices) != count:
                 raise DataError(f"{example.origin}: {len(example.choices)} choices, the others have {count}")
             if example.label is not None:
-                choice_number(example, count)
+                self.target(example)
+
+    def target(self, example: Example) -> int:
+        """Return the number of the right choice, from 0."""
+        label, count = str(example.label), len(example.choices)
+        is_number = label.isascii() and label.isdigit()
+        number = ord(label) - ord("A") if len(label) == 1 and label.isupper() else int(label) if is_number else -1
+        if not 0 <= number < count:
+            known = f"one of the {count} choices (0, 1, … or A, B, …)"
+            raise DataError(f"{example.origin}: the label {show_value(label)} is not {known}")
+        return number
 
     def features(self, examples: Sequence[Example]) -> Features:
         rows = []
@@ -102,7 +122,7 @@ class MultipleChoice(Kind):
             firsts = [example.text] * len(seconds)
             row = dict(self.tokenizer(firsts, seconds, truncation="longest_first", max_length=self.max_length))
             # The collator needs a label of each row, also of a test file.
-            row["labels"] = 0 if example.label is None else choice_number(example, len(seconds))
+            row["labels"] = 0 if example.label is None else self.target(example)
             rows.append(row)
         return Features(rows, [{} for _ in rows], examples)
 
@@ -110,34 +130,8 @@ class MultipleChoice(Kind):
         return [Prediction(int(row.argmax()), row.tolist()) for row in softmax(outputs)]
 
     def is_right(self, prediction: Prediction, example: Example) -> bool:
-        return bool(prediction.value == choice_number(example, len(example.choices)))
+        return bool(prediction.value == self.target(example))
 
     def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, float]:
         right = [self.is_right(one, example) for one, example in zip(predictions, examples, strict=True)]
         return {"accuracy": float(np.mean(right))}
-
-
-def choice_number(example: Example, count: int) -> int:
-    """Return the number of the right choice, from 0."""
-    label = str(example.label)
-    number = ord(label) - ord("A") if len(label) == 1 and label.isupper() else int(label) if _is_number(label) else -1
-    if not 0 <= number < count:
-        raise DataError(
-            f"{example.origin}: the label {show_value(label)} is not one of the {count} choices (0, 1, … or A, B, …)"
-        )
-    return number
-
-
-def _is_number(label: str) -> bool:
-    return label.isascii() and label.isdigit()
-
-
-def _text_features(kind: Kind, examples: Sequence[Example], encode: Any) -> Features:
-    firsts = [example.text for example in examples]
-    seconds = [example.pair or "" for example in examples] if "pair" in kind.task.columns else None
-    encoded = kind.tokenizer(firsts, seconds, truncation=True, max_length=kind.max_length)
-    rows: list[dict[str, Any]] = [{name: values[at] for name, values in encoded.items()} for at in range(len(firsts))]
-    for row, example in zip(rows, examples, strict=True):
-        if example.label is not None:
-            row["labels"] = encode(example.label)
-    return Features(rows, [{} for _ in rows], examples)

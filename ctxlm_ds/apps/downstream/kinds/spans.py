@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,18 +16,10 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.kinds.base import (
-    IGNORED_LABEL,
-    Features,
-    Kind,
-    Prediction,
-    concrete_class,
-    load_extended,
-    softmax,
-)
+from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind, Prediction, softmax
 from ctxlm_ds.apps.downstream.kinds.tagging import encode_windows, subword_positions
 from ctxlm_ds.apps.downstream.metrics import span_scores
-from ctxlm_ds.apps.downstream.tags import OUTSIDE, read_spans
+from ctxlm_ds.apps.downstream.tags import OUTSIDE, Span, read_spans
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.console import counted
 from ctxlm_ds.errors import ConfigError, DataError
@@ -62,19 +53,16 @@ class SpanClassification(Kind):
                            too_long, counted(total, "span"), self.task.max_span_words)  # fmt: skip
 
     def features(self, examples: Sequence[Example]) -> Features:
-        encoded = encode_windows(self, examples)
-        owners = encoded.pop("overflow_to_sample_mapping")
-        rows, sources = [], []
-        for at, owner in enumerate(owners):
-            words = encoded.word_ids(at)
+        sentences = [example.words for example in examples]
+        rows, sources = encode_windows(self.tokenizer, sentences, self.max_length, self.task.stride)
+        for row, source in zip(rows, sources, strict=True):
+            words = source.pop("words")
             spans, first, last = self._candidates(words)
-            row = {name: values[at] for name, values in encoded.items()}
             row |= {"span_starts": first, "span_ends": last, "span_widths": spans[:, 1] - spans[:, 0] - 1}
-            known = {(start, end): label for start, end, label in _spans(self.task, examples[owner])}
+            known = {(start, end): label for start, end, label in _spans(self.task, examples[source["example"]])}
             labels = [self.labels.index(known.get((start, end), OUTSIDE)) for start, end in spans.tolist()]
-            rows.append(row | {"labels": np.array(labels, dtype=np.int64)})
-            margins = np.minimum(first, len(words) - 1 - last)
-            sources.append({"example": owner, "spans": spans, "margins": margins})
+            row["labels"] = np.array(labels, dtype=np.int64)
+            source |= {"spans": spans, "margins": np.minimum(first, len(words) - 1 - last)}
         return Features(rows, sources, examples)
 
     def _candidates(self, words: Sequence[int | None]) -> tuple[Any, Any, Any]:
@@ -88,9 +76,8 @@ class SpanClassification(Kind):
         last = np.array([positions[-1] for positions in places.values()], dtype=np.int64)[finish]
         return spans, first, last
 
-    def model(self, folder: Path, config: Any, random: bool) -> Any:
-        made = _with_span_head(concrete_class(self.auto_class(), config), self.task.max_span_words)
-        return load_extended(made, folder, config, random)
+    def extend(self, base: Any) -> Any:
+        return _with_span_head(base, self.task.max_span_words)
 
     def collator(self) -> Any:
         return self._collate
@@ -126,21 +113,15 @@ class SpanClassification(Kind):
         return Prediction(value, [chance for chance, *_ in spans])
 
     def is_right(self, prediction: Prediction, example: Example) -> bool:
-        return _as_set(prediction.value) == _as_set(_spans(self.task, example))
+        return set(map(tuple, prediction.value)) == set(_spans(self.task, example))
 
     def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, float]:
-        right = [_as_set(_spans(self.task, example)) for example in examples]
-        return span_scores(right, [_as_set(one.value) for one in predictions], self.task.judged_by)
+        right = [_spans(self.task, example) for example in examples]
+        return span_scores(right, [one.value for one in predictions], self.task.judged_by)
 
 
-def _spans(task: TaskDescription, example: Example) -> Sequence[tuple[int, int, str]]:
-    if task.scheme is None:
-        return example.spans
-    return [(span.start, span.end, span.type) for span in read_spans(example.tags, task.scheme, example.origin)]
-
-
-def _as_set(spans: Sequence[Sequence[Any]]) -> set[tuple[Any, ...]]:
-    return {tuple(span) for span in spans}
+def _spans(task: TaskDescription, example: Example) -> Sequence[Span]:
+    return example.spans if task.scheme is None else read_spans(example.tags, task.scheme, example.origin)
 
 
 def _without_overlaps(spans: list[tuple[float, int, int, int]]) -> list[tuple[float, int, int, int]]:
@@ -166,13 +147,9 @@ class SpanHead(nn.Module):
         )  # fmt: skip
 
     def forward(self, states: Any, starts: Any, ends: Any, widths: Any) -> torch.Tensor:
-        """Return scores [rows, spans, labels].
+        """Return scores [rows, spans, labels] of states [rows, tokens, hidden].
 
-        Args:
-            states: [rows, tokens, hidden].
-            starts: first token of each span [rows, spans].
-            ends: last token of each span [rows, spans].
-            widths: words of each span, less one [rows, spans].
+        First and last token of each span, and its words less one, are [rows, spans].
         """
         places = torch.arange(states.shape[1], device=states.device)
         inside = (places >= starts[..., None]) & (places <= ends[..., None])  # [rows, spans, tokens]
@@ -199,15 +176,9 @@ def _with_span_head(base: Any, max_words: int) -> Any:
             self.post_init()
 
         def forward(
-            self,
-            input_ids: Any,
-            attention_mask: Any,
-            span_starts: Any,
-            span_ends: Any,
-            span_widths: Any,
-            token_type_ids: Any = None,
-            labels: Any = None,
-        ) -> Any:
+            self, input_ids: Any, attention_mask: Any, span_starts: Any, span_ends: Any, span_widths: Any,
+            token_type_ids: Any = None, labels: Any = None,
+        ) -> Any:  # fmt: skip
             """Return scores [rows, spans, labels] and the loss: a row's is the sum over its spans."""
             segments = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
             states = self.base_model(input_ids=input_ids, attention_mask=attention_mask, **segments)[0]

@@ -9,30 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.kinds.base import (
-    IGNORED_LABEL,
-    Features,
-    Kind,
-    Prediction,
-    concrete_class,
-    load_extended,
-    softmax,
-)
+from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind, Prediction, softmax
 from ctxlm_ds.apps.downstream.metrics import tagging_scores
 from ctxlm_ds.apps.downstream.tags import best_sequence, legal_transitions, marginals, read_spans, write_tags
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.problems import show_value
-
-SCHEME = "iob2"
-"""Spans are learned and judged as IOB2; files of other schemes are converted."""
 
 
 @dataclass
@@ -50,7 +38,7 @@ class Tagging(Kind):
     def find_labels(cls, task: TaskDescription, train: Sequence[Example]) -> list[str]:
         if task.scheme is None:
             return sorted({tag for example in train for tag in example.tags})
-        types = {span.type for example in train for span in read_spans(example.tags, task.scheme, example.origin)}
+        types = {span[-1] for example in train for span in read_spans(example.tags, task.scheme, example.origin)}
         return ["O", *(f"{prefix}-{name}" for name in sorted(types) for prefix in "BI")]
 
     def check(self, examples: Sequence[Example]) -> None:
@@ -61,23 +49,24 @@ class Tagging(Kind):
                                     f"{', '.join(self.labels)}")  # fmt: skip
 
     def features(self, examples: Sequence[Example]) -> Features:
-        encoded = encode_windows(self, examples)
-        owners = encoded.pop("overflow_to_sample_mapping")
+        sentences = [example.words for example in examples]
+        rows, sources = encode_windows(self.tokenizer, sentences, self.max_length, self.task.stride)
         tags = [[self.labels.index(tag) for tag in self._tags(example)] for example in examples]
-        rows, sources = [], []
-        for at, owner in enumerate(owners):
-            words = encoded.word_ids(at)
-            row = {name: values[at] for name, values in encoded.items()}
-            row["labels"] = self._labels(words, tags[owner])
-            rows.append(row)
-            sources.append({"example": owner, "words": words})
+        for row, source in zip(rows, sources, strict=True):
+            row["labels"] = self._labels(source["words"], tags[source["example"]])
         return Features(rows, sources, examples)
 
     def predict(self, outputs: Any, features: Features) -> list[Prediction]:
-        words = self._word_probabilities(outputs, features)
-        transitions = legal_transitions(self.labels, SCHEME if self.task.scheme else None)
+        transitions = legal_transitions(self.labels, self.task.scheme is not None)
         predictions = []
-        for rows in words:
+        every = word_places(features.sources, len(features.examples))
+        for example, places in zip(features.examples, every, strict=True):
+            # A word without subwords, such as a control character, has no place.
+            rows = np.full((len(example.words), len(self.labels)), 1 / len(self.labels))
+            for word, (at, positions) in places.items():
+                used = positions[:1] if self.read_from == "first" else positions
+                total = softmax(outputs[at, used]).sum(axis=0)
+                rows[word] = total / total.sum()
             path = best_sequence(np.log(np.maximum(rows, 1e-30)), transitions)
             predictions.append(Prediction([self.labels[label] for label in path], rows.max(axis=1).tolist()))
         return predictions
@@ -92,9 +81,10 @@ class Tagging(Kind):
         )
 
     def _tags(self, example: Example) -> list[str]:
+        """Return the tags to learn: IOB2 also if the file has another scheme."""
         if self.task.scheme is None:
             return list(example.tags)
-        return write_tags(read_spans(example.tags, self.task.scheme, example.origin), len(example.tags), SCHEME)
+        return write_tags(read_spans(example.tags, self.task.scheme, example.origin), len(example.tags))
 
     def _labels(self, words: Sequence[int | None], tags: Sequence[int]) -> list[int]:
         labels, before = [], None
@@ -104,34 +94,29 @@ class Tagging(Kind):
             before = word
         return labels
 
-    def _word_probabilities(self, logits: Any, features: Features) -> list[Any]:
-        """Return [words, labels] of each example."""
-        found = []
-        for example, words in zip(features.examples, word_places(features), strict=True):
-            # A word without subwords, such as a control character, has no place.
-            rows = np.full((len(example.words), len(self.labels)), 1 / len(self.labels))
-            for word, (at, positions) in words.items():
-                used = positions[:1] if self.read_from == "first" else positions
-                total = softmax(logits[at, used]).sum(axis=0)
-                rows[word] = total / total.sum()
-            found.append(rows)
-        return found
 
+def encode_windows(
+    tokenizer: Any, sentences: Sequence[Sequence[str]], max_length: int, stride: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return rows of sentences in words, and the `example` and `words` (of each token) of each row.
 
-def encode_windows(kind: Kind, examples: Sequence[Example]) -> Any:
-    """Return the tokenizer's encoding of the words of examples; a long sentence has several overlapping rows."""
-    room = kind.max_length - kind.tokenizer.num_special_tokens_to_add()
-    return kind.tokenizer(
-        [list(example.words) for example in examples], is_split_into_words=True, truncation=True,
-        max_length=kind.max_length, stride=min(kind.task.stride, room // 2), return_overflowing_tokens=True,
+    A long sentence has several rows, which overlap by `stride` tokens or half of a row.
+    """
+    room = max_length - tokenizer.num_special_tokens_to_add()
+    encoded = tokenizer(
+        [list(words) for words in sentences], is_split_into_words=True, truncation=True,
+        max_length=max_length, stride=min(stride, room // 2), return_overflowing_tokens=True,
     )  # fmt: skip
+    owners = encoded.pop("overflow_to_sample_mapping")
+    rows = [{name: values[at] for name, values in encoded.items()} for at in range(len(owners))]
+    return rows, [{"example": owner, "words": encoded.word_ids(at)} for at, owner in enumerate(owners)]
 
 
-def word_places(features: Features) -> list[dict[int, tuple[int, list[int]]]]:
-    """Return for each word of each example its row and positions; of two windows the one with more text around it."""
-    found: list[dict[int, tuple[int, list[int]]]] = [{} for _ in features.examples]
-    margins: list[dict[int, int]] = [{} for _ in features.examples]
-    for at, source in enumerate(features.sources):
+def word_places(sources: Sequence[dict[str, Any]], count: int) -> list[dict[int, tuple[int, list[int]]]]:
+    """Return for each word of `count` examples its row and positions; of two windows that with more text around it."""
+    found: list[dict[int, tuple[int, list[int]]]] = [{} for _ in range(count)]
+    margins: list[dict[int, int]] = [{} for _ in range(count)]
+    for at, source in enumerate(sources):
         words, owner = source["words"], source["example"]
         for word, positions in subword_positions(words).items():
             margin = min(positions[0], len(words) - 1 - positions[-1])
@@ -158,17 +143,18 @@ class CrfTagging(Tagging):
         if (self.train_on, self.read_from) != ("first", "first"):
             raise ConfigError("--crf: reads the first subword of each word; drop --train-on and --read-from")
 
-    def model(self, folder: Path, config: Any, random: bool) -> Any:
-        return load_extended(_with_crf(concrete_class(self.auto_class(), config)), folder, config, random)
+    def extend(self, base: Any) -> Any:
+        return _with_crf(base)
 
     def keep_logits(self, outputs: Any, labels: Any) -> Any:
         return outputs[:2]
 
     def predict(self, outputs: Any, features: Features) -> list[Prediction]:
         emissions, learned = outputs[0], outputs[1][0].astype(np.float64)
-        transitions = learned + legal_transitions(self.labels, SCHEME if self.task.scheme else None)
+        transitions = learned + legal_transitions(self.labels, self.task.scheme is not None)
         predictions = []
-        for example, places in zip(features.examples, word_places(features), strict=True):
+        every = word_places(features.sources, len(features.examples))
+        for example, places in zip(features.examples, every, strict=True):
             scores = np.zeros((len(example.words), len(self.labels)))  # a word without subwords has no opinion
             for word, (at, positions) in places.items():
                 scores[word] = emissions[at, positions[0]]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 
 from ctxlm_ds.apps.downstream.examples import Example
 from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind, Prediction
@@ -33,6 +34,7 @@ class TextToText(Kind):
     """A text for a text, generated at evaluation."""
 
     auto = "AutoModelForSeq2SeqLM"
+    collates = "DataCollatorForSeq2Seq"
     beams: int = 1
     """Hypotheses of the beam search; 1 is greedy."""
 
@@ -119,29 +121,13 @@ class TextToText(Kind):
             return needed
         return longest
 
-    def collator(self) -> Any:
-        from transformers import DataCollatorForSeq2Seq
-
-        return DataCollatorForSeq2Seq(self.tokenizer, label_pad_token_id=IGNORED_LABEL)
-
     def arguments(self, **given: Any) -> Any:
-        from transformers import Seq2SeqTrainingArguments
-
         return Seq2SeqTrainingArguments(
             predict_with_generate=True, generation_max_length=self._longest + 1, generation_num_beams=self.beams,
             **given,
         )  # fmt: skip
 
     def trainer(self, **given: Any) -> Any:
-        from transformers import Seq2SeqTrainer
-
-        class EachExampleOnce(Seq2SeqTrainer):
-            """Seq2SeqTrainer without the examples that fill the last batches of several ranks."""
-
-            def evaluation_loop(self, *args: Any, **options: Any) -> Any:
-                self.gather_function = self.accelerator.gather_for_metrics
-                return super().evaluation_loop(*args, **options)
-
         given["data_collator"].model = given["model"]  # it makes the decoder's inputs, because the loss is ours
         return EachExampleOnce(**given, compute_loss_func=mean_over_tokens)
 
@@ -179,6 +165,14 @@ class TextToText(Kind):
             return self.judge.score(predictions, examples)
         right = [_right_texts(example) for example in examples]
         return answer_scores(right, [one.value for one in predictions], self.task.judged_by)
+
+
+class EachExampleOnce(Seq2SeqTrainer):
+    """Seq2SeqTrainer without the examples that fill the last batches of several ranks."""
+
+    def evaluation_loop(self, *args: Any, **options: Any) -> Any:
+        self.gather_function = self.accelerator.gather_for_metrics
+        return super().evaluation_loop(*args, **options)
 
 
 def _right_texts(example: Example) -> list[str]:

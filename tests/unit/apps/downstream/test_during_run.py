@@ -204,8 +204,8 @@ def test_a_failure_is_a_warning(tmp_path: Path, log: io.StringIO) -> None:
     run.save(4)
     run.step(4)
     run.settle(5)
-    assert "step 2 was not saved, so cola is not judged" in log.getvalue()
-    assert "step 4 could not be judged on cola, training continues: error: this model is too good" in log.getvalue()
+    assert "step 2 is not judged on cola, training continues: it was not saved" in log.getvalue()
+    assert "step 4 is not judged on cola, training continues: error: this model is too good" in log.getvalue()
     assert run.told == [] and run.left() == ["cola-log.txt"]
 
 

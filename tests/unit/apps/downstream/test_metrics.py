@@ -47,7 +47,7 @@ def test_words_are_counted_if_there_are_no_spans() -> None:
 def test_spans_as_seqeval_counts_them() -> None:
     generator = np.random.default_rng(1)
     labels = ["O", "B-A", "I-A", "B-B", "I-B"]
-    transitions = legal_transitions(labels, "iob2")
+    transitions = legal_transitions(labels, True)
     sides = [
         [[labels[at] for at in best_sequence(generator.normal(size=(7, 5)), transitions)] for _ in range(60)]
         for _ in range(2)

@@ -44,13 +44,12 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 def test_inputs_are_no_longer_than_the_model(tmp_path: Path) -> None:
     from transformers import AutoConfig
 
-    task, _ = sentiment()
     folder = write_bert(tmp_path / "bert", max_position_embeddings=24)
-    assert longest_input(task, folder, load_tokenizer(folder, False)) == 24
+    assert longest_input(folder, load_tokenizer(folder, False), 128) == 24
     config = AutoConfig.for_model("roberta", max_position_embeddings=24, hidden_size=8, num_attention_heads=1)
     config.save_pretrained(folder)
-    assert longest_input(task, folder, load_tokenizer(folder, False)) == 22
-    assert longest_input(task.model_copy(update={"max_length": 9}), folder, load_tokenizer(folder, False)) == 9
+    assert longest_input(folder, load_tokenizer(folder, False), 128) == 22
+    assert longest_input(folder, load_tokenizer(folder, False), 9) == 9
 
 
 def test_byte_level_tokenizers_read_words_and_pad(tmp_path: Path) -> None:

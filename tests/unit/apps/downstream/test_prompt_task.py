@@ -28,8 +28,8 @@ def test_shipped_prompts_fit_their_tasks(name: str) -> None:
     labels = list(task.labels.values()) if isinstance(task.labels, dict) else task.labels or []
     for causal in (False, True):
         assert list(prompt.problems(task, labels, causal)) == []
-        text = prompt.gapped(EXAMPLE, causal)
-        assert "a {pair} film" in text.before and not (causal and text.after)
+        before, after = prompt.gapped(EXAMPLE, causal)
+        assert "a {pair} film" in before and not (causal and after)
 
 
 def test_solved_examples_come_before_the_gap() -> None:

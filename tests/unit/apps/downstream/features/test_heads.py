@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ctxlm_ds.apps.downstream.features.heads import FrozenClassifier, FrozenTagger, HeadSettings, InputShape, ScalarMix
+from ctxlm_ds.apps.downstream.features.heads import FrozenModel, HeadSettings, InputShape, ScalarMix
 
 SHAPE = InputShape(num_vectors=3, width=5, static_width=2)
 SETTINGS = HeadSettings(hidden_size=4)
@@ -27,7 +27,7 @@ def batch(rows: int = 2) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("mix_at", ["input", "output", "both"])
 @pytest.mark.parametrize("encoder", ["bilstm", "none"])
 def test_what_is_behind_a_text_changes_nothing(mix_at: str, encoder: str) -> None:
-    model = FrozenTagger(SHAPE, replace(SETTINGS, mix_at=mix_at, encoder=encoder), num_labels=3).eval()
+    model = FrozenModel(SHAPE, replace(SETTINGS, mix_at=mix_at, encoder=encoder), 3, "tags").eval()
     inputs = batch()
     logits = model(**inputs)["logits"]
     assert logits.shape == (2, 4, 3) and [place for place, _ in model.mixes()] == (
@@ -42,7 +42,7 @@ def test_what_is_behind_a_text_changes_nothing(mix_at: str, encoder: str) -> Non
 
 def test_a_text_is_the_mean_of_its_words() -> None:
     settings = HeadSettings(encoder="none", dropout=0.0)
-    model = FrozenClassifier(SHAPE, settings, num_labels=2, pairs=False).eval()
+    model = FrozenModel(SHAPE, settings, 2, "label").eval()
     inputs = batch()
     words = torch.cat([inputs["static"], inputs["vectors"].mean(dim=2)], dim=-1)
     expected = model.classifier(torch.stack([words[0].mean(dim=0), words[1, :2].mean(dim=0)]))
@@ -50,7 +50,7 @@ def test_a_text_is_the_mean_of_its_words() -> None:
 
 
 def test_a_pair_is_compared() -> None:
-    model = FrozenClassifier(SHAPE, replace(SETTINGS, encoder="none"), num_labels=1, pairs=True, regression=True).eval()
+    model = FrozenModel(SHAPE, replace(SETTINGS, encoder="none"), 1, "number", pairs=True).eval()
     inputs = batch(4)
     paired = {name: value.unflatten(0, (2, 2)).transpose(0, 1) for name, value in inputs.items()}
     words = torch.cat([inputs["static"], inputs["vectors"].mean(dim=2)], dim=-1)
@@ -65,7 +65,7 @@ def test_a_pair_is_compared() -> None:
 
 def test_the_penalty_is_part_of_the_loss_of_training() -> None:
     settings = replace(SETTINGS, mix_at="both", mix_l2=0.5, dropout=0.0)
-    model = FrozenTagger(SHAPE, settings, num_labels=3)
+    model = FrozenModel(SHAPE, settings, 3, "tags")
     labels = torch.tensor([[0, 1, 2, 0], [1, 2, -100, -100]])
     for _, mix in model.mixes():
         mix.scalars.data.copy_(torch.tensor([1.0, 0.0, -2.0]))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.apps.downstream.features.kinds import kind_of_features
-from ctxlm_ds.apps.downstream.features.options import LayerChoice, check_options, recorded_options
+from ctxlm_ds.apps.downstream.features.options import LayerChoice, recorded_options
 from ctxlm_ds.apps.downstream.prepare import Parts
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.finetune import parse_arguments
@@ -34,7 +34,7 @@ REST = ["--task", "cola", "--data", "data"]
 )
 def test_options_of_the_other_way_are_refused(options: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_options(parse_arguments([*REST, "--output", "out", *options]))
+        parse_arguments([*REST, "--output", "out", *options])
 
 
 def test_a_source_is_needed_and_only_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +51,6 @@ def test_the_kind_reads_what_the_options_name(tmp_path: Path) -> None:
     parts = Parts(examples, examples, None, ["bad", "good"])
     options = [*REST, "--output", str(tmp_path / "out"), "--features", str(folder), "--layers"]
     arguments = parse_arguments([*options, "mix:2", "--static", str(tmp_path / "glove.txt"), "--mix-at", "both"])
-    check_options(arguments)
     recorded = recorded_options(arguments)["features"]
     assert (recorded["static"], recorded["pooling"]) == (str(tmp_path / "glove.txt"), "first")
     kind = kind_of_features(arguments, task, parts)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ctxlm_ds.apps.downstream.features.sources import TransformersSource, open_source, pool_words
+from ctxlm_ds.apps.downstream.features.sources import TransformersSource, open_source
 from ctxlm_ds.errors import ConfigError, CtxlmError
 from tests.downstream_models import hidden_states, write_bert
 
@@ -52,13 +52,6 @@ def test_a_long_sentence_is_read_in_windows(folder: Path) -> None:
         window = torch.stack(source.model(input_ids=rows, output_hidden_states=True).hidden_states)[:, 0]
     assert text[1:4] == ["the", "good", "un"]
     np.testing.assert_allclose(found[:, :2], window[:, 1:3].numpy(), atol=1e-6)
-
-
-def test_words_without_subwords_and_margins() -> None:
-    hidden = np.arange(12, dtype=np.float32).reshape(1, 6, 2)
-    words, vectors, margins = pool_words(hidden, [None, 0, 0, 2, None], "mean")
-    assert words.tolist() == [0, 2] and vectors[0].tolist() == [[3, 4], [6, 7]] and margins.tolist() == [1, 1]
-    assert pool_words(hidden, [None, None], "first")[1].shape == (1, 0, 2)
 
 
 @pytest.mark.parametrize("name", ["t5", "gpt2", "xlnet"])

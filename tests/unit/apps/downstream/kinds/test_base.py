@@ -15,8 +15,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from ctxlm_ds.apps.downstream.fit import load_config
-from ctxlm_ds.apps.downstream.kinds.base import concrete_class, load_extended, softmax
+from ctxlm_ds.apps.downstream.kinds.base import softmax
 from ctxlm_ds.apps.downstream.kinds.sequence import Classification
+from ctxlm_ds.apps.downstream.kinds.tagging import Tagging
 from ctxlm_ds.apps.downstream.prepare import Parts, make_kind
 from ctxlm_ds.errors import ConfigError
 from tests.downstream_models import sentiment, write_bert
@@ -54,16 +55,17 @@ def test_probabilities_of_large_logits() -> None:
     assert np.allclose(found, [[0.5, 0.5], [0.0, 1.0]])
 
 
-def extended() -> Any:
-    from transformers import BertForTokenClassification
+class WithFurther(Tagging):
+    """A kind whose models have a further module."""
 
-    class Extended(BertForTokenClassification):
-        def __init__(self, config: Any) -> None:
-            super().__init__(config)
-            self.further = nn.Linear(config.hidden_size, 3)
-            self.post_init()
+    def extend(self, base: Any) -> Any:
+        class Extended(base):  # type: ignore[misc]
+            def __init__(self, config: Any) -> None:
+                super().__init__(config)
+                self.further = nn.Linear(config.hidden_size, 3)
+                self.post_init()
 
-    return Extended
+        return Extended
 
 
 def test_further_modules_are_drawn_saved_and_read(tmp_path: Path) -> None:
@@ -71,21 +73,21 @@ def test_further_modules_are_drawn_saved_and_read(tmp_path: Path) -> None:
 
     folder = write_bert(tmp_path / "model")
     config = AutoConfig.from_pretrained(folder)
-    base = concrete_class(AutoModelForTokenClassification, config)
+    kind = WithFurther(sentiment(0)[0], None, [], 32)
     models = []
     for seed, random in ((1, False), (1, False), (2, False), (3, True)):
         torch.manual_seed(seed)
-        models.append(load_extended(extended(), folder, config, random))
+        models.append(kind.model(folder, config, random))
     weights = [model.further.weight.detach() for model in models]
     assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
     assert 0.01 < weights[0].std() < 0.03  # as the model draws its own
     words = [model.bert.embeddings.word_embeddings.weight for model in models]
     assert torch.equal(words[0], words[2]) and not torch.equal(words[0], words[3])
     models[0].bfloat16().save_pretrained(tmp_path / "saved")
-    again = load_extended(extended(), tmp_path / "saved", AutoConfig.from_pretrained(tmp_path / "saved"), False)
+    again = kind.model(tmp_path / "saved", AutoConfig.from_pretrained(tmp_path / "saved"), False)
     assert torch.equal(again.further.weight, models[0].further.weight.float())
     plain = AutoModelForTokenClassification.from_pretrained(tmp_path / "saved")
-    assert type(plain) is base and plain.config.architectures == [base.__name__]
+    assert plain.config.architectures == [type(plain).__name__] == ["BertForTokenClassification"]
     config = AutoConfig.from_pretrained(tmp_path / "saved", num_labels=5)
     with pytest.raises(ConfigError, match="weights of other sizes than the task needs"):
-        load_extended(extended(), tmp_path / "saved", config, False)
+        kind.model(tmp_path / "saved", config, False)
