@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.apps.downstream.fit import FitSettings, Point, run_point
+from ctxlm_ds.apps.downstream.fit import FitSettings, Point, Tuning, run_point
 from ctxlm_ds.apps.downstream.prepare import make_kind, make_sets, read_parts
 from ctxlm_ds.apps.downstream.task import load_task
-from ctxlm_ds.apps.downstream.tuning import Tuning
 from tests.dist.forks import fork_ranks
 from tests.downstream_models import WORDS, sentiment, write_bert, write_gpt2, write_rows, write_t5
 

@@ -168,7 +168,10 @@ def _table_rows(task: TaskDescription, path: Path, text: str, labelled: bool) ->
                 continue
             if not width:
                 width = len(row)
-                _check_columns(task, row, f"{path}:{start}", delimiter, labelled)
+                other = next((one for one in "\t,;|" if one != delimiter and one in row[0]), None)
+                if width == 1 and labelled and other is not None:
+                    raise DataError(f"{path}:{start}: the line has no {delimiter!r} but {other!r}: wrong delimiter; "
+                                    "`format` of the task is tsv (tab) or csv (comma)")  # fmt: skip
                 if task.header:
                     names = [name.strip() for name in row]
                     continue
@@ -183,25 +186,6 @@ def _table_rows(task: TaskDescription, path: Path, text: str, labelled: bool) ->
         raise DataError(f"{path}:{reader.line_num}: {error}; see `quoted` of the task's description") from None
     if broken:
         logger.info("%s: %s with another number of columns left out", path, counted(broken, "line"))
-
-
-def _check_columns(task: TaskDescription, first: list[str], origin: str, delimiter: str, labelled: bool) -> None:
-    """Refuse a wrong delimiter or a missing column at the first line."""
-    names = [name.strip() for name in first] if task.header else []
-    for role, value in task.columns.items():
-        if role == "label" and not labelled:
-            continue
-        for column in value if isinstance(value, list) else [value]:
-            found = column in names if isinstance(column, str) else column < len(first)
-            if found:
-                continue
-            other = next((one for one in ("\t", ",", ";", "|") if one != delimiter and one in first[0]), None)
-            if len(first) == 1 and other is not None:
-                raise DataError(f"{origin}: the line has no {delimiter!r} but {other!r}: wrong delimiter; "
-                                "`format` of the task is tsv (tab) or csv (comma)")  # fmt: skip
-            has = f"columns {', '.join(names)}" if names else f"{len(first)} columns"
-            hint = did_you_mean(column, names) if isinstance(column, str) else ""
-            raise DataError(f"{origin}: no column {column}; the file has {has}{hint}")
 
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Row]]:
@@ -221,7 +205,8 @@ def _cell(row: Row, column: Column, origin: str, required: bool = True) -> Any:
     value = row.get(column)
     if value is None and required:
         names = [name for name in row if isinstance(name, str)]
-        raise DataError(f"{origin}: no {column}; the line has {', '.join(names)}{did_you_mean(str(column), names)}")
+        has = f"{', '.join(names) or counted(len(row), 'column')}{did_you_mean(str(column), names)}"
+        raise DataError(f"{origin}: no {column}; the line has {has}")
     if not required or isinstance(value, (str, int, float)):
         return value
     raise DataError(f"{origin}: {column} is {show_value(value)}, not a text or a number")

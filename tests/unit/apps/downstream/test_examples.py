@@ -83,7 +83,7 @@ def test_sentences_and_paragraphs_are_read(tmp_path: Path) -> None:
         (TEXTS, b"", "empty"),
         (TEXTS, b"s\ty\n", "no examples"),
         (TEXTS, b"s\ty\na\t1\n\xff\t0\n", ":3: invalid UTF-8"),
-        (TEXTS, b"s\tz\na\t1\n", ":1: no column y; the file has columns s, z"),
+        (TEXTS, b"s\tz\na\t1\n", ":2: no y; the line has s, z"),
         (TEXTS, b"s,y\na,1\n", "wrong delimiter"),
         (TEXTS, b"s\ty\na\t1\tb\n", ":2: 3 columns, the first line has 2"),
         (TEXTS | {"labels": ["0", "1"]}, b"s\ty\na\t2\n", ':2: unknown label "2"; the task has 0, 1'),
@@ -125,5 +125,5 @@ def test_a_test_file_may_lack_labels(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_text("s\na\n")
     assert read_examples(task(**TEXTS), path, labelled=False)[0].label is None
-    with pytest.raises(DataError, match="no column y"):
+    with pytest.raises(DataError, match="no y; the line has s"):
         read_examples(task(**TEXTS), path)

@@ -10,9 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.apps.downstream.fit import FitSettings, Point, load_config, make_trainer, run_point, training_arguments
+from ctxlm_ds.apps.downstream.fit import (
+    FitSettings,
+    Point,
+    Tuning,
+    load_config,
+    make_trainer,
+    run_point,
+    training_arguments,
+)
 from ctxlm_ds.apps.downstream.prepare import Parts, make_kind, make_sets
-from ctxlm_ds.apps.downstream.tuning import Tuning
 from ctxlm_ds.errors import ConfigError
 from tests.downstream_models import sentiment, write_bert
 

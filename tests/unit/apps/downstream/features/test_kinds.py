@@ -12,8 +12,14 @@ import pytest
 import torch
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.features.heads import HeadSettings
-from ctxlm_ds.apps.downstream.features.kinds import FrozenInputs, check_known_words, collate, make_frozen_kind, words_of
+from ctxlm_ds.apps.downstream.features.kinds import (
+    FrozenInputs,
+    HeadSettings,
+    check_known_words,
+    collate,
+    make_frozen_kind,
+    words_of,
+)
 from ctxlm_ds.apps.downstream.features.options import LayerChoice
 from ctxlm_ds.apps.downstream.features.sources import StaticSource
 from ctxlm_ds.apps.downstream.features.static import StaticVectors

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.fit import FitSettings, Point, load_config, run_point
+from ctxlm_ds.apps.downstream.fit import FitSettings, Point, Tuning, load_config, run_point
 from ctxlm_ds.apps.downstream.prepare import Parts, make_kind, make_sets
 from ctxlm_ds.apps.downstream.task import TaskDescription, load_task
-from ctxlm_ds.apps.downstream.tuning import Tuning
 from ctxlm_ds.errors import ConfigError
 from tests.downstream_models import sentiment, write_bert, write_gpt2
 

@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from ctxlm_ds.apps.downstream.examples import Example, read_examples
-from ctxlm_ds.apps.downstream.fit import FitSettings, Point, load_config, run_point
+from ctxlm_ds.apps.downstream.fit import FitSettings, Point, Tuning, load_config, run_point
 from ctxlm_ds.apps.downstream.kinds.spans import SpanClassification
 from ctxlm_ds.apps.downstream.prepare import Parts, make_kind, make_sets
 from ctxlm_ds.apps.downstream.task import TaskDescription, load_task
-from ctxlm_ds.apps.downstream.tuning import Tuning
 from ctxlm_ds.errors import DataError
 from tests.downstream_models import write_bert
 

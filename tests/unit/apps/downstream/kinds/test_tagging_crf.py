@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.fit import FitSettings, Point, load_config, run_point
+from ctxlm_ds.apps.downstream.fit import FitSettings, Point, Tuning, load_config, run_point
 from ctxlm_ds.apps.downstream.kinds.tagging import CrfTagging
 from ctxlm_ds.apps.downstream.prepare import Parts, load_tokenizer, make_kind, make_sets
 from ctxlm_ds.apps.downstream.tags import read_spans
 from ctxlm_ds.apps.downstream.task import TaskDescription
-from ctxlm_ds.apps.downstream.tuning import Tuning
 from ctxlm_ds.errors import ConfigError
 from tests.downstream_models import write_bert
 

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from ctxlm_ds.apps.downstream.examples import Example, read_examples
-from ctxlm_ds.apps.downstream.fit import FitSettings, Point, make_trainer, run_point, training_arguments
+from ctxlm_ds.apps.downstream.fit import FitSettings, Point, Tuning, make_trainer, run_point, training_arguments
 from ctxlm_ds.apps.downstream.kinds.text_to_text import TextToText, mean_over_tokens
 from ctxlm_ds.apps.downstream.metrics import UNKNOWN
 from ctxlm_ds.apps.downstream.prepare import Parts, make_kind, make_sets
 from ctxlm_ds.apps.downstream.task import TaskDescription, load_task
-from ctxlm_ds.apps.downstream.tuning import Tuning
 from ctxlm_ds.errors import ConfigError, DataError
 from tests.downstream_models import WORDS, sentiment, word_tokenizer, write_t5
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ctxlm_ds.apps.downstream.features.heads import FrozenModel, HeadSettings, InputShape, ScalarMix
+from ctxlm_ds.apps.downstream.features.kinds import FrozenModel, HeadSettings, InputShape, ScalarMix
 
 SHAPE = InputShape(num_vectors=3, width=5, static_width=2)
 SETTINGS = HeadSettings(hidden_size=4)

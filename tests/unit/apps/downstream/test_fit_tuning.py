@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.apps.downstream.tuning import (
+from ctxlm_ds.apps.downstream.fit import (
     GradualUnfreezing,
     Tuning,
     apply_tuning,
