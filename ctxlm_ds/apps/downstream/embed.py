@@ -86,7 +86,7 @@ def main() -> None:
 
 def split_texts(texts: Iterable[str], lines: bool, is_split: bool) -> Iterator[list[str]]:
     """Yield the words of each sentence (or line) of some texts; with `is_split` white space separates all words."""
-    from ctxlm_ds.apps.downstream.features.static import split_words
+    from ctxlm_ds.apps.downstream.features.sources import split_words
     from ctxlm_ds.data.preprocess.sentences import split_sentences
 
     for text in texts:

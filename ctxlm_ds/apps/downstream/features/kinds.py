@@ -23,8 +23,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_se
 
 from ctxlm_ds.apps.downstream.examples import Example, Parts
 from ctxlm_ds.apps.downstream.features.options import LayerChoice
-from ctxlm_ds.apps.downstream.features.sources import FeatureSource, StaticSource, open_source
-from ctxlm_ds.apps.downstream.features.static import split_words
+from ctxlm_ds.apps.downstream.features.sources import FeatureSource, StaticSource, open_source, split_words
 from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind
 from ctxlm_ds.apps.downstream.kinds.entries import Answer
 from ctxlm_ds.apps.downstream.kinds.sequence import Classification, Regression
@@ -338,7 +337,7 @@ def check_known_words(source: FeatureSource, sentences: Sequence[Sequence[str]])
     """
     if not isinstance(source, StaticSource):
         return
-    known = [source.static.row_of(word) is not None for words in sentences for word in words]
+    known = [source.row_of(word) is not None for words in sentences for word in words]
     if not any(known):
         raise DataError(f"{source}: has none of the task's words, such as {show_value(sentences[0][0])}; "
                         "give vectors of the same language")  # fmt: skip

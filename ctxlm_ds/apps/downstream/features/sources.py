@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import lzma
+import sys
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,12 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ctxlm_ds.apps.downstream.features.static import StaticVectors
+from ctxlm_ds.apps.downstream.examples import OPENERS
 from ctxlm_ds.apps.downstream.kinds.base import quiet_transformers
 from ctxlm_ds.apps.downstream.kinds.tagging import encode_windows, word_places
 from ctxlm_ds.apps.downstream.prepare import load_tokenizer, longest_input
-from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.export.base import WordLayers, own_format_in
+from ctxlm_ds.installed import check_extra
+from ctxlm_ds.recipe.problems import show_value
 
 Words = Sequence[str]
 Vectors = NDArray[np.float32]
@@ -28,6 +35,9 @@ BLOCK = 1024
 BATCH = 32
 LONGEST = 512
 """Most tokens of a window."""
+BINARY = ".bin"
+DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error)
+"""What reading a damaged file raises, plain or compressed."""
 
 
 class FeatureSource(ABC):
@@ -54,12 +64,12 @@ class FeatureSource(ABC):
 def open_source(
     path: Path, pooling: Pooling | None = None, vocabulary: Container[str] | None = None, separate: bool = False
 ) -> FeatureSource:
-    """Open a source.
+    """Open a folder in Hugging Face's form or in a family's own format (ELMo), or a file of static vectors.
 
     Args:
-        path: a folder in Hugging Face's form or in a family's own format (ELMo), or a file of static vectors.
+        path: the folder or file.
         pooling: vector of a word of several subwords (None: the first one's), refused for a source without subwords.
-        vocabulary: words of a file that are kept (also in lower case); None keeps all.
+        vocabulary: words of a file that are kept; None keeps all.
         separate: both directions of an ELMo as separate layers: 2L + 1.
 
     Raises:
@@ -76,25 +86,31 @@ def open_source(
         return TransformersSource(path, pooling or "first")
     if not path.is_file():
         raise ConfigError(f"{path}: no such file or folder; give a model's folder or a file of static vectors")
-    return StaticSource(str(path), StaticVectors.read(path, vocabulary))
+    return read_static(path, vocabulary)
 
 
 class StaticSource(FeatureSource):
-    """One vector for each word, regardless of what surrounds it."""
+    """One vector for each word: its own, that of the word in lower case, or 0."""
 
-    def __init__(self, name: str, static: StaticVectors) -> None:
-        super().__init__(name, 1, static.width)
-        self.static = static
-        self.num_words = 0
-        """Words that were looked up."""
-        self.num_unknown = 0
-        """Words among them without a vector."""
+    def __init__(self, name: str, rows: dict[str, int], table: Vectors) -> None:
+        super().__init__(name, 1, table.shape[1])
+        self.rows, self.table = rows, table
+        self.num_words = self.num_unknown = 0
+        """Words that were looked up, and those among them without a vector."""
+
+    def row_of(self, word: str) -> int | None:
+        """Return the row of a word in the table, or of the word in lower case."""
+        return self.rows.get(word, self.rows.get(word.lower()))
 
     def block(self, sentences: Sequence[Words]) -> Iterator[Vectors]:
         for words in sentences:
+            rows = [self.row_of(word) for word in words]
+            known = [place for place, row in enumerate(rows) if row is not None]
+            found = np.zeros((1, len(words), self.width), dtype=np.float32)
+            found[0, known] = self.table[[rows[place] for place in known]]
             self.num_words += len(words)
-            self.num_unknown += sum(self.static.row_of(word) is None for word in words)
-            yield self.static.look_up(words)[None]
+            self.num_unknown += rows.count(None)
+            yield found
 
 
 class OwnSource(FeatureSource):
@@ -171,3 +187,103 @@ def _by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
     order = sorted(range(len(lengths)), key=lambda at: lengths[at])
     for start in range(0, len(order), BATCH):
         yield order[start : start + BATCH]
+
+
+def read_static(path: Path, vocabulary: Container[str] | None = None) -> StaticSource:
+    """Read GloVe's text, word2vec's text (a first line with numbers of words and columns), or `.bin`, also .xz and .gz.
+
+    Only words of the vocabulary are kept, if there is one.
+
+    Raises:
+        DataError: a line is damaged; names file, line and remedy.
+    """
+    plain = path.with_suffix("") if path.suffix in OPENERS else path
+    return (_read_binary if plain.suffix == BINARY else _read_text)(path, vocabulary)
+
+
+def _read_text(path: Path, vocabulary: Container[str] | None) -> StaticSource:
+    rows: dict[str, int] = {}
+    vectors: list[Vectors] = []
+    width = 0
+    try:
+        with OPENERS.get(path.suffix, open)(path, "rb") as file:
+            for line, content in enumerate(io.BufferedReader(file), 1):
+                content = content.rstrip()
+                word, _, numbers = content.partition(b" ")
+                if line == 1 and word.isdigit() and numbers.isdigit() and int(numbers) > 0:
+                    width = int(numbers)
+                    continue
+                count = numbers.count(b" ") + 1 if numbers else 0
+                width = width or count
+                if count > width:
+                    word, numbers, count = _with_spaces(content, width)
+                text = _decoded(word, f"{path}:{line}")
+                if count != width:
+                    raise DataError(f"{path}:{line}: {count} numbers after the word, the lines before have {width}; "
+                                    "cut off, or two lines in one? Copy the file again or remove the line")  # fmt: skip
+                if text in rows or not (vocabulary is None or text in vocabulary):
+                    continue
+                rows[text] = len(vectors)
+                vectors.append(_numbers(numbers, width, f"{path}:{line}", text))
+    except DAMAGED as error:
+        raise DataError(f"{path}: damaged or cut off ({error})") from None
+    if not width:
+        raise DataError(f"{path}: the file is empty")
+    return StaticSource(str(path), rows, np.array(vectors, dtype=np.float32).reshape(-1, width))
+
+
+def _decoded(word: bytes, origin: str) -> str:
+    try:
+        return word.decode("utf-8")
+    except UnicodeDecodeError:
+        raise DataError(f"{origin}: the word is no UTF-8; convert the file, and name binary files {BINARY}") from None
+
+
+def _with_spaces(content: bytes, width: int) -> tuple[bytes, bytes, int]:
+    """Return word, numbers and how many of a line whose word has spaces (GloVe's 840B).
+
+    If the word ends with a number, these are too many.
+    """
+    word, *numbers = content.rsplit(b" ", width)
+    parts = word.split(b" ")
+    try:
+        float(parts[-1])
+    except ValueError:
+        return word, b" ".join(numbers), width
+    return parts[0], content.partition(b" ")[2], len(parts) - 1 + width
+
+
+def _numbers(text: bytes, width: int, origin: str, word: str) -> Vectors:
+    try:
+        found = np.array(text.split(b" "), dtype=np.float32)
+    except ValueError:
+        raise DataError(f"{origin}: a line is a word and {width} numbers; what follows {show_value(word)} is not; "
+                        "remove the line") from None  # fmt: skip
+    if not np.isfinite(found).all():
+        raise DataError(f"{origin}: a number of {show_value(word)} is not finite; remove the line")
+    return found
+
+
+def _read_binary(path: Path, vocabulary: Container[str] | None) -> StaticSource:
+    check_extra("downstream", ["gensim"])
+    from gensim.models import KeyedVectors
+
+    try:
+        found = KeyedVectors.load_word2vec_format(str(path), binary=True)
+    except (*DAMAGED, ValueError, MemoryError) as error:
+        raise DataError(f"{path}: no binary file of word2vec ({error}); other names than *{BINARY} are text") from None
+    kept = [word for word in found.index_to_key if vocabulary is None or word in vocabulary]
+    rows = {word: row for row, word in enumerate(kept)}
+    return StaticSource(str(path), rows, found.vectors[[found.key_to_index[word] for word in kept]].astype(np.float32))
+
+
+def split_words(text: str) -> list[str]:
+    """Split a text at white space and around punctuation marks, as BERT's and ELMo's first step does."""
+    return [sys.intern(word) for word, _ in _splitter().pre_tokenize_str(text)]
+
+
+@cache
+def _splitter() -> Any:
+    from tokenizers import pre_tokenizers
+
+    return pre_tokenizers.BertPreTokenizer()

@@ -22,7 +22,6 @@ from ctxlm_ds.apps.downstream.features.kinds import (
 )
 from ctxlm_ds.apps.downstream.features.options import LayerChoice
 from ctxlm_ds.apps.downstream.features.sources import StaticSource
-from ctxlm_ds.apps.downstream.features.static import StaticVectors
 from ctxlm_ds.apps.downstream.fit import FitSettings, Point, run_point
 from ctxlm_ds.apps.downstream.prepare import Parts, make_sets
 from ctxlm_ds.apps.downstream.task import TaskDescription
@@ -30,7 +29,7 @@ from ctxlm_ds.errors import ConfigError, DataError
 from tests.downstream_models import WORDS, sentiment
 
 TABLE = 3 * np.random.default_rng(1).normal(size=(len(WORDS), 6)).astype(np.float32)
-STATIC = StaticSource("vectors.txt", StaticVectors({word: at for at, word in enumerate(WORDS)}, TABLE))
+STATIC = StaticSource("vectors.txt", {word: at for at, word in enumerate(WORDS)}, TABLE)
 POINT = Point(batch_size=2, learning_rate=5e-2, epochs=4, seed=1)
 HEAD = HeadSettings(hidden_size=8, dropout=0.0)
 
@@ -39,12 +38,11 @@ class Layers(StaticSource):
     """Three layers, of which the second knows the words."""
 
     def __init__(self) -> None:
-        super().__init__("layers", STATIC.static)
+        super().__init__("layers", STATIC.rows, TABLE)
         self.num_layers = 3
 
     def vectors(self, sentences: Any) -> Any:
-        for words in sentences:
-            known = self.static.look_up(words)
+        for (known,) in self.block(sentences):
             yield np.stack([np.zeros_like(known), known, np.ones_like(known)])
 
 

@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.apps.downstream.embed import split_texts
-from ctxlm_ds.apps.downstream.features.static import StaticVectors, split_words
+from ctxlm_ds.apps.downstream.features.sources import StaticSource, read_static, split_words
 from ctxlm_ds.errors import DataError
 
 GLOVE = "the 0.25 -1.5 3e-2\nTür 1 2 3\n. 4 5 6\n"
 SENTENCES = [["the", "film", "was", "good"], ["the", "Film", "was", "bad", "."]] * 20
+
+
+def look_up(static: StaticSource, *words: str) -> np.ndarray:
+    return next(static.vectors([words]))[0]
 
 
 def write(path: Path, text: str) -> Path:
@@ -32,25 +36,25 @@ def test_files_are_read_as_gensim_reads_them(tmp_path: Path) -> None:
     (tmp_path / "vectors.bin.gz").write_bytes(gzip.compress((tmp_path / "vectors.bin").read_bytes()))
     (tmp_path / "vectors.bin.xz").write_bytes(lzma.compress((tmp_path / "vectors.bin").read_bytes()))
     for name in ("vectors.txt", "vectors.bin", "vectors.txt.gz", "vectors.bin.gz", "vectors.bin.xz"):
-        found = StaticVectors.read(tmp_path / name)
+        found = read_static(tmp_path / name)
         assert list(found.rows) == trained.index_to_key and np.array_equal(found.table, trained.vectors)
-        kept = StaticVectors.read(tmp_path / name, {"the", "bad"})
-        assert set(kept.rows) == {"the", "bad"} and np.array_equal(kept.look_up(["bad"])[0], trained["bad"])
+        kept = read_static(tmp_path / name, {"the", "bad"})
+        assert set(kept.rows) == {"the", "bad"} and np.array_equal(look_up(kept, "bad")[0], trained["bad"])
     path = write(tmp_path / "glove.txt", GLOVE)
     theirs = KeyedVectors.load_word2vec_format(str(path), binary=False, no_header=True)
-    assert np.array_equal(StaticVectors.read(path).look_up(["the", "Tür", "."]), theirs.vectors)
+    assert np.array_equal(look_up(read_static(path), "the", "Tür", "."), theirs.vectors)
 
 
 def test_words_have_spaces(tmp_path: Path) -> None:
     path = write(tmp_path / "glove.txt", "the 1 2 3\n. . . 4 5 6\nat name@domain.com 7 8 9\n. 0 0 1\n")
-    found = StaticVectors.read(path)
+    found = read_static(path)
     assert list(found.rows) == ["the", ". . .", "at name@domain.com", "."]
     assert found.table[1:3].tolist() == [[4, 5, 6], [7, 8, 9]]
 
 
 def test_words_are_looked_up_as_they_are_then_in_lower_case(tmp_path: Path) -> None:
-    static = StaticVectors.read(write(tmp_path / "glove.txt", GLOVE))
-    assert static.look_up(["The", "tür", "THE"]).tolist() == [[0.25, -1.5, np.float32(3e-2)], [0, 0, 0]] + [
+    static = read_static(write(tmp_path / "glove.txt", GLOVE))
+    assert look_up(static, "The", "tür", "THE").tolist() == [[0.25, -1.5, np.float32(3e-2)], [0, 0, 0]] + [
         static.table[0].tolist()
     ]
 
@@ -67,17 +71,17 @@ def test_words_are_looked_up_as_they_are_then_in_lower_case(tmp_path: Path) -> N
 )
 def test_a_damaged_line_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        StaticVectors.read(write(tmp_path / "bad.txt", text))
+        read_static(write(tmp_path / "bad.txt", text))
 
 
 def test_files_of_another_form_are_refused(tmp_path: Path) -> None:
     for name in ("bad.bin", "bad.bin.gz", "bad.bin.xz"):
         (tmp_path / name).write_bytes(b"no vectors at all")
         with pytest.raises(DataError, match="no binary file of word2vec"):
-            StaticVectors.read(tmp_path / name)
+            read_static(tmp_path / name)
     (tmp_path / "bad.txt").write_bytes(b"\xff\xfe 1 2 3\n")
     with pytest.raises(DataError, match=r"bad\.txt:1: the word is no UTF-8"):
-        StaticVectors.read(tmp_path / "bad.txt")
+        read_static(tmp_path / "bad.txt")
 
 
 def test_words_of_texts() -> None:
