@@ -106,15 +106,10 @@ class DownstreamHook(Hook):
         asked_to_stop: Callable[[], bool] = lambda: False,
         make_command: Callable[[DownstreamTask, Path], list[str]] = command,
     ) -> None:
-        """Follow a run.
+        """Judge `tasks` (evaluation.downstream) on checkpoints of a run; `call_hooks` calls a method of every hook.
 
-        Args:
-            tasks: evaluation.downstream of the recipe.
-            save_minutes: watchdog.save_minutes, the time that the other ranks' watchdogs allow for the end of a run.
-            run_dir: of the run.
-            call_hooks: calls a method of every hook.
-            asked_to_stop: returns True if a signal asked the run to stop.
-            make_command: the command of a task and the folder of a step.
+        `save_minutes` is the time that the watchdogs of the other ranks allow for the end of the run (watchdog), which
+        `asked_to_stop` may cut short; `make_command` returns the command of a task and the folder of a step.
         """
         self._tasks = tasks
         self._longest_wait_s = math.inf if save_minutes is None else save_minutes * 60.0 / 2

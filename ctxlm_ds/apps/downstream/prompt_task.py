@@ -94,21 +94,10 @@ def draw_examples(train: Sequence[Example], count: int, seed: int) -> list[Examp
     return random.Random(seed).sample(list(train), count)
 
 
-def shipped_prompts() -> list[str]:
-    """Return the names of the tasks with a shipped prompt."""
-    return sorted(path.stem for path in PROMPT_DIR.glob("*.yaml"))
-
-
 def load_prompt(name_or_path: str) -> PromptDescription:
     """Return the shipped prompt of a task, or a YAML file.
 
     Raises:
         ConfigError: there is none, or it is wrong; lists every problem.
     """
-    path = Path(name_or_path)
-    if path.suffix not in (".yaml", ".yml"):
-        path = PROMPT_DIR / f"{name_or_path}.yaml"
-        if not path.is_file():
-            known = ", ".join(shipped_prompts())
-            raise ConfigError(f"no prompt is shipped for {name_or_path}; shipped are {known}; give --prompt FILE.yaml")
-    return load_description(PromptDescription, path, "prompt", "pattern, words")
+    return load_description(PromptDescription, name_or_path, PROMPT_DIR, "prompt", "pattern, words")[1]

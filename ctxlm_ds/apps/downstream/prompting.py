@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 from ctxlm_ds.apps.downstream.examples import Example
@@ -221,8 +222,7 @@ def _batches(rows: Sequence[Item]) -> list[list[Item]]:
 
 def _padded(rows: Sequence[Sequence[int]], fill: int) -> torch.Tensor:
     """Return rows of different lengths as [b, s]."""
-    longest = max(map(len, rows))
-    return torch.tensor([[*row, *[fill] * (longest - len(row))] for row in rows])
+    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=fill)
 
 
 @dataclass

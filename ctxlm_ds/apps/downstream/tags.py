@@ -80,12 +80,7 @@ def legal_transitions(labels: Sequence[str], spans: bool) -> NDArray[np.float64]
 
 
 def best_sequence(scores: NDArray[np.floating], transitions: NDArray[np.float64]) -> list[int]:
-    """Return the legal sequence of labels with the largest sum of scores (Viterbi).
-
-    Args:
-        scores: log-probabilities [words, labels].
-        transitions: see `legal_transitions`.
-    """
+    """Return the legal sequence of labels with the largest sum of scores [words, labels] (Viterbi)."""
     num_words, size = scores.shape
     best = scores[0] + transitions[size, :size]
     origin = np.zeros((num_words, size), dtype=np.int64)
@@ -100,11 +95,9 @@ def best_sequence(scores: NDArray[np.floating], transitions: NDArray[np.float64]
 
 
 def marginals(scores: NDArray[np.floating], transitions: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the probability of each label of each word under a linear chain (forward-backward).
+    """Return the probability of each label of each word under a linear chain of scores [words, labels].
 
-    Args:
-        scores: of each label [words, labels].
-        transitions: [labels + 2, labels + 2], see `legal_transitions`.
+    The algorithm is forward-backward; transitions are as of `legal_transitions`.
     """
     num_words, size = scores.shape
     inner = transitions[:size, :size]

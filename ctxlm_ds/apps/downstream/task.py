@@ -164,13 +164,13 @@ class TaskDescription(Section):
                 yield Problem(f"label_words.{name}", f"unknown label{did_you_mean(name, list(labels))}")
 
 
-def shipped_tasks() -> list[str]:
-    """Return the names of the shipped descriptions."""
-    return sorted(path.stem for path in TASK_DIR.glob("*.yaml"))
+def shipped(folder: Path = TASK_DIR) -> list[str]:
+    """Return the names of the shipped descriptions of tasks, or of those in another folder."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
 def is_file_name(name_or_path: str) -> bool:
-    """Return whether a task is named by the file of its description."""
+    """Return whether a description is named by its file."""
     return Path(name_or_path).suffix in (".yaml", ".yml")
 
 
@@ -180,33 +180,35 @@ def load_task(name_or_path: str) -> tuple[str, TaskDescription]:
     Raises:
         ConfigError: there is no such task, or its description is wrong; lists every problem.
     """
-    path = Path(name_or_path)
-    if not is_file_name(name_or_path):
-        path = TASK_DIR / f"{name_or_path}.yaml"
-        if not path.is_file():
-            known = shipped_tasks()
-            raise ConfigError(
-                f"--task {name_or_path}: no shipped task{did_you_mean(name_or_path, known)}; "
-                f"shipped are {', '.join(known)}; a description of your own ends in .yaml"
-            )
-    task = load_description(TaskDescription, path, "task", "kind, train, dev, format, columns, …")
+    settings = "kind, train, dev, format, columns, …"
+    path, task = load_description(TaskDescription, name_or_path, TASK_DIR, "task", settings)
     raise_problems(f"task {path}", list(task.problems()))
     return path.stem, task
 
 
-def load_description(section: type[Described], path: Path, noun: str, settings: str) -> Described:
-    """Return the section that a YAML file holds; `noun` and some of its `settings` are for messages.
+def load_description(
+    section: type[Described], name_or_path: str, folder: Path, noun: str, settings: str
+) -> tuple[Path, Described]:
+    """Return file and content of a description: one of `folder` by its name, or a YAML file.
+
+    `noun` and some of its `settings` are for messages.
 
     Raises:
         ConfigError: the file is missing, no YAML, or wrong; lists every problem.
     """
+    path = Path(name_or_path)
+    if not is_file_name(name_or_path):
+        path, names = folder / f"{name_or_path}.yaml", shipped(folder)
+        if not path.is_file():
+            raise ConfigError(f"{name_or_path}: no shipped {noun}{did_you_mean(name_or_path, names)}; shipped are "
+                              f"{', '.join(names)}; a description of your own ends in .yaml (--{noun})")  # fmt: skip
     source = read_yaml(read_text(path, ConfigError, MAX_CHARACTERS), str(path))
     title = f"{noun} {path}"
     raise_problems(title, [Problem(dotted(at), why, where=f"{path}:{line}") for at, line, why in source.problems])
     if not isinstance(source.data, dict):
         raise ConfigError(f"{path}: a {noun} is a section of settings ({settings})")
     try:
-        return section.model_validate(source.data)
+        return path, section.model_validate(source.data)
     except ValidationError as error:
         known = section.model_fields
         raise_problems(title, [Problem(dotted(one["loc"]), explain_error(one, known)) for one in error.errors()])

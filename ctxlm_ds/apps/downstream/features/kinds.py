@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -108,12 +108,11 @@ class FrozenModel(nn.Module):
         self, shape: InputShape, settings: HeadSettings, num_labels: int, answer: Answer, pairs: bool = False
     ) -> None:
         super().__init__()
-        at_input, at_output = settings.mix_at != "output", settings.mix_at != "input"
+        places = ("input", "output") if settings.mix_at == "both" else (settings.mix_at,)
         self.answer, self.pairs, self.mix_l2 = answer, pairs, settings.mix_l2
-        self.input_mix = ScalarMix(shape.num_vectors, settings.layer_dropout) if at_input else None
-        self.output_mix = ScalarMix(shape.num_vectors, settings.layer_dropout) if at_output else None
+        self.mixes = nn.ModuleDict({place: ScalarMix(shape.num_vectors, settings.layer_dropout) for place in places})
         self.dropout = nn.Dropout(settings.dropout)
-        width = shape.static_width + shape.width * at_input
+        width = shape.static_width + shape.width * ("input" in places)
         self.rnn: nn.LSTM | None = None
         if settings.encoder == "bilstm":
             self.rnn = nn.LSTM(
@@ -121,14 +120,8 @@ class FrozenModel(nn.Module):
                 dropout=settings.dropout if settings.num_layers > 1 else 0.0,
             )  # fmt: skip
             width = 2 * settings.hidden_size
-        width += shape.width * at_output
+        width += shape.width * ("output" in places)
         self.classifier = nn.Linear(width * (4 if pairs else 1), num_labels)
-
-    def mixes(self) -> Iterator[tuple[str, ScalarMix]]:
-        """Yield the mixes with their places."""
-        for place, mix in (("input", self.input_mix), ("output", self.output_mix)):
-            if mix is not None:
-                yield place, mix
 
     def forward(
         self, vectors: Tensor, lengths: Tensor, static: Tensor | None = None, labels: Tensor | None = None
@@ -155,21 +148,21 @@ class FrozenModel(nn.Module):
         else:
             loss = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED_LABEL)
         if self.training and self.mix_l2:
-            loss = loss + self.mix_l2 * torch.stack([mix.penalty() for _, mix in self.mixes()]).sum()
+            loss = loss + self.mix_l2 * torch.stack([mix.penalty() for mix in self.mixes.values()]).sum()
         return {"loss": loss, "logits": logits}
 
     def _encode(self, vectors: Tensor, static: Tensor | None, lengths: Tensor) -> Tensor:
         """Map vectors [b, n, k, w] and static ones [b, n, s] of rows of `lengths` [b] words to [b, n, d]."""
         parts = [] if static is None else [static]
-        if self.input_mix is not None:
-            parts.append(self.input_mix(vectors))
+        if "input" in self.mixes:
+            parts.append(self.mixes["input"](vectors))
         x = self.dropout(torch.cat(parts, dim=-1))
         if self.rnn is not None:
             packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
             x, _ = pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=vectors.shape[1])
             x = self.dropout(x)
-        if self.output_mix is not None:
-            x = torch.cat([x, self.dropout(self.output_mix(vectors))], dim=-1)
+        if "output" in self.mixes:
+            x = torch.cat([x, self.dropout(self.mixes["output"](vectors))], dim=-1)
         return x
 
 
@@ -230,6 +223,17 @@ class Frozen(Kind):
     inputs: FrozenInputs = field(kw_only=True)
     head: HeadSettings = field(default_factory=HeadSettings, kw_only=True)
 
+    def features(self, examples: Sequence[Example]) -> Features:
+        segments = [_segments(self.task, example) for example in examples]
+        computed = iter(self.inputs.rows([words for several in segments for words in several]))
+        rows: list[dict[str, Any]] = []
+        for example, texts in zip(examples, segments, strict=True):
+            several = [next(computed) for _ in texts]
+            row: dict[str, Any] = {name: [one[name] for one in several] for name in several[0]}
+            rows.append(row | {"labels": self.target(example)} if example.label is not None or example.tags else row)
+        sources = [{"example": at, "words": range(len(texts[0]))} for at, texts in enumerate(segments)]
+        return Features(rows, sources, examples)
+
     def model(self, folder: Path, config: Any, random: bool) -> FrozenModel:
         pairs = "pair" in self.task.columns
         return FrozenModel(self.inputs.shape, self.head, len(self.labels), self.task.entry.answer, pairs)
@@ -242,7 +246,7 @@ class Frozen(Kind):
         model.eval()
         found = {
             place: {"weights": [round(one, 4) for one in mix.weights().tolist()], "gamma": round(mix.gamma.item(), 4)}
-            for place, mix in model.mixes()
+            for place, mix in model.mixes.items()
             if len(mix.scalars) > 1
         }
         return {"mix": found} if found else {}
@@ -252,32 +256,14 @@ class Frozen(Kind):
 class FrozenTagging(Frozen, Tagging):
     """One tag per word."""
 
-    def features(self, examples: Sequence[Example]) -> Features:
-        rows: list[dict[str, Any]] = []
-        for example, vectors in zip(examples, self.inputs.rows([one.words for one in examples]), strict=True):
-            labels = [self.labels.index(tag) for tag in self._tags(example)]
-            rows.append({name: [values] for name, values in vectors.items()} | {"labels": labels})
-        sources = [{"example": at, "words": range(len(example.words))} for at, example in enumerate(examples)]
-        return Features(rows, sources, examples)
-
 
 @dataclass
 class FrozenClassification(Frozen, Classification):
     """One label of a text, or of a pair of texts."""
 
-    def features(self, examples: Sequence[Example]) -> Features:
-        segments = [_segments(self.task, example) for example in examples]
-        computed = iter(self.inputs.rows([words for several in segments for words in several]))
-        rows: list[dict[str, Any]] = []
-        for example, texts in zip(examples, segments, strict=True):
-            several = [next(computed) for _ in texts]
-            row: dict[str, Any] = {name: [one[name] for one in several] for name in several[0]}
-            rows.append(row if example.label is None else row | {"labels": self.target(example)})
-        return Features(rows, [{} for _ in rows], examples)
-
 
 @dataclass
-class FrozenRegression(FrozenClassification, Regression):
+class FrozenRegression(Frozen, Regression):
     """One number of a text, or of a pair of texts."""
 
 
@@ -324,8 +310,6 @@ def make_frozen_kind(task: TaskDescription, parts: Parts, inputs: FrozenInputs, 
 def words_of(task: TaskDescription, parts: Parts) -> list[list[str]]:
     """Return the words of all texts of a task, for reading a part of a file of static vectors only."""
     examples = [*parts.train, *parts.dev, *(parts.test or [])]
-    if task.entry.reads_words:
-        return [list(example.words) for example in examples]
     return [words for example in examples for words in _segments(task, example)]
 
 
@@ -345,6 +329,8 @@ def check_known_words(source: FeatureSource, sentences: Sequence[Sequence[str]])
 
 
 def _segments(task: TaskDescription, example: Example) -> list[list[str]]:
+    if task.entry.reads_words:
+        return [list(example.words)]
     texts = [example.text, example.pair or ""] if "pair" in task.columns else [example.text]
     return [split_words(text) or [""] for text in texts]  # an empty text has one word without a vector
 

@@ -75,7 +75,7 @@ class Kind(ABC):
         """Refuse examples that do not fit (DataError with file and line); here none, the reader has checked them."""
 
     def target(self, example: Example) -> Any:
-        """Return what a row of an example with a label learns; for kinds with one label of an example."""
+        """Return what is learned for an example: number of its label or of each tag, or a number."""
         raise NotImplementedError
 
     @abstractmethod

@@ -51,10 +51,13 @@ class Tagging(Kind):
     def features(self, examples: Sequence[Example]) -> Features:
         sentences = [example.words for example in examples]
         rows, sources = encode_windows(self.tokenizer, sentences, self.max_length, self.task.stride)
-        tags = [[self.labels.index(tag) for tag in self._tags(example)] for example in examples]
+        tags = [self.target(example) for example in examples]
         for row, source in zip(rows, sources, strict=True):
             row["labels"] = self._labels(source["words"], tags[source["example"]])
         return Features(rows, sources, examples)
+
+    def target(self, example: Example) -> list[int]:
+        return [self.labels.index(tag) for tag in self._tags(example)]
 
     def predict(self, outputs: Any, features: Features) -> list[Prediction]:
         transitions = legal_transitions(self.labels, self.task.scheme is not None)
@@ -175,9 +178,7 @@ def _crf_class() -> Any:
         def forward(self, emissions: Any, labels: Any) -> tuple[torch.Tensor, torch.Tensor]:
             """Return the mean negative log-likelihood of rows, and the transitions with start and end.
 
-            Args:
-                emissions: [rows, tokens, labels].
-                labels: [rows, tokens]; IGNORED_LABEL at all but the first subwords.
+            emissions are [rows, tokens, labels], labels [rows, tokens] IGNORED_LABEL at all but the first subwords.
             """
             scores, tags, mask, has_words = _first_subwords(emissions, labels)
             likelihood = super().forward(scores, tags, mask, "none")

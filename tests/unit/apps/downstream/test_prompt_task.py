@@ -9,19 +9,19 @@ import pytest
 
 from ctxlm_ds.apps.downstream.examples import Example
 from ctxlm_ds.apps.downstream.prompt_task import (
+    PROMPT_DIR,
     PromptDescription,
     content_free,
     draw_examples,
     load_prompt,
-    shipped_prompts,
 )
-from ctxlm_ds.apps.downstream.task import load_task
+from ctxlm_ds.apps.downstream.task import load_task, shipped
 from ctxlm_ds.errors import ConfigError
 
 EXAMPLE = Example("f:1", "a {pair} film", "it moves", choices=("x", "y"))
 
 
-@pytest.mark.parametrize("name", shipped_prompts())
+@pytest.mark.parametrize("name", shipped(PROMPT_DIR))
 def test_shipped_prompts_fit_their_tasks(name: str) -> None:
     _, task = load_task(name)
     prompt = load_prompt(name)
@@ -70,7 +70,7 @@ def test_a_prompt_that_does_not_fit_is_refused(settings: dict[str, Any], problem
 
 
 def test_files_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no prompt is shipped for stsb"):
+    with pytest.raises(ConfigError, match="stsb: no shipped prompt; shipped are cola"):
         load_prompt("stsb")
     path = tmp_path / "mine.yaml"
     for text, problem in (("- a", "section of settings"), ("patern: x", "patern"), ("pattern: 3", "pattern")):

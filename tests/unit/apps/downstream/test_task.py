@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.downstream.task import load_task, shipped_tasks
+from ctxlm_ds.apps.downstream.task import load_task, shipped
 from ctxlm_ds.errors import ConfigError
 
 GOOD = "kind: classification\ntrain: a.tsv\ndev: b.tsv\nformat: tsv\ncolumns: {text: s, label: y}\n"
 
 
-@pytest.mark.parametrize("name", shipped_tasks())
+@pytest.mark.parametrize("name", shipped())
 def test_a_shipped_task_loads(name: str) -> None:
     found, task = load_task(name)
     assert found == name and task.title and task.judged_by

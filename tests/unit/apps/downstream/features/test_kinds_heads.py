@@ -30,9 +30,7 @@ def test_what_is_behind_a_text_changes_nothing(mix_at: str, encoder: str) -> Non
     model = FrozenModel(SHAPE, replace(SETTINGS, mix_at=mix_at, encoder=encoder), 3, "tags").eval()
     inputs = batch()
     logits = model(**inputs)["logits"]
-    assert logits.shape == (2, 4, 3) and [place for place, _ in model.mixes()] == (
-        ["input", "output"] if mix_at == "both" else [mix_at]
-    )
+    assert logits.shape == (2, 4, 3) and list(model.mixes) == (["input", "output"] if mix_at == "both" else [mix_at])
     inputs["vectors"][1, 2:] = 9.0
     inputs["static"][1, 2:] = 9.0
     torch.testing.assert_close(model(**inputs)["logits"][1, :2], logits[1, :2])
@@ -67,7 +65,7 @@ def test_the_penalty_is_part_of_the_loss_of_training() -> None:
     settings = replace(SETTINGS, mix_at="both", mix_l2=0.5, dropout=0.0)
     model = FrozenModel(SHAPE, settings, 3, "tags")
     labels = torch.tensor([[0, 1, 2, 0], [1, 2, -100, -100]])
-    for _, mix in model.mixes():
+    for mix in model.mixes.values():
         mix.scalars.data.copy_(torch.tensor([1.0, 0.0, -2.0]))
     losses = [model.train(training)(**batch(), labels=labels)["loss"] for training in (True, False)]
     torch.testing.assert_close(losses[0] - losses[1], torch.tensor(0.5 * 2 * 5.0))
