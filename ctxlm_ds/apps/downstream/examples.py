@@ -60,15 +60,15 @@ class Example:
 
     def shown_label(self) -> str:
         """Return what is right on one line; empty if it is not known."""
-        return self.label or " ".join(self.tags) or "; ".join(answer for answer, _ in self.answers)
+        return self.label or " ".join(self.tags) or "; ".join(self.right_texts())
+
+    def right_texts(self) -> list[str]:
+        """Return the right answers, or the label."""
+        return [answer for answer, _ in self.answers] or ([] if self.label is None else [self.label])
 
 
 def find_file(data: Path, name: str) -> Path:
-    """Return the path of a task's file, or of its compressed form.
-
-    Raises:
-        DataError: neither exists.
-    """
+    """Return the path of a task's file or of its compressed form (DataError if neither exists)."""
     for suffix in OPENERS:
         path = data / f"{name}{suffix}"
         if path.is_file():

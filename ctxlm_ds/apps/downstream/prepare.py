@@ -30,11 +30,7 @@ def read_parts(task: TaskDescription, data: Path, limit: int | None = None) -> P
 
 
 def kind_class(task: TaskDescription, variant: str | None = None) -> type[Kind]:
-    """Return the class of a task's kind, or of another form of it (`TaskKind.forms`).
-
-    Raises:
-        ConfigError: the kind has no such variant.
-    """
+    """Return the class of a task's kind or of another form (`TaskKind.forms`), which it must have (ConfigError)."""
     entry = task.entry
     if variant is not None and variant not in entry.forms:
         known = ", ".join(name for name in TASKS.names() if variant in TASKS.get(name).forms)

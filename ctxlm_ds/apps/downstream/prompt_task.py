@@ -95,9 +95,5 @@ def draw_examples(train: Sequence[Example], count: int, seed: int) -> list[Examp
 
 
 def load_prompt(name_or_path: str) -> PromptDescription:
-    """Return the shipped prompt of a task, or a YAML file.
-
-    Raises:
-        ConfigError: there is none, or it is wrong; lists every problem.
-    """
+    """Return the shipped prompt of a task, or a YAML file; ConfigError lists every problem."""
     return load_description(PromptDescription, name_or_path, PROMPT_DIR, "prompt", "pattern, words")[1]

@@ -29,17 +29,18 @@ logger = logging.getLogger("ctxlm_ds")
 FIRST_SENTINEL = "<extra_id_0>"
 CAUSAL_CLASSES = ("LMHeadModel", "ForCausalLM")
 BATCH_TOKENS = 4096
+Tokens = tuple[int, ...]
 
 
 class Item(NamedTuple):
     """One input of the model, and the tokens that are scored."""
 
-    input_ids: tuple[int, ...]
-    labels: tuple[int, ...]
+    input_ids: Tokens
+    labels: Tokens
     """What the decoder of an encoder-decoder is to write; empty for other models."""
     places: tuple[int, ...]
     """Positions of the logits of each scored token."""
-    targets: tuple[int, ...]
+    targets: Tokens
     """The scored tokens."""
 
     @property
@@ -98,14 +99,14 @@ class Scorer(ABC):
         logits = self.model(**{name: value.to(device) for name, value in inputs.items()}).logits.cpu()
         return [row[list(item.places)] for row, item in zip(logits, batch, strict=True)]
 
-    def _with_word(self, before: str, word: str, after: str) -> tuple[list[int], range]:
-        """Return the tokens of the complete text, and the positions of the word's."""
+    def _parts(self, before: str, word: str, after: str) -> tuple[Tokens, Tokens, Tokens]:
+        """Return the tokens before the word, those of the word, and those after it in the complete text."""
         encoded = self.tokenizer(before + word + after, return_offsets_mapping=True)
-        ids, first, last = list(encoded["input_ids"]), len(before), len(before) + len(word)
+        ids, first, last = tuple(encoded["input_ids"]), len(before), len(before) + len(word)
         places = [at for at, (start, end) in enumerate(encoded["offset_mapping"]) if start < last and end > first]
-        span = range(places[0], places[-1] + 1) if places else range(0)
-        self._check_known(ids[span.start : span.stop], word)
-        return ids, span
+        begin, end = (places[0], places[-1] + 1) if places else (0, 0)
+        self._check_known(ids[begin:end], word)
+        return ids[:begin], ids[begin:end], ids[end:]
 
     def _check_known(self, ids: Sequence[int], word: str) -> None:
         if not ids or (self.tokenizer.unk_token_id in ids and not self.scores_unknown):
@@ -116,10 +117,9 @@ class MaskedScorer(Scorer):
     """A masked language model: each token of the word is a mask, all are predicted in one pass."""
 
     def item(self, before: str, word: str, after: str) -> Item:
-        ids, span = self._with_word(before, word, after)
-        masks = [self.tokenizer.mask_token_id] * len(span)
-        given = (*ids[: span.start], *masks, *ids[span.stop :])
-        return Item(given, (), tuple(span), tuple(ids[span.start : span.stop]))
+        first, targets, last = self._parts(before, word, after)
+        masks = (self.tokenizer.mask_token_id,) * len(targets)
+        return Item((*first, *masks, *last), (), places_of(targets, len(first)), targets)
 
 
 class CausalScorer(Scorer):
@@ -133,8 +133,8 @@ class CausalScorer(Scorer):
         given = self._tokens(context) if context else [self._first_token()]
         ids = self._tokens(context + word) if context else [*given, *self._tokens(word)]
         self._check_known(ids[len(given) :], word)
-        places = range(len(given) - 1, len(ids) - 1)
-        return Item(tuple(ids[:-1]), (), tuple(places), tuple(ids[len(given) :]))
+        targets = tuple(ids[len(given) :])
+        return Item(tuple(ids[:-1]), (), places_of(targets, len(given) - 1), targets)
 
     def _first_token(self) -> int:
         """Return what an empty text begins with."""
@@ -159,20 +159,23 @@ class SentinelScorer(Scorer):
     """A T5: a sentinel is in place of the word, which the decoder writes after the same sentinel."""
 
     def item(self, before: str, word: str, after: str) -> Item:
-        ids, span = self._with_word(before, word, after)
+        first, targets, last = self._parts(before, word, after)
         sentinel = self.tokenizer.convert_tokens_to_ids(FIRST_SENTINEL)
-        targets = ids[span.start : span.stop]
-        given = (*ids[: span.start], sentinel, *ids[span.stop :])
-        return Item(given, (sentinel, *targets), tuple(range(1, len(targets) + 1)), tuple(targets))
+        return Item((*first, sentinel, *last), (sentinel, *targets), places_of(targets, 1), targets)
 
 
 class InfillingScorer(Scorer):
     """A BART: one mask is in place of the word, and the decoder writes the complete text."""
 
     def item(self, before: str, word: str, after: str) -> Item:
-        ids, span = self._with_word(before, word, after)
-        given = (*ids[: span.start], self.tokenizer.mask_token_id, *ids[span.stop :])
-        return Item(given, tuple(ids), tuple(span), tuple(ids[span.start : span.stop]))
+        first, targets, last = self._parts(before, word, after)
+        given = (*first, self.tokenizer.mask_token_id, *last)
+        return Item(given, (*first, *targets, *last), places_of(targets, len(first)), targets)
+
+
+def places_of(targets: Tokens, start: int) -> tuple[int, ...]:
+    """Return consecutive positions of the scored tokens."""
+    return tuple(range(start, start + len(targets)))
 
 
 def load_scorer(folder: Path, tokenizer: Any, scores_unknown: bool = False) -> Scorer:
@@ -286,11 +289,7 @@ class Prompting:
             logger.warning("unknown tokens in %d of %d choices are scored like others", unknown, len(items))
 
     def fit(self, example: Example, given: str) -> tuple[list[Item], bool]:
-        """Return an input for each word, and whether the example was shortened for them to fit.
-
-        Raises:
-            ConfigError: not even an empty example fits behind the solved ones.
-        """
+        """Return an input for each word, and whether the example was cut; ConfigError if not even an empty one fits."""
         words, was_cut = self._words(example), False
         while True:
             before, after = self.prompt.gapped(example, self.scorer.causal)

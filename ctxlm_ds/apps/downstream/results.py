@@ -106,11 +106,7 @@ def grid_points(
 
 
 def is_done(folder: Path, wanted: dict[str, Any]) -> bool:
-    """Return whether a point has a result of the same settings.
-
-    Raises:
-        ConfigError: it has one of other settings.
-    """
+    """Return whether a point has a result, which must be of the same settings (ConfigError)."""
     if not (folder / RESULT_NAME).is_file():
         return False
     recorded = read_object(folder / "settings.json")
@@ -139,11 +135,7 @@ def write_point(
 
 
 def read_results(output: Path, wanted: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what metrics.json of each finished point holds.
-
-    Raises:
-        ConfigError: a point has other settings.
-    """
+    """Return metrics.json of each finished point, all of the same settings (ConfigError)."""
     folders = [path for path in sorted(output.glob("points/*-seed*")) if path.name.rpartition("-seed")[2].isdigit()]
     return [read_object(path / RESULT_NAME) or {} for path in folders if is_done(path, wanted)]
 

@@ -89,7 +89,9 @@ class Targets:
         every, inside = self.unigrams()
         labels = np.concatenate([_labels(batch) for batch in self.held_out()])
         restored = np.concatenate([self._restored(batch) for batch in self.held_out()])
-        return _unigram(every, labels), _unigram(inside, labels[restored])
+        sides = ((every, labels), (inside, labels[restored]))
+        first, second = (_means(-np.log(shares)[read], read == shares.argmax()) for shares, read in sides)
+        return first, second
 
     def model_figures(self, folder: Path, shift: int = 0) -> tuple[Figures, Figures]:
         """Return the figures of an exported model, computed by transformers, on the same tokens.
@@ -126,10 +128,6 @@ def _labels(batch: Batch) -> NDArray[np.int64]:
     """Return the target tokens [t] of a batch."""
     labels = batch.fields[LABELS].numpy()
     return labels[labels != IGNORE_LABEL].astype(np.int64)
-
-
-def _unigram(shares: Shares, labels: NDArray[np.int64]) -> Figures:
-    return Figures(float(-np.log(shares)[labels].mean()), float((labels == shares.argmax()).mean()))
 
 
 def _means(loss: NDArray[np.float64], hit: NDArray[np.bool_]) -> Figures:

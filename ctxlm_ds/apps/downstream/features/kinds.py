@@ -293,11 +293,7 @@ def kind_of_features(arguments: argparse.Namespace, task: TaskDescription, parts
 
 
 def make_frozen_kind(task: TaskDescription, parts: Parts, inputs: FrozenInputs, head: HeadSettings) -> Kind:
-    """Return the kind of a task over frozen vectors.
-
-    Raises:
-        ConfigError: the task is of another kind, or the RNN would read nothing.
-    """
+    """Return the kind of a task over frozen vectors; ConfigError if it has none, or the RNN would read nothing."""
     if task.entry.frozen is None:
         raise ConfigError(f"--features: tasks of kind {task.kind} are fine-tuned only (--model)")
     if head.mix_at == "output" and inputs.static is None:
@@ -314,11 +310,7 @@ def words_of(task: TaskDescription, parts: Parts) -> list[list[str]]:
 
 
 def check_known_words(source: FeatureSource, sentences: Sequence[Sequence[str]]) -> None:
-    """Log which share of a task's words has a static vector; other sources have one for each word.
-
-    Raises:
-        DataError: none has.
-    """
+    """Log the share of a task's words with a static vector, DataError for none; other sources have one of each."""
     if not isinstance(source, StaticSource):
         return
     known = [source.row_of(word) is not None for words in sentences for word in words]

@@ -85,10 +85,8 @@ class LayerChoice:
 
     def shape(self, num_layers: int, width: int) -> tuple[int, int]:
         """Return the number of vectors of a word that `select` leaves, and their width."""
-        count = num_layers if self.number is None else self.number
-        if self.how in ("all", "mix"):
-            return count, width
-        return 1, width * count if self.how == "concat" else width
+        found = self.select(np.empty((num_layers, 0, width), dtype=np.float32))
+        return found.shape[0], found.shape[2]
 
     def select(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
         """Map [layers, words, width] to [vectors, words, width]; `mix` leaves its layers for a trained mix."""

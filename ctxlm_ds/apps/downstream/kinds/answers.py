@@ -86,10 +86,10 @@ class QuestionAnswering(Kind):
         return outputs[:2]
 
     def is_right(self, prediction: Prediction, example: Example) -> bool:
-        return is_exact([answer for answer, _ in example.answers], prediction.value)
+        return is_exact(example.right_texts(), prediction.value)
 
     def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, float]:
-        right = [[answer for answer, _ in example.answers] for example in examples]
+        right = [example.right_texts() for example in examples]
         return answer_scores(right, [one.value for one in predictions], self.task.judged_by)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +16,8 @@ from torch.utils.data import Dataset
 
 from ctxlm_ds.apps.downstream.examples import Example
 from ctxlm_ds.apps.downstream.task import TaskDescription
-from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.errors import ConfigError, DataError
+from ctxlm_ds.recipe.problems import show_value
 
 IGNORED_LABEL = -100
 
@@ -153,6 +154,14 @@ class Kind(ABC):
     @abstractmethod
     def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, float]:
         """Return the task's metrics."""
+
+
+def check_labels(found: Iterable[str], known: Sequence[str], example: Example, noun: str = "label") -> None:
+    """Refuse labels of an example that the training file does not have (DataError with file and line)."""
+    for label in found:
+        if label not in known:
+            has = ", ".join(known) or "none"
+            raise DataError(f"{example.origin}: unknown {noun} {show_value(label)}; the training file has {has}")
 
 
 def quiet_transformers() -> None:

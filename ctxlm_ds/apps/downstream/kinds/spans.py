@@ -16,14 +16,13 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind, Prediction, softmax
+from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind, Prediction, check_labels, softmax
 from ctxlm_ds.apps.downstream.kinds.tagging import encode_windows, subword_positions
 from ctxlm_ds.apps.downstream.metrics import span_scores
 from ctxlm_ds.apps.downstream.tags import OUTSIDE, Span, read_spans
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.console import counted
-from ctxlm_ds.errors import ConfigError, DataError
-from ctxlm_ds.recipe.problems import show_value
+from ctxlm_ds.errors import ConfigError
 
 logger = logging.getLogger("ctxlm_ds")
 WIDTH_SIZE, HIDDEN_SIZE, DROPOUT = 20, 150, 0.2
@@ -43,11 +42,10 @@ class SpanClassification(Kind):
     def check(self, examples: Sequence[Example]) -> None:
         too_long = total = 0
         for example in examples:
-            for start, end, label in _spans(self.task, example):
-                if label not in self.labels[1:]:
-                    raise DataError(f"{example.origin}: unknown label {show_value(label)}; the training file has "
-                                    f"{', '.join(self.labels[1:]) or 'no spans'}")  # fmt: skip
-                total, too_long = total + 1, too_long + (end - start > self.task.max_span_words)
+            spans = _spans(self.task, example)
+            check_labels((label for _, _, label in spans), self.labels[1:], example)
+            total += len(spans)
+            too_long += sum(end - start > self.task.max_span_words for start, end, _ in spans)
         if too_long:
             logger.warning("%d of %s longer than %d words, which are not found; see max_span_words",
                            too_long, counted(total, "span"), self.task.max_span_words)  # fmt: skip

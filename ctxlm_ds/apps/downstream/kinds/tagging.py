@@ -15,12 +15,11 @@ import numpy as np
 import torch
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind, Prediction, softmax
+from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind, Prediction, check_labels, softmax
 from ctxlm_ds.apps.downstream.metrics import tagging_scores
 from ctxlm_ds.apps.downstream.tags import best_sequence, legal_transitions, marginals, read_spans, write_tags
 from ctxlm_ds.apps.downstream.task import TaskDescription
-from ctxlm_ds.errors import ConfigError, DataError
-from ctxlm_ds.recipe.problems import show_value
+from ctxlm_ds.errors import ConfigError
 
 
 @dataclass
@@ -43,10 +42,7 @@ class Tagging(Kind):
 
     def check(self, examples: Sequence[Example]) -> None:
         for example in examples:
-            for tag in self._tags(example):
-                if tag not in self.labels:
-                    raise DataError(f"{example.origin}: unknown tag {show_value(tag)}; the training file has "
-                                    f"{', '.join(self.labels)}")  # fmt: skip
+            check_labels(self._tags(example), self.labels, example, "tag")
 
     def features(self, examples: Sequence[Example]) -> Features:
         sentences = [example.words for example in examples]

@@ -158,12 +158,12 @@ class TextToText(Kind):
     def is_right(self, prediction: Prediction, example: Example) -> bool:
         if self.judge is not None:
             return self.judge.is_right(prediction, example)
-        return is_exact(_right_texts(example), prediction.value)
+        return is_exact(example.right_texts(), prediction.value)
 
     def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, float]:
         if self.judge is not None:
             return self.judge.score(predictions, examples)
-        right = [_right_texts(example) for example in examples]
+        right = [example.right_texts() for example in examples]
         return answer_scores(right, [one.value for one in predictions], self.task.judged_by)
 
 
@@ -173,10 +173,6 @@ class EachExampleOnce(Seq2SeqTrainer):
     def evaluation_loop(self, *args: Any, **options: Any) -> Any:
         self.gather_function = self.accelerator.gather_for_metrics
         return super().evaluation_loop(*args, **options)
-
-
-def _right_texts(example: Example) -> list[str]:
-    return [answer for answer, _ in example.answers] or [str(example.label)]
 
 
 def mean_over_tokens(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:

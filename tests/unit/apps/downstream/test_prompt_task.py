@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.prompt_task import (
-    PROMPT_DIR,
-    PromptDescription,
-    content_free,
-    draw_examples,
-    load_prompt,
-)
+from ctxlm_ds.apps.downstream.prompt_task import PROMPT_DIR, PromptDescription, content_free, draw_examples, load_prompt
 from ctxlm_ds.apps.downstream.task import load_task, shipped
 from ctxlm_ds.errors import ConfigError
 
