@@ -74,12 +74,11 @@ def _check_family(family: str, name: str, task: TaskDescription) -> None:
     from ctxlm_ds.apps.downstream.prepare import kind_class
     from ctxlm_ds.export.base import export_of
 
-    exported = export_of(family).models()[0].config_class
-    auto_class = kind_class(task)(task, None, [], task.max_length).auto_class()
-    if getattr(transformers, exported) not in auto_class._model_mapping:
+    exported, auto = export_of(family).models()[0].config_class, kind_class(task).auto
+    if getattr(transformers, exported) not in getattr(transformers, auto)._model_mapping:
         raise ConfigError(
             f"evaluation.downstream: {name}: transformers has no model of model.family {family} for tasks of kind "
-            f"{task.kind} ({auto_class.__name__.removeprefix('AutoModel')}); leave it out"
+            f"{task.kind} ({auto.removeprefix('AutoModel')}); leave it out"
         )
 
 
@@ -124,7 +123,7 @@ class DownstreamHook(Hook):
 
     def on_run_start(self, start: RunStart) -> None:
         """Continue what an earlier attempt left, except for steps that this one takes again."""
-        self._forget_after(start.step)
+        self.on_rollback(start.step)
         steps = {step for step, folder in list_checkpoints(self._folder).items() if (folder / LINKED).is_dir()}
         for step in sorted(steps | ({start.step} if start.step else set())):
             self._add(step, last=step == start.last_step)
@@ -134,9 +133,6 @@ class DownstreamHook(Hook):
         self._add(metrics.step)
         if self._queue or self._running:
             self._advance()
-
-    def on_rollback(self, step: int) -> None:
-        self._forget_after(step)
 
     def on_run_end(self, end: RunEnd) -> None:
         """Judge the last step too and wait for all, unless the run will be resumed or has failed.
@@ -252,7 +248,7 @@ class DownstreamHook(Hook):
             for path in (folder / EXPORTED, folder / LINKED, *folder.glob(f"{EXPORTED}{PARTIAL_MARK}*")):
                 shutil.rmtree(path, ignore_errors=True)
 
-    def _forget_after(self, step: int) -> None:
+    def on_rollback(self, step: int) -> None:
         """Drop work and results of later steps."""
         if self._running is not None and self._running[0].step > step:
             self._stop()

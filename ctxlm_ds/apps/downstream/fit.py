@@ -267,27 +267,19 @@ def _heads(model: PreTrainedModel) -> dict[str, nn.Module]:
     return {name: module for name, module in added.items() if {id(one) for one in module.parameters()} - tied}
 
 
-def parameter_groups(
-    model: PreTrainedModel, learning_rate: float, weight_decay: float, layer_decay: float
-) -> list[dict[str, Any]]:
-    """Return groups for an optimizer: a learning rate per depth, weight decay for matrices only."""
+def layered_optimizer(model: PreTrainedModel, arguments: Any, layer_decay: float) -> torch.optim.Optimizer:
+    """Return AdamW with a learning rate for each depth, and weight decay for matrices only."""
     places = depths(model)
     top = max(places.values())
     groups: dict[tuple[int, bool], dict[str, Any]] = {}
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        decays = not NO_DECAY.search(name)
-        settings = {"lr": learning_rate * layer_decay ** (top - places[name]), "weight_decay": weight_decay * decays}
-        groups.setdefault((places[name], decays), {"params": [], **settings})["params"].append(parameter)
-    return list(groups.values())
-
-
-def layered_optimizer(model: PreTrainedModel, arguments: Any, layer_decay: float) -> torch.optim.Optimizer:
-    """Return AdamW with the learning rates of `parameter_groups`."""
-    groups = parameter_groups(model, arguments.learning_rate, arguments.weight_decay, layer_decay)
+        if parameter.requires_grad:
+            decays = not NO_DECAY.search(name)
+            rate = arguments.learning_rate * layer_decay ** (top - places[name])
+            group = {"params": [], "lr": rate, "weight_decay": arguments.weight_decay * decays}
+            groups.setdefault((places[name], decays), group)["params"].append(parameter)
     betas = (arguments.adam_beta1, arguments.adam_beta2)
-    return torch.optim.AdamW(groups, lr=arguments.learning_rate, betas=betas, eps=arguments.adam_epsilon)
+    return torch.optim.AdamW(list(groups.values()), lr=arguments.learning_rate, betas=betas, eps=arguments.adam_epsilon)
 
 
 class GradualUnfreezing(TrainerCallback):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,8 +33,7 @@ COUNTED_ROWS = 8192
 """Training rows whose targets are counted."""
 
 
-@dataclass(frozen=True)
-class Figures:
+class Figures(NamedTuple):
     """Of some target tokens."""
 
     loss: float
@@ -93,12 +92,12 @@ class Targets:
         first, second = (_means(-np.log(shares)[read], read == shares.argmax()) for shares, read in sides)
         return first, second
 
+    @torch.no_grad()
     def model_figures(self, folder: Path, shift: int = 0) -> tuple[Figures, Figures]:
         """Return the figures of an exported model, computed by transformers, on the same tokens.
 
-        With `shift` each row has the input of another row of its micro-batch, so many places before it.
-
-        Raises ConfigError if a row may hold several texts.
+        With `shift` each row has the input of the row so many places before in its micro-batch. Raises ConfigError if
+        a row may hold several texts.
         """
         if self.config.data.shares_rows:
             raise ConfigError("data.packing: transformers takes rows of one text; set it to false")
@@ -106,10 +105,16 @@ class Targets:
 
         model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
         losses, hits, restored = [], [], []
+        ids, _, sequences, _ = DECODER_FIELDS
         for batch in self.held_out():
-            labels = batch.fields[LABELS].long()
+            fields = {name: field.long() for name, field in batch.fields.items()}
+            labels = fields[LABELS]
             kept = labels != IGNORE_LABEL
-            logits = _logits(model, batch, shift)[kept]
+            inputs, mask = (fields[name].roll(shift, 0) for name in ("input_ids", "sequence_ids"))
+            logits = model(
+                input_ids=inputs, attention_mask=(mask > 0).long(), decoder_input_ids=fields[ids],
+                decoder_attention_mask=(fields[sequences] > 0).long(),
+            ).logits.float()[kept]  # fmt: skip
             losses.append(functional.cross_entropy(logits, labels[kept], reduction="none"))
             hits.append(logits.argmax(-1) == labels[kept])
             restored.append(self._restored(batch))
@@ -132,19 +137,6 @@ def _labels(batch: Batch) -> NDArray[np.int64]:
 
 def _means(loss: NDArray[np.float64], hit: NDArray[np.bool_]) -> Figures:
     return Figures(float(loss.mean()), float(hit.mean()))
-
-
-@torch.no_grad()
-def _logits(model: Any, batch: Batch, shift: int = 0) -> torch.Tensor:
-    """Return logits [b, t, v] of transformers' model."""
-    fields = batch.fields
-    ids, _, sequences, _ = DECODER_FIELDS
-    inputs, mask = (fields[name].roll(shift, 0) for name in ("input_ids", "sequence_ids"))
-    logits: torch.Tensor = model(
-        input_ids=inputs.long(), attention_mask=(mask > 0).long(),
-        decoder_input_ids=fields[ids].long(), decoder_attention_mask=(fields[sequences] > 0).long(),
-    ).logits  # fmt: skip
-    return logits.float()
 
 
 def compare_targets(targets: Targets, folder: Path) -> list[str]:

@@ -31,7 +31,8 @@ class QuestionAnswering(Kind):
         rows, sources = [], []
         for at, owner in enumerate(owners):
             row = {name: values[at] for name, values in encoded.items()}
-            null = self._null_position(row["input_ids"])
+            ids, cls = row["input_ids"], self.tokenizer.cls_token_id
+            null = ids.index(cls) if cls in ids else 0
             spans = [
                 (start, end) if segment == 1 else None
                 for (start, end), segment in zip(offsets[at], encoded.sequence_ids(at), strict=True)
@@ -54,10 +55,6 @@ class QuestionAnswering(Kind):
     def _longest_question(self) -> int:
         return min(self.task.max_question_length, self.max_length // 2)
 
-    def _null_position(self, ids: list[int]) -> int:
-        cls = self.tokenizer.cls_token_id
-        return ids.index(cls) if cls in ids else 0
-
     def predict(self, outputs: Any, features: Features) -> list[Prediction]:
         starts, ends = outputs[0], outputs[1]
         best: list[tuple[float, str]] = [(-np.inf, "")] * len(features.examples)
@@ -67,9 +64,8 @@ class QuestionAnswering(Kind):
             owner, spans = source["example"], source["spans"]
             start, end = starts[at, : len(spans)].astype(np.float64), ends[at, : len(spans)].astype(np.float64)
             null[owner] = min(null[owner], start[source["null"]] + end[source["null"]])
-            total, first, last = best_span(
-                start, end, np.array([one is not None for one in spans]), self.task.max_answer_length
-            )
+            inside = np.array([one is not None for one in spans])
+            total, first, last = best_span(start, end, inside, self.task.max_answer_length)
             normalizers[owner].append(float(np.log(np.exp(start - start.max()).sum()) + start.max()
                                             + np.log(np.exp(end - end.max()).sum()) + end.max()))  # fmt: skip
             if total > best[owner][0]:

@@ -76,17 +76,7 @@ TEXT_TO_TEXT = TaskKind(
 SPAN_CLASSIFICATION = TaskKind(
     "spans", f"{HERE}.kinds.spans:SpanClassification", ("jsonl", "conll"), ("f1", "precision", "recall")
 )
-TASKS = Registry(
-    "task kind",
-    "ctxlm_ds.tasks",
-    {
-        "classification": f"{__name__}:CLASSIFICATION",
-        "regression": f"{__name__}:REGRESSION",
-        "multiple_choice": f"{__name__}:MULTIPLE_CHOICE",
-        "tagging": f"{__name__}:TAGGING",
-        "question_answering": f"{__name__}:QUESTION_ANSWERING",
-        "text_to_text": f"{__name__}:TEXT_TO_TEXT",
-        "span_classification": f"{__name__}:SPAN_CLASSIFICATION",
-    },
-)
+KINDS = ("classification", "regression", "multiple_choice", "tagging", "question_answering", "text_to_text",
+         "span_classification")  # fmt: skip
+TASKS = Registry("task kind", "ctxlm_ds.tasks", {name: f"{__name__}:{name.upper()}" for name in KINDS})
 """Kinds of tasks by name. An application registers them, not the core, which knows no task."""
