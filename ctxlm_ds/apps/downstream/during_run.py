@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ctxlm_ds.apps.downstream.examples import find_file
 from ctxlm_ds.apps.downstream.metrics import check_packages
-from ctxlm_ds.apps.downstream.task import TaskDescription, load_task
+from ctxlm_ds.apps.downstream.task import load_task
 from ctxlm_ds.atomic import PARTIAL_MARK, read_object
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, list_checkpoints, step_name
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, list_files
@@ -53,33 +53,28 @@ class Work(NamedTuple):
 
 
 def check_tasks(tasks: Sequence[DownstreamTask], family: str) -> None:
-    """Refuse tasks whose description, files or packages are missing, and those that the family cannot do.
+    """Refuse tasks whose description, files or packages are missing (ConfigError, DataError).
 
-    Raises:
-        ConfigError, DataError: names what is missing or does not fit.
+    Tasks of a kind for which transformers has no class of the family's exports are refused too.
     """
-    if tasks:
-        check_packages()
-    for one in tasks:
-        _, task = load_task(one.task)
-        for name in filter(None, (task.train, task.dev, task.test)):
-            find_file(Path(one.data), name)
-        _check_family(family, one.task, task)
-
-
-def _check_family(family: str, name: str, task: TaskDescription) -> None:
-    """Refuse a task for which transformers has no class of the family's exports (ConfigError)."""
+    if not tasks:
+        return
+    check_packages()
     import transformers
 
     from ctxlm_ds.apps.downstream.prepare import kind_class
     from ctxlm_ds.export.base import export_of
 
-    exported, auto = export_of(family).models()[0].config_class, kind_class(task).auto
-    if getattr(transformers, exported) not in getattr(transformers, auto)._model_mapping:
-        raise ConfigError(
-            f"evaluation.downstream: {name}: transformers has no model of model.family {family} for tasks of kind "
-            f"{task.kind} ({auto.removeprefix('AutoModel')}); leave it out"
-        )
+    for one in tasks:
+        _, task = load_task(one.task)
+        for name in filter(None, (task.train, task.dev, task.test)):
+            find_file(Path(one.data), name)
+        exported, auto = export_of(family).models()[0].config_class, kind_class(task).auto
+        if getattr(transformers, exported) not in getattr(transformers, auto)._model_mapping:
+            raise ConfigError(
+                f"evaluation.downstream: {one.task}: transformers has no model of model.family {family} for tasks of "
+                f"kind {task.kind} ({auto.removeprefix('AutoModel')}); leave it out"
+            )
 
 
 def command(task: DownstreamTask, folder: Path) -> list[str]:

@@ -10,8 +10,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.trainer_callback import EarlyStoppingCallback, PrinterCallback
 
 from ctxlm_ds.apps.downstream.kinds.base import Features, Kind, quiet_transformers
-from ctxlm_ds.apps.downstream.results import FitSettings, Point, Tuning, write_point
+from ctxlm_ds.apps.downstream.results import PARTS, FitSettings, Point, Tuning, write_point
 from ctxlm_ds.atomic import output_folder
 from ctxlm_ds.console import PLAIN_INTERVAL_S
 from ctxlm_ds.errors import ConfigError
@@ -30,18 +30,11 @@ from ctxlm_ds.recipe.json_source import deepspeed_for_trainer
 
 logger = logging.getLogger("ctxlm_ds")
 HIDDEN_FIGURES = {"epoch", "runtime", "samples_per_second", "steps_per_second"}
+Sets = Mapping[str, Features]
+"""Features of the task's parts: train, dev and, if there is one, test."""
 NO_DECAY = re.compile(r"bias$|norm", re.IGNORECASE)
 PROBLEM_TYPES = {"number": "regression", "label": "single_label_classification"}
 """Names that transformers gives to kinds of answers."""
-
-
-@dataclass(frozen=True)
-class Sets:
-    """Features of the task's parts."""
-
-    train: Features
-    dev: Features
-    test: Features | None
 
 
 def training_arguments(
@@ -105,12 +98,12 @@ def run_point(
         trainer.train()
         trainer.compute_metrics = None  # it judges the development examples only
         predicted, scores = {}, {}
-        for part, features in (("dev", sets.dev), ("test", sets.test)):
-            if features is not None:
-                predictions = kind.predict(trainer.predict(features).predictions, features)
-                predicted[part] = predictions, features.examples
-                if all(example.shown_label() or kind.task.unanswerable for example in features.examples):
-                    scores[part] = kind.score(predictions, features.examples)
+        for part in [name for name in PARTS if name in sets]:
+            features, examples = sets[part], sets[part].examples
+            predictions = kind.predict(trainer.predict(features).predictions, features)
+            predicted[part] = predictions, examples
+            if all(example.shown_label() or kind.task.unanswerable for example in examples):
+                scores[part] = kind.score(predictions, examples)
         result = {"task": kind.task.title, "model": str(model_folder), "point": asdict(point), **scores,
                   **kind.facts(trainer.model), "log": trainer.state.log_history}  # fmt: skip
         if settings.save_model:
@@ -154,12 +147,12 @@ def make_trainer(model_folder: Path, kind: Kind, sets: Sets, point: Point, setti
     optimizer = layered_optimizer(model, arguments, tuning.layer_decay) if tuning.layer_decay < 1 else None
 
     def compute_metrics(outputs: Any) -> dict[str, float]:
-        return kind.score(kind.predict(outputs.predictions, sets.dev), sets.dev.examples)
+        return kind.score(kind.predict(outputs.predictions, sets["dev"]), sets["dev"].examples)
 
     trainer = kind.trainer(
-        model=model, args=arguments, train_dataset=sets.train, eval_dataset=sets.dev, data_collator=kind.collator(),
-        compute_metrics=compute_metrics, callbacks=callbacks, optimizers=(optimizer, None),
-        preprocess_logits_for_metrics=kind.keep_logits,
+        model=model, args=arguments, train_dataset=sets["train"], eval_dataset=sets["dev"],
+        data_collator=kind.collator(), compute_metrics=compute_metrics, callbacks=callbacks,
+        optimizers=(optimizer, None), preprocess_logits_for_metrics=kind.keep_logits,
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -221,11 +214,7 @@ def depths(model: PreTrainedModel) -> dict[str, int]:
 
 
 def apply_tuning(model: PreTrainedModel, tuning: Tuning) -> Any:
-    """Freeze what is not trained, or wrap the model with LoRA; returns the model to train.
-
-    Raises:
-        ConfigError: the model has fewer layers, or no head to start with.
-    """
+    """Return the model to train: partly frozen or with LoRA; ConfigError if it has no such layers or no head."""
     if (tuning.layers == 0 or tuning.gradual) and not _heads(model):
         option = "--gradual" if tuning.gradual else "--train-layers 0"
         raise ConfigError(f"{option}: {type(model).__name__} has no separate head (its output layer is its "

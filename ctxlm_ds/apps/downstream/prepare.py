@@ -10,8 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from ctxlm_ds.apps.downstream.examples import Parts, read_files
-from ctxlm_ds.apps.downstream.fit import Sets
-from ctxlm_ds.apps.downstream.kinds.base import Kind
+from ctxlm_ds.apps.downstream.kinds.base import Features, Kind
 from ctxlm_ds.apps.downstream.kinds.entries import TASKS
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.errors import ConfigError, TokenizerError
@@ -19,11 +18,7 @@ from ctxlm_ds.registry import load_object
 
 
 def read_parts(task: TaskDescription, data: Path, limit: int | None = None) -> Parts:
-    """Read and check all files of a task and find its labels; `limit` keeps only the first training examples.
-
-    Raises:
-        DataError: names file, line and remedy.
-    """
+    """Read all files of a task (DataError names file, line, remedy); `limit` keeps the first training examples."""
     parts = read_files(task, data)
     labels = kind_class(task).find_labels(task, parts.train)
     return replace(parts, train=parts.train[:limit], labels=labels)
@@ -113,10 +108,9 @@ def longest_input(folder: Path, tokenizer: Any, limit: int) -> int:
     return int(min(limit, tokenizer.model_max_length, positions))
 
 
-def make_sets(kind: Kind, parts: Parts) -> Sets:
+def make_sets(kind: Kind, parts: Parts) -> dict[str, Features]:
     """Check all examples, then make the features of all parts."""
-    for examples in (parts.train, parts.dev, parts.test or []):
-        if examples:
-            kind.check(examples)
-    test = None if parts.test is None else kind.features(parts.test)
-    return Sets(kind.features(parts.train), kind.features(parts.dev), test)
+    found = {name: getattr(parts, name) for name in ("train", "dev", "test") if getattr(parts, name) is not None}
+    for examples in found.values():
+        kind.check(examples)
+    return {name: kind.features(examples) for name, examples in found.items()}

@@ -84,11 +84,7 @@ def content_free(example: Example) -> list[Example]:
 
 
 def draw_examples(train: Sequence[Example], count: int, seed: int) -> list[Example]:
-    """Return `count` different training examples, the same for each evaluated one (Zhao et al. 2021).
-
-    Raises:
-        ConfigError: the file has fewer.
-    """
+    """Return the training examples before each evaluated one (Zhao et al. 2021); ConfigError for too few."""
     if count > len(train):
         raise ConfigError(f"--shots {count}: the training file has {len(train)} examples")
     return random.Random(seed).sample(list(train), count)

@@ -176,7 +176,10 @@ def write_report(
     point = Point(chosen["batch_size"], chosen["learning_rate"], chosen["epochs"], chosen["seeds"][0])
     text = (output / "points" / point.name / PREDICTIONS.format("dev")).read_text(encoding="utf-8")
     predicted = [json.loads(line) for line in text.splitlines()]
-    curves = {_label(row): epoch_medians(results, row, metric) for row in summary["grid"]}
+    curves = {}
+    for row in summary["grid"]:
+        label = ", ".join(f"{heading} {row[name]:g}" for name, heading in OF_A_POINT.items())
+        curves[label] = epoch_medians(results, row, metric)
     sections = {
         "Results": [table(head, rows)],
         "Published": [_published(summary)],
@@ -184,8 +187,12 @@ def write_report(
     }
     if task.entry.answer == "label":
         sections["Confusion"] = [_confusion([(one["label"], one["prediction"]) for one in predicted])]
-    wrong = [(one["example"][:300], one["label"][:200], _shown(one["prediction"])[:200])
-             for one in predicted if not one["right"]]  # fmt: skip
+    wrong = []
+    for one in predicted:
+        value = one["prediction"]
+        shown = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+        if not one["right"]:
+            wrong.append((one["example"][:300], one["label"][:200], shown[:200]))
     sections["Wrong predictions of the chosen run"] = [table(["example", "right", "predicted"], wrong[:MAX_SHOWN])]
     write_text(output / "report.html", page(f"{task.title or summary['task']}: {summary['model']}", sections))
 
@@ -214,20 +221,12 @@ def result_rows(summary: Mapping[str, Any], settings: Mapping[str, str] = OF_A_P
     return rows
 
 
-def _label(row: Mapping[str, Any]) -> str:
-    return ", ".join(f"{heading} {row[name]:g}" for name, heading in OF_A_POINT.items())
-
-
 def _published(summary: Mapping[str, Any]) -> str:
     if not summary["published"]:
         return "<p>The description names no published score.</p>"
     rows = [[name, f"{score:.3f}"] for name, score in summary["published"].items()]
     ours = summary["chosen"]["dev"][summary["metric"]]["median"]
     return table(["model", summary["metric"]], [*rows, [str(summary["model"]), f"{ours:.3f}"]])
-
-
-def _shown(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _confusion(pairs: Sequence[tuple[str, str]]) -> str:

@@ -22,14 +22,14 @@ from ctxlm_ds.recipe.problems import show_value
 IGNORED_LABEL = -100
 
 
+@dataclass(eq=False)
 class Features(Dataset[dict[str, Any]]):
     """Features of examples: what the model reads, and where each row comes from."""
 
-    def __init__(self, rows: list[dict[str, Any]], sources: list[dict[str, Any]], examples: Sequence[Example]) -> None:
-        self.rows = rows
-        self.sources = sources
-        """Of each row: number of its example, and what the kind needs to read the outputs."""
-        self.examples = examples
+    rows: list[dict[str, Any]]
+    sources: list[dict[str, Any]]
+    """Of each row: number of its example, and what the kind needs to read the outputs."""
+    examples: Sequence[Example]
 
     def __len__(self) -> int:
         return len(self.rows)

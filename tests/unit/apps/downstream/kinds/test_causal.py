@@ -127,10 +127,10 @@ def test_a_run_learns_and_saves_what_other_classes_read(tmp_path: Path) -> None:
     # The class of transformers for this task reads the last token too, so it needs nothing of ours.
     saved = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out" / "model").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / "model")
-    ids = [row["input_ids"][0] for row in sets.dev.rows]
+    ids = [row["input_ids"][0] for row in sets["dev"].rows]
     assert tokenizer.convert_ids_to_tokens(ids[0])[-1] == "<|extract|>"
     logits = np.stack([saved(input_ids=torch.tensor([one])).logits[0].detach().numpy() for one in ids])
-    assert [one.value for one in kind.predict(logits, sets.dev)] == [one.label for one in examples]
+    assert [one.value for one in kind.predict(logits, sets["dev"])] == [one.label for one in examples]
     again = make(tmp_path / "out" / "model", task, examples, ["bad", "good"])
     model = again.model(tmp_path / "out" / "model", load_config(tmp_path / "out" / "model", again), False)
     assert torch.equal(model.score.weight, saved.score.weight)

@@ -100,7 +100,7 @@ def test_a_run_learns_saves_and_is_read_again(folder: Path, tmp_path: Path, tuni
     examples = [EXAMPLES[0], EXAMPLES[2], long] * 4
     kind = make(folder, examples)
     sets = make_sets(kind, Parts(examples, examples, None, LABELS))
-    assert len(sets.dev) > len(examples)  # the long sentence has windows
+    assert len(sets["dev"]) > len(examples)  # the long sentence has windows
     settings = FitSettings(tuning, save_model=True)
     result = run_point(folder, kind, sets, Point(4, 1e-2, 3, 1), settings, tmp_path / "out", {})
     losses = [line["loss"] for line in result["log"] if "loss" in line]

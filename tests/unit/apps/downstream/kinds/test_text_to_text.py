@@ -160,7 +160,7 @@ def test_examples_that_fill_the_last_batch_of_ranks_are_left_out(tmp_path: Path)
     kind = make_kind(task, folder, parts, "text_to_text")
     sets = make_sets(kind, parts)
     trainer = make_trainer(folder, kind, sets, POINT, FitSettings(), tmp_path)
-    assert len(kind.predict(trainer.predict(sets.dev).predictions, sets.dev)) == 2
+    assert len(kind.predict(trainer.predict(sets["dev"]).predictions, sets["dev"])) == 2
     assert trainer.gather_function == trainer.accelerator.gather_for_metrics
 
 
