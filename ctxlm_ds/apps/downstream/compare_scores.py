@@ -1,7 +1,7 @@
 """Compare models over downstream tasks: one table of the scores in several output folders, with the published ones.
 
-A folder is the --output of ctxlm_ds.finetune or ctxlm prompt. A row is a model, a
-column a task: median and spread over seeds of the task's first metric on the development file.
+A folder is the --output of ctxlm_ds.finetune or ctxlm prompt. A row is a model, a column a task: median and spread over
+seeds of the task's first metric on the development file.
 """
 
 from __future__ import annotations

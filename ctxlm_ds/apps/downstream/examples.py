@@ -88,10 +88,9 @@ class Parts:
 
 
 def read_files(task: TaskDescription, data: Path) -> Parts:
-    """Read all files of a task; without a development file, a share of the training file is held out.
+    """Read all files of a task (DataError names file, line and remedy).
 
-    Raises:
-        DataError: names file, line and remedy.
+    Without a development file, a share of the training file is held out.
     """
     train, dev = read_examples(task, find_file(data, task.train)), None
     if task.dev is not None:

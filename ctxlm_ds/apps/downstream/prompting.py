@@ -63,11 +63,7 @@ class Scorer(ABC):
 
     @abstractmethod
     def item(self, before: str, word: str, after: str) -> Item:
-        """Return the input that scores `word` between two texts.
-
-        Raises:
-            ConfigError: the tokenizer writes the word as an unknown token (unless `scores_unknown`), or as none.
-        """
+        """Return the input that scores `word` between two texts; ConfigError for a word that has no tokens."""
 
     def scores(self, items: Sequence[Item], mean: bool = False) -> NDArray[np.float64]:
         """Return the sum (or mean) of the log-probabilities in nats of each item's tokens, [items].
@@ -277,16 +273,12 @@ class Prompting:
             cut += was_cut
         if cut:
             logger.info("%s shortened to prompts of %d tokens", counted(cut, "example"), self.kind.max_length)
-        self._report_unknown(items)
-        scores = np.split(self.scorer.scores(items, self.mean), np.cumsum(counts)[:-1])
-        return [softmax(row) for row in scores]
-
-    def _report_unknown(self, items: Sequence[Item]) -> None:
-        """Warn, once, of words with tokens that the tokenizer does not know."""
         unknown = sum(self.scorer.tokenizer.unk_token_id in item.targets for item in items)
         if unknown and not self._reported_unknown:
             self._reported_unknown = True
             logger.warning("unknown tokens in %d of %d choices are scored like others", unknown, len(items))
+        scores = np.split(self.scorer.scores(items, self.mean), np.cumsum(counts)[:-1])
+        return [softmax(row) for row in scores]
 
     def fit(self, example: Example, given: str) -> tuple[list[Item], bool]:
         """Return an input for each word, and whether the example was cut; ConfigError if not even an empty one fits."""

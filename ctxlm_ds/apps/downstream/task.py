@@ -175,11 +175,7 @@ def is_file_name(name_or_path: str) -> bool:
 
 
 def load_task(name_or_path: str) -> tuple[str, TaskDescription]:
-    """Return name and description of a shipped task, or of a YAML file.
-
-    Raises:
-        ConfigError: there is no such task, or its description is wrong; lists every problem.
-    """
+    """Return name and description of a shipped task, or of a YAML file; ConfigError lists every problem."""
     settings = "kind, train, dev, format, columns, …"
     path, task = load_description(TaskDescription, name_or_path, TASK_DIR, "task", settings)
     raise_problems(f"task {path}", list(task.problems()))
@@ -191,10 +187,7 @@ def load_description(
 ) -> tuple[Path, Described]:
     """Return file and content of a description: one of `folder` by its name, or a YAML file.
 
-    `noun` and some of its `settings` are for messages.
-
-    Raises:
-        ConfigError: the file is missing, no YAML, or wrong; lists every problem.
+    `noun` and some of its `settings` are for messages; ConfigError lists every problem.
     """
     path = Path(name_or_path)
     if not is_file_name(name_or_path):

@@ -85,11 +85,9 @@ def compare_ngrams(training: Path, held_out: Path, words_of: Tokenizer | None = 
     datasets = IndexedDataset(training), IndexedDataset(held_out)
     if words_of is None:
         return _compare(*(np.asarray(dataset.tokens) for dataset in datasets))
-    lines: list[str] = []
-    for name, backward in (("forward", False), ("backward", True)):
-        sizes, *figures = _compare(*(marked_words(dataset, words_of, backward) for dataset in datasets))
-        lines += [*([] if lines else [sizes]), *(f"{name} {line}" for line in figures)]
-    return lines
+    sides = [[marked_words(dataset, words_of, backward) for dataset in datasets] for backward in (False, True)]
+    (sizes, *forward), (_, *backward) = (_compare(*side) for side in sides)
+    return [sizes, *(f"forward {line}" for line in forward), *(f"backward {line}" for line in backward)]
 
 
 def marked_words(dataset: IndexedDataset, tokenizer: Tokenizer, backward: bool) -> NDArray[np.int64]:

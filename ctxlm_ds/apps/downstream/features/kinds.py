@@ -268,11 +268,7 @@ class FrozenRegression(Frozen, Regression):
 
 
 def kind_of_features(arguments: argparse.Namespace, task: TaskDescription, parts: Parts) -> Kind:
-    """Return the kind of a task over the vectors that the options name.
-
-    Raises:
-        ConfigError, DataError: a source does not exist, is damaged, has no such layers, or none of the task's words.
-    """
+    """Return the kind of a task over the vectors that the options name (ConfigError, DataError if there are none)."""
     head = HeadSettings(arguments.encoder, arguments.hidden_size, arguments.encoder_layers, arguments.dropout,
                         arguments.mix_at, arguments.mix_l2, arguments.layer_dropout)  # fmt: skip
     choice = LayerChoice.parse(arguments.layers)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import AutoModel
 
 from ctxlm_ds.apps.downstream.examples import OPENERS
 from ctxlm_ds.apps.downstream.kinds.base import quiet_transformers
@@ -66,11 +67,8 @@ def open_source(
 ) -> FeatureSource:
     """Open a folder in Hugging Face's form or in a family's own format (ELMo), or a file of static vectors.
 
-    Args:
-        path: the folder or file.
-        pooling: vector of a word of several subwords (None: the first one's), refused for a source without subwords.
-        vocabulary: words of a file that are kept; None keeps all.
-        separate: both directions of an ELMo as separate layers: 2L + 1.
+    `pooling` gives the vector of a word of several subwords (None: the first one's); a source without subwords refuses
+    it. Only words of the vocabulary of a file are kept. With `separate` an ELMo has 2L + 1 layers of one direction.
 
     Raises:
         ConfigError, TokenizerError, ExportError, DataError: the path holds no source, or a damaged one.
@@ -141,8 +139,6 @@ class TransformersSource(FeatureSource):
     """All hidden states of an encoder, of the encoder of an encoder-decoder, or of a decoder."""
 
     def __init__(self, folder: Path, pooling: Pooling = "first", max_length: int = LONGEST) -> None:
-        from transformers import AutoModel
-
         quiet_transformers()
         self.tokenizer = load_tokenizer(folder, splits_words=True)
         self.tokenizer.padding_side = "right"

@@ -98,10 +98,7 @@ class Kind(ABC):
         """Return the model in fp32: from a folder's weights (safetensors only), or of random weights.
 
         A folder's 16-bit weights are widened: small updates would vanish in their rounding. Modules that the folder
-        does not have are drawn by the seed.
-
-        Raises:
-            ConfigError: weights of the folder have other sizes.
+        does not have are drawn by the seed; weights of other sizes are refused (ConfigError).
         """
         auto_class = self.auto_class()
         found = auto_class._model_mapping[type(config)]

@@ -217,9 +217,7 @@ def _with_crf(base: Any) -> Any:
     return WithCrf
 
 
-def _first_subwords(
-    emissions: torch.Tensor, labels: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _first_subwords(emissions: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return scores [rows, words, labels], tags and mask [rows, words], and which rows have words."""
     counts = (labels != IGNORED_LABEL).sum(dim=1)
     longest = max(1, int(counts.max()))
