@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxlm_ds.apps.downstream.kinds.entries import CRF_FORM, GPT1_FORM, TEXT_FORM
 from ctxlm_ds.console import at_least
 from ctxlm_ds.errors import ConfigError
 
@@ -24,8 +25,8 @@ GRID = {"batch_sizes": [32], "learning_rates": [1e-3], "epochs": [10.0]}
 OF_FEATURES = ("layers", "pooling", "static", "mix_at", "mix_l2", "layer_dropout", "encoder", "hidden_size",
                "encoder_layers", "dropout")  # fmt: skip
 OF_FINE_TUNING = (
-    "train_layers", "gradual", "layer_decay", "lora", "random", "save_model", "train_on", "read_from", "text_to_text",
-    "gpt1_inputs", "crf", "beams", "lm_weight", "max_length", "deepspeed",
+    "train_layers", "gradual", "layer_decay", "lora", "random", "save_model", "train_on", "read_from",
+    TEXT_FORM, GPT1_FORM, CRF_FORM, "beams", "lm_weight", "max_length", "deepspeed",
 )  # fmt: skip
 """Options that need a model."""
 
