@@ -14,10 +14,10 @@ import lzma
 import math
 import random
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ctxlm_ds.apps.downstream.task import Column, TaskDescription
 from ctxlm_ds.console import counted
@@ -83,7 +83,7 @@ class Parts:
     train: list[Example]
     dev: list[Example]
     test: list[Example] | None
-    labels: Sequence[str] = ()
+    labels: list[str] = field(default_factory=list)
     """Labels of the complete training file (`prepare.read_parts`)."""
 
 
@@ -220,7 +220,7 @@ def _choices(row: Row, column: Column | list[Column], origin: str) -> tuple[str,
     return tuple(value)
 
 
-def _is_texts(value: Any) -> bool:
+def _is_texts(value: Any) -> TypeGuard[list[str]]:
     return isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
 
 

@@ -61,8 +61,8 @@ def tagging_scores(
     accuracy = sum(one == other for one, other in pairs) / len(pairs)
     if not spans:
         return dict.fromkeys(metrics, accuracy)
-    sides = ([read_spans(tags, "iob2") for tags in side] for side in (right, predicted))
-    return span_scores(*sides, metrics, accuracy=accuracy)
+    expected, found = ([read_spans(tags, "iob2") for tags in side] for side in (right, predicted))
+    return span_scores(expected, found, metrics, accuracy=accuracy)
 
 
 def span_scores(

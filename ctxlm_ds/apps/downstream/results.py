@@ -126,7 +126,7 @@ def write_point(
         for prediction, example in zip(predictions, examples, strict=True):
             label = example.shown_label()
             right = kind.is_right(prediction, example) if label or kind.task.unanswerable else None
-            row = {"id": example.identifier, "example": example.shown_text(), "label": label}
+            row: dict[str, Any] = {"id": example.identifier, "example": example.shown_text(), "label": label}
             row |= {"prediction": prediction.value, "right": right, "probabilities": prediction.probabilities}
             rows.append(json.dumps(row, ensure_ascii=False) + "\n")
         write_text(folder / PREDICTIONS.format(part), "".join(rows))

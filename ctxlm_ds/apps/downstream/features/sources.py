@@ -105,7 +105,7 @@ class StaticSource(FeatureSource):
             rows = [self.row_of(word) for word in words]
             known = [place for place, row in enumerate(rows) if row is not None]
             found = np.zeros((1, len(words), self.width), dtype=np.float32)
-            found[0, known] = self.table[[rows[place] for place in known]]
+            found[0, known] = self.table[[row for row in rows if row is not None]]
             self.num_words += len(words)
             self.num_unknown += rows.count(None)
             yield found
