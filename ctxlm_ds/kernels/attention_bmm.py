@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +23,9 @@ from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionKernel, Atte
 from ctxlm_ds.kernels.dropout import LANES_PER_WORD, threshold_and_factor
 from ctxlm_ds.kernels.implementation import Need
 
+if TYPE_CHECKING:
+    from ctxlm_ds.kernels.cpu_loops import Tile
+
 CACHED_SCORES = 1 << 19
 """Scores that are computed together."""
 ORDERED_QUERIES = 256
@@ -30,73 +34,68 @@ STORED_SCORES = 1 << 22
 """Scores of a head above which probabilities are not stored for the backward pass."""
 UNLIMITED = 1 << 40
 
+Range = tuple[int, int]
+
 
 class Span(NamedTuple):
-    """Rows whose queries first_query to end_query - 1 see keys among first_key to end_key - 1."""
+    """Rows whose queries see keys of one range; each range is the first place and the place after the last."""
 
-    first_row: int
-    end_row: int
-    first_query: int
-    end_query: int
-    first_key: int
-    end_key: int
+    rows: Range
+    queries: Range
+    keys: Range
     offset: int
     """Place of its probabilities among those of a head."""
 
     @property
     def scores(self) -> int:
         """Scores of a head."""
-        return (self.end_query - self.first_query) * (self.end_key - self.first_key)
+        return (self.queries[1] - self.queries[0]) * (self.keys[1] - self.keys[0])
 
 
 def spans_of(spec: AttentionSpec, sequences: Sequences, num_keys: int) -> list[Span]:
     """Return the spans that cover every query once; rows of the same lengths are one span."""
     own = _runs(sequences.ids)
     keys = own if sequences.key_ids is None else _runs(sequences.key_ids)
-    spans: list[Span] = []
-    previous: tuple[list[tuple[int, int, int, int]], int] = ([], 0)
+    groups: list[tuple[list[tuple[Range, Range]], Range]] = []
     for row, (queries, seen) in enumerate(zip(own, keys, strict=True)):
-        parts = [*_parts(spec, queries, seen, num_keys)]
-        if parts == previous[0]:
-            spans = [*spans[: -len(parts)], *(span._replace(end_row=row + 1) for span in spans[-len(parts) :])]
-            continue
+        parts, first = [*_parts(spec, queries, seen, num_keys)], row
+        if groups and groups[-1][0] == parts:
+            first = groups.pop()[1][0]
+        groups.append((parts, (first, row + 1)))
+    spans: list[Span] = []
+    for parts, rows in groups:
         offset = 0
         for part in parts:
-            spans.append(Span(row, row + 1, *part, offset))
+            spans.append(Span(rows, *part, offset))
             offset += spans[-1].scores
-        previous = parts, row
     return spans
 
 
 def _runs(ids: Tensor) -> list[list[tuple[int, int, int]]]:
     """Return (id, begin, end) of the runs of equal ids in each row of ids [b, s]."""
-    changes = (ids[:, 1:] != ids[:, :-1]).nonzero().tolist()
-    ends: list[list[int]] = [[] for _ in range(len(ids))]
-    for row, place in changes:
-        ends[row].append(place + 1)
     runs = []
-    for row_ends, row in zip(ends, ids, strict=True):
-        begins = [0, *row_ends]
-        numbers = row[begins].tolist()
-        runs.append(list(zip(numbers, begins, [*row_ends, len(row)], strict=True)))
+    for row in ids:
+        numbers, counts = row.unique_consecutive(return_counts=True)
+        ends = counts.cumsum(0).tolist()
+        runs.append(list(zip(numbers.tolist(), [0, *ends[:-1]], ends, strict=True)))
     return runs
 
 
 def _parts(
     spec: AttentionSpec, queries: list[tuple[int, int, int]], keys: list[tuple[int, int, int]], num_keys: int
-) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (first query, query after the last, first key, key after the last) of one row."""
+) -> Iterator[tuple[Range, Range]]:
+    """Yield the ranges of queries and of the keys that they see in one row."""
     if not spec.shares_rows and not spec.ordered:
-        yield 0, queries[-1][2], 0, keys[0][2]
+        yield (0, queries[-1][2]), (0, keys[0][2])
         return
-    places = {number: (begin, end) for number, begin, end in keys}
     left, right = limits(spec)
+    places = {number: (begin, end) for number, begin, end in keys}
     for number, begin, end in queries:
         first, last = places.get(number, (0, num_keys))
         step = ORDERED_QUERIES if spec.ordered else end - begin
         for start in range(begin, end, step):
             stop = min(end, start + step)
-            yield start, stop, max(first, start - left), min(last, stop + right)
+            yield (start, stop), (max(first, start - left), min(last, stop + right))
 
 
 def limits(spec: AttentionSpec) -> tuple[int, int]:
@@ -123,82 +122,20 @@ class Call(NamedTuple):
     overlaps: bool
     """Keys may belong to several spans."""
 
-    def pieces(self, heads: int) -> Iterator[tuple[Span, slice]]:
-        """Yield each span with a range of its heads, numbered over all rows, that fits the cache."""
+    def pieces(self, heads: int) -> Iterator[tuple[Tile, slice, slice, slice]]:
+        """Yield the tiles that fit the cache, with slices of the heads of all rows, of queries and of keys."""
+        from ctxlm_ds.kernels.cpu_loops import Tile
+
         for span in self.spans:
-            step = max(1, CACHED_SCORES // span.scores)
-            for first in range(span.first_row * heads, span.end_row * heads, step):
-                yield span, slice(first, min(first + step, span.end_row * heads))
+            step, end = max(1, CACHED_SCORES // span.scores), span.rows[1] * heads
+            for first in range(span.rows[0] * heads, end, step):
+                tile = Tile(first, span.queries, span.keys, self.left, self.right, span.offset)
+                yield tile, slice(first, min(first + step, end)), slice(*span.queries), slice(*span.keys)
 
-
-def _scales(call: Call, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Return the scale of the scores and the factor of what dropout keeps, of the type to compute in."""
-    number = np.float64 if dtype == torch.float64 else np.float32
-    return number(call.scale), number(threshold_and_factor(call.p)[1])
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, call: Call, draw_key: Tensor, stored: Tensor) -> Tensor:
-    """Return the context [b, n, s, d] of query [b, n, s, d], key and value [b, n, t, d].
-
-    `stored` [b * n, scores of a head] gets the probabilities of each span, negative if dropped; empty to store none.
-    """
-    from ctxlm_ds.kernels.cpu_loops import Draw, Tile, array_of, in_threads, softmax_loop
-
-    heads, length, num_keys = query.shape[1], query.shape[2], key.shape[2]
-    draw = Draw(
-        threshold_and_factor(call.p)[0], np.uint64(int(draw_key) % (1 << 64)), heads, call.first_head, call.all_heads,
-        length, -(-num_keys // LANES_PER_WORD),
-    )  # fmt: skip
-    scales = _scales(call, query.dtype)
-    context = torch.empty_like(query)
-    q, k, v, out = (x.flatten(0, 1) for x in (query, key, value, context))
-    probabilities = array_of(stored)
-    for span, some in call.pieces(heads):
-        queries, seen = slice(span.first_query, span.end_query), slice(span.first_key, span.end_key)
-        scores = torch.bmm(q[some, queries], k[some, seen].transpose(1, 2))
-        tile = Tile(some.start, (queries.start, queries.stop), (seen.start, seen.stop), call.left, call.right)
-        table = array_of(scores.flatten(0, 1))
-
-        def work(begin: int, end: int, table: Any = table, tile: Tile = tile, offset: int = span.offset) -> None:
-            softmax_loop(table, probabilities, offset, scales, tile, draw, begin, end)
-
-        in_threads(len(table), table.size, work)
-        out[some, queries] = torch.bmm(scores, v[some, seen])
-    return context
-
-
-def attend_backward(gradient: Tensor, inputs: list[Tensor], stored: Tensor, call: Call) -> list[Tensor]:
-    """Return the gradients of query, key and value for that of the context, all [b, n, s or t, d]."""
-    from ctxlm_ds.kernels.cpu_loops import Tile, array_of, in_threads, softmax_gradient_loop
-
-    query, key, value = inputs
-    scales = _scales(call, query.dtype)
-    # Keys of several spans have several gradients, added up in fp32.
-    sums = torch.promote_types(query.dtype, torch.float32) if call.overlaps else query.dtype
-    changes = [torch.empty_like(query), *(torch.zeros_like(x, dtype=sums) for x in (key, value))]
-    q, k, v, g, dq, dk, dv = (x.flatten(0, 1) for x in (query, key, value, gradient, *changes))
-    probabilities = array_of(stored)
-    for span, some in call.pieces(query.shape[1]):
-        queries, seen = slice(span.first_query, span.end_query), slice(span.first_key, span.end_key)
-        upstream = g[some, queries]
-        scores = torch.bmm(upstream, v[some, seen].transpose(1, 2))
-        dropped = torch.empty_like(scores)
-        tile = Tile(some.start, (queries.start, queries.stop), (seen.start, seen.stop), call.left, call.right)
-        tables = array_of(scores.flatten(0, 1)), array_of(dropped.flatten(0, 1))
-
-        def work(begin: int, end: int, tables: Any = tables, tile: Tile = tile, offset: int = span.offset) -> None:
-            softmax_gradient_loop(probabilities, offset, *tables, scales, tile, begin, end)
-
-        in_threads(len(tables[0]), tables[0].size, work)
-        dq[some, queries] = torch.bmm(scores, k[some, seen])
-        of_keys = torch.bmm(scores.transpose(1, 2), q[some, queries])
-        of_values = torch.bmm(dropped.transpose(1, 2), upstream)
-        if call.overlaps:
-            dk[some, seen] += of_keys
-            dv[some, seen] += of_values
-        else:
-            dk[some, seen], dv[some, seen] = of_keys, of_values
-    return [change.to(query.dtype) for change in changes]
+    def scales(self, dtype: torch.dtype) -> tuple[Any, Any]:
+        """Return the scale of the scores and the factor of what dropout keeps, of the type to compute in."""
+        number = np.float64 if dtype == torch.float64 else np.float32
+        return number(self.scale), number(threshold_and_factor(self.p)[1])
 
 
 @torch.library.custom_op("ctxlm_ds::attention", mutates_args=())
@@ -212,7 +149,7 @@ def _attention(
     kind: list[int],
     numbers: list[float],
 ) -> list[Tensor]:
-    """Return context and stored probabilities, as an operation that torch.compile does not look into.
+    """Return the context and the stored probabilities, as an operation that torch.compile does not look into.
 
     Args:
         query: [b, n, s, d].
@@ -223,10 +160,28 @@ def _attention(
         draw_key: of ProbabilityKeys.
         kind: causal, shares_rows, cross, window (0 for none), first head, all heads, whether to store probabilities.
         numbers: scale of the scores, dropout.
+
+    Returns:
+        The context [b, n, s, d], and the probabilities of each span [b * n, scores of a head], negative if dropped;
+        empty if none are stored.
     """
-    stored = _storage(query, key, kind)
-    call = _call(ids, key_ids, key.shape[2], kind, numbers)
-    return [attend(query, key, value, call, draw_key, stored), stored]
+    from ctxlm_ds.kernels.cpu_loops import Draw, array_of, in_threads, softmax_loop
+
+    heads, length, num_keys = query.shape[1], query.shape[2], key.shape[2]
+    call = _call(ids, key_ids, num_keys, kind, numbers)
+    draw = Draw(
+        threshold_and_factor(call.p)[0], np.uint64(int(draw_key) % (1 << 64)), heads, call.first_head, call.all_heads,
+        length, -(-num_keys // LANES_PER_WORD),
+    )  # fmt: skip
+    scales, stored, context = call.scales(query.dtype), _storage(query, key, kind), torch.empty_like(query)
+    q, k, v, out = (x.flatten(0, 1) for x in (query, key, value, context))
+    probabilities = array_of(stored)
+    for tile, some, queries, seen in call.pieces(heads):
+        scores = torch.bmm(q[some, queries], k[some, seen].transpose(1, 2))
+        table = array_of(scores.flatten(0, 1))
+        in_threads(len(table), table.size, partial(softmax_loop, table, probabilities, scales, tile, draw))
+        out[some, queries] = torch.bmm(scores, v[some, seen])
+    return [context, stored]
 
 
 @torch.library.custom_op("ctxlm_ds::attention_backward", mutates_args=())
@@ -239,8 +194,33 @@ def _attention_backward(
     kind: list[int],
     numbers: list[float],
 ) -> list[Tensor]:
-    call = _call(ids, key_ids, inputs[1].shape[2], kind, numbers)
-    return attend_backward(gradient.contiguous(), inputs, stored, call)
+    """Return the gradients of query, key and value for that of the context, all [b, n, s or t, d]."""
+    from ctxlm_ds.kernels.cpu_loops import array_of, in_threads, softmax_gradient_loop
+
+    query, key, value = inputs
+    call = _call(ids, key_ids, key.shape[2], kind, numbers)
+    scales = call.scales(query.dtype)
+    # Keys of several spans have several gradients, added up in fp32.
+    sums = torch.promote_types(query.dtype, torch.float32) if call.overlaps else query.dtype
+    changes = [torch.empty_like(query), *(torch.zeros_like(x, dtype=sums) for x in (key, value))]
+    q, k, v, g, dq, dk, dv = (x.flatten(0, 1) for x in (query, key, value, gradient.contiguous(), *changes))
+    probabilities = array_of(stored)
+    for tile, some, queries, seen in call.pieces(query.shape[1]):
+        upstream = g[some, queries]
+        scores = torch.bmm(upstream, v[some, seen].transpose(1, 2))
+        dropped = torch.empty_like(scores)
+        tables = array_of(scores.flatten(0, 1)), array_of(dropped.flatten(0, 1))
+        loop = partial(softmax_gradient_loop, probabilities, *tables, scales, tile)
+        in_threads(len(tables[0]), tables[0].size, loop)
+        dq[some, queries] = torch.bmm(scores, k[some, seen])
+        of_keys = torch.bmm(scores.transpose(1, 2), q[some, queries])
+        of_values = torch.bmm(dropped.transpose(1, 2), upstream)
+        if call.overlaps:
+            dk[some, seen] += of_keys
+            dv[some, seen] += of_values
+        else:
+            dk[some, seen], dv[some, seen] = of_keys, of_values
+    return [change.to(query.dtype) for change in changes]
 
 
 @_attention.register_fake

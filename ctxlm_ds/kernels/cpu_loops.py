@@ -50,6 +50,8 @@ class Tile(NamedTuple):
     """Most places before its own that a query sees."""
     right: int
     """Most places after its own."""
+    offset: int
+    """Place of its probabilities among those that are stored of a head."""
 
 
 class Draw(NamedTuple):
@@ -104,23 +106,26 @@ _as_float = _bit_cast(types.uint32, types.float32, ir.FloatType())
 _as_bits = _bit_cast(types.float32, types.uint32, ir.IntType(32))
 
 
+def _by_type(choose: Any) -> Any:
+    """Make a function of compiled code from one that returns the code for the types of its arguments."""
+
+    def of_compiled_code(*arguments: Any) -> Any: ...
+
+    overload(of_compiled_code, strict=False)(choose)
+    return of_compiled_code
+
+
+@_by_type
 def _read(x: Any) -> Any:
     """Return an element of an array as a number to compute with."""
-
-
-@overload(_read, strict=False)
-def _read_of(x: Any) -> Any:
     if x == types.uint16:
         return lambda x: _as_float(np.uint32(x) << np.uint32(16))
     return lambda x: x
 
 
+@_by_type
 def _like(x: Any, element: Any) -> Any:
     """Return a number as an element of an array, rounded to the nearest even one."""
-
-
-@overload(_like, strict=False)
-def _like_of(x: Any, element: Any) -> Any:
     if element != types.uint16:
         return lambda x, element: x
 
@@ -132,12 +137,9 @@ def _like_of(x: Any, element: Any) -> Any:
     return rounded
 
 
+@_by_type
 def _ordered(x: Any) -> Any:
     """Return an element as an integer in the same order; vectors have a maximum of integers only."""
-
-
-@overload(_ordered, strict=False)
-def _ordered_of(x: Any) -> Any:
     if x == types.uint16:
         return lambda x: np.int32(np.int16(x)) ^ ((np.int32(np.int16(x)) >> np.int32(15)) & np.int32(0x7FFF))
     if x == types.float32:
@@ -145,12 +147,9 @@ def _ordered_of(x: Any) -> Any:
     return lambda x: x
 
 
+@_by_type
 def _unordered(place: Any, element: Any) -> Any:
     """Return the element of which `place` is the integer."""
-
-
-@overload(_unordered, strict=False)
-def _unordered_of(place: Any, element: Any) -> Any:
     if element == types.uint16:
         return lambda place, element: np.uint16(place ^ ((place >> np.int32(15)) & np.int32(0x7FFF)))
     if element == types.float32:
@@ -158,23 +157,17 @@ def _unordered_of(place: Any, element: Any) -> Any:
     return lambda place, element: place
 
 
+@_by_type
 def _numbers_of(row: Any) -> Any:
     """Return an array of the type in which a row's elements are computed."""
-
-
-@overload(_numbers_of, strict=False)
-def _numbers_of_row(row: Any) -> Any:
     if row.dtype == types.uint16:
         return lambda row: np.empty(len(row), np.float32)
     return lambda row: np.empty_like(row)
 
 
+@_by_type
 def _exponential(x: Any) -> Any:
     """Return e^x for x <= 0."""
-
-
-@overload(_exponential, strict=False)
-def _exponential_of(x: Any) -> Any:
     if x != types.float32:
         return lambda x: math.exp(x)
 
@@ -208,15 +201,12 @@ def _draw_row(draw: Draw, tile: Tile, head: int, query: int, words: Any) -> None
 
 
 @fast
-def softmax_loop(
-    scores: Any, stored: Any, offset: int, scales: Any, tile: Tile, draw: Draw, begin: int, end: int
-) -> None:
+def softmax_loop(scores: Any, stored: Any, scales: Any, tile: Tile, draw: Draw, begin: int, end: int) -> None:
     """Replace scores by probabilities after dropout; store those before it, negative if dropped.
 
     Args:
         scores: [r, k], products of queries and keys.
-        stored: [heads over all rows, ...]; the tile's begin at `offset` of each head; empty to store none.
-        offset: see stored.
+        stored: [heads over all rows, ...]; empty to store none.
         scales: factor of the products, positive, and factor of what is kept, both of the type to compute in.
         tile: queries and keys.
         draw: the dropout.
@@ -253,7 +243,7 @@ def softmax_loop(
         if draw.threshold > 0:
             _draw_row(draw, tile, head, first_query + number, words)
             if len(stored) > 0:
-                kept = stored[head, offset + number * width : offset + (number + 1) * width]
+                kept = stored[head, tile.offset + number * width : tile.offset + (number + 1) * width]
                 for j in range(width):
                     probability = exponentials[j] * inverse
                     kept[j] = _like(probability if lanes[j] >= lowest_lane else -probability, row[j])
@@ -264,20 +254,19 @@ def softmax_loop(
             for j in range(width):
                 row[j] = _like(exponentials[j] * inverse, row[j])
             if len(stored) > 0:
-                kept = stored[head, offset + number * width : offset + (number + 1) * width]
+                kept = stored[head, tile.offset + number * width : tile.offset + (number + 1) * width]
                 for j in range(width):
                     kept[j] = row[j]
 
 
 @fast
 def softmax_gradient_loop(
-    stored: Any, offset: int, gradients: Any, dropped: Any, scales: Any, tile: Tile, begin: int, end: int
+    stored: Any, gradients: Any, dropped: Any, scales: Any, tile: Tile, begin: int, end: int
 ) -> None:
     """Replace the gradients of probabilities after dropout by those of the products, and write the probabilities.
 
     Args:
         stored: see softmax_loop.
-        offset: see softmax_loop.
         gradients: [r, k].
         dropped: [r, k], gets the probabilities after dropout.
         scales: see softmax_loop.
@@ -289,7 +278,7 @@ def softmax_gradient_loop(
     num_queries, width = tile.queries[1] - tile.queries[0], tile.keys[1] - tile.keys[0]
     zero, one, scaled = scale - scale, scale / scale, scale * factor
     for r in range(begin, end):
-        first = offset + r % num_queries * width
+        first = tile.offset + r % num_queries * width
         probabilities = stored[tile.first_head + r // num_queries, first : first + width]
         gradient, after = gradients[r], dropped[r]
         total = zero

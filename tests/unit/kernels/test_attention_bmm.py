@@ -11,8 +11,7 @@ from ctxlm_ds.kernels import attention_bmm
 from ctxlm_ds.kernels.attention import ReferenceAttention
 from ctxlm_ds.kernels.attention_bmm import BmmAttention, spans_of, why_bmm_cannot_run
 from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionSpec, ProbabilityKeys, Sequences
-from ctxlm_ds.kernels.bias_gelu import why_compiled_cannot_run
-from ctxlm_ds.kernels.implementation import Need
+from ctxlm_ds.kernels.implementation import Need, why_compiled_cannot_run
 from tests.unit.kernels.attention_oracle import (
     HEAD_SIZE,
     NUM_HEADS,
@@ -138,12 +137,12 @@ def test_large_scores() -> None:
 def test_work_is_that_of_the_sequences() -> None:
     ids, starts = layout(PACKED_LENGTHS)
     spans = spans_of(PACKED, Sequences(ids, starts), SEQ_LENGTH)
-    lengths = [[span.end_query - span.first_query for span in spans if span.first_row == row] for row in range(4)]
+    lengths = [[span.queries[1] - span.queries[0] for span in spans if span.rows[0] == row] for row in range(4)]
     assert lengths == [[5, 4, 6, 1], [16], [3, 3, 10], [16]]
     assert [span.offset for span in spans] == [0, 25, 41, 77, 0, 0, 9, 18, 0]
     full = torch.ones(5, SEQ_LENGTH, dtype=torch.int64)
     together = spans_of(PLAIN, Sequences(full, full), SEQ_LENGTH)
-    assert [(span.first_row, span.end_row, span.scores) for span in together] == [(0, 5, SEQ_LENGTH**2)]
+    assert [(span.rows, span.scores) for span in together] == [((0, 5), SEQ_LENGTH**2)]
 
 
 def test_the_spans_of_a_micro_batch_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
