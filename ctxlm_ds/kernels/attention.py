@@ -128,39 +128,18 @@ class VarlenAttention:
         side = -1 if self.spec.window is None else self.spec.window
         window = side, 0 if self.spec.causal else side
         inputs = query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1)
-        attend = self._with_dropout if p > 0.0 else self._without_dropout
-        return attend(inputs, (bounds, key_bounds), (length, key_length), window, p).unflatten(0, (num_rows, length))
+        settings = *inputs, bounds, key_bounds, length, key_length
+        if p > 0.0:
+            # The operation that varlen_attn calls with a dropout of 0; it has a gradient.
+            context = torch.ops.aten._flash_attention_forward(
+                *settings, p, window == (-1, 0), False,
+                scale=self.spec.scale, window_size_left=window[0], window_size_right=window[1],
+            )[0]  # fmt: skip
+        else:
+            from torch.nn.attention.varlen import varlen_attn
 
-    def _without_dropout(
-        self,
-        inputs: tuple[Tensor, Tensor, Tensor],
-        bounds: tuple[Tensor, Tensor],
-        longest: tuple[int, int],
-        window: tuple[int, int],
-        p: float,
-    ) -> Tensor:
-        """Attend flattened rows [b·s, n, d]; bounds, longest sequences and visible places are those of varlen_attn."""
-        from torch.nn.attention.varlen import varlen_attn
-
-        context: Tensor = varlen_attn(
-            *inputs, *bounds, *longest, scale=self.spec.scale, window_size=window, enable_gqa=self.spec.grouped
-        )
-        return context
-
-    def _with_dropout(
-        self,
-        inputs: tuple[Tensor, Tensor, Tensor],
-        bounds: tuple[Tensor, Tensor],
-        longest: tuple[int, int],
-        window: tuple[int, int],
-        p: float,
-    ) -> Tensor:
-        """Call the operation that varlen_attn calls with a dropout of 0, which has a gradient."""
-        context: Tensor = torch.ops.aten._flash_attention_forward(
-            *inputs, *bounds, *longest, p, window == (-1, 0), False,
-            scale=self.spec.scale, window_size_left=window[0], window_size_right=window[1],
-        )[0]  # fmt: skip
-        return context
+            context = varlen_attn(*settings, scale=self.spec.scale, window_size=window, enable_gqa=self.spec.grouped)
+        return context.unflatten(0, (num_rows, length))
 
 
 def _bounds(sequences: Sequences, length: int, key_length: int) -> tuple[Tensor, Tensor]:
