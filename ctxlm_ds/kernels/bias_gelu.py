@@ -7,15 +7,15 @@ Shape letters: i inputs, o outputs of the layer; `...` any leading dimensions. T
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import lru_cache, partial
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ctxlm_ds.kernels.implementation import Implementation
+from ctxlm_ds.kernels.implementation import Implementation, compile_later, compiled_row
 from ctxlm_ds.kernels.linear import LinearKernel, torch_linear
 
 GATED = "gated"
@@ -50,79 +50,43 @@ TORCH_ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-def reference_bias_gelu(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, linear: LinearKernel = torch_linear
-) -> Tensor:
-    """Compute the activation by its formula."""
-    return REFERENCE_ACTIVATIONS[activation](linear(x, weight, bias))
+def _after_linear(activations: Mapping[str, Activation]) -> BiasGeluKernel:
+    def kernel(
+        x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, linear: LinearKernel = torch_linear
+    ) -> Tensor:
+        return activations[activation](linear(x, weight, bias))
+
+    return kernel
 
 
-def torch_bias_gelu(
-    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, linear: LinearKernel = torch_linear
-) -> Tensor:
-    """Add the bias inside the product, then call torch's activation."""
-    return TORCH_ACTIVATIONS[activation](linear(x, weight, bias))
+def _as_gate(activations: Mapping[str, Activation]) -> GatedKernel:
+    def kernel(x: Tensor, activation: str) -> Tensor:
+        gate, value = x.chunk(2, dim=-1)
+        return activations[activation](gate) * value
+
+    return kernel
+
+
+reference_bias_gelu, reference_gated = _after_linear(REFERENCE_ACTIVATIONS), _as_gate(REFERENCE_ACTIVATIONS)
+# torch adds the bias inside the product.
+torch_bias_gelu, torch_gated = _after_linear(TORCH_ACTIVATIONS), _as_gate(TORCH_ACTIVATIONS)
+compiled_gated: GatedKernel = compile_later(torch_gated)
+
+
+@compile_later
+def _add_and_activate(x: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    return TORCH_ACTIVATIONS[activation](x if bias is None else x + bias)
 
 
 def compiled_bias_gelu(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, linear: LinearKernel = torch_linear
 ) -> Tensor:
-    """Compute the product, then bias and activation in one kernel of torch.compile (some seconds at the first step)."""
-    return _compiled_bias_activation(activation)(linear(x, weight, None), bias)
-
-
-@lru_cache
-def _compiled_bias_activation(activation: str) -> Callable[[Tensor, Tensor | None], Tensor]:
-    def bias_activation(x: Tensor, bias: Tensor | None) -> Tensor:
-        return TORCH_ACTIVATIONS[activation](x if bias is None else x + bias)
-
-    return torch.compile(bias_activation, dynamic=False)
-
-
-def reference_gated(x: Tensor, activation: str) -> Tensor:
-    """Compute the activation by its formula."""
-    gate, value = x.chunk(2, dim=-1)
-    return REFERENCE_ACTIVATIONS[activation](gate) * value
-
-
-def torch_gated(x: Tensor, activation: str) -> Tensor:
-    """Call torch's activation."""
-    gate, value = x.chunk(2, dim=-1)
-    return TORCH_ACTIVATIONS[activation](gate) * value
-
-
-def compiled_gated(x: Tensor, activation: str) -> Tensor:
-    """Compute activation and product in one kernel of torch.compile (some seconds at the first step)."""
-    return torch_gated(x, activation) if torch.compiler.is_compiling() else _compiled_gated()(x, activation)
-
-
-_compiled_gated = lru_cache(lambda: torch.compile(torch_gated, dynamic=False))
-
-
-def why_compiled_cannot_run(device_type: str) -> str | None:
-    """Return the reason, or None if torch.compile can make kernels here."""
-    if device_type == "cpu":
-        from torch._inductor.cpp_builder import get_cpp_compiler
-        from torch._inductor.exc import InvalidCxxCompiler
-
-        try:
-            get_cpp_compiler()
-        except InvalidCxxCompiler:
-            return "torch.compile needs a C++ compiler on the CPU, and none is found (install g++ or set CXX)"
-        return None
-    try:
-        import triton  # noqa: F401
-    except ImportError as error:
-        return f"torch.compile needs triton on {device_type} ({error})"
-    return None
+    """Compute the product, then bias and activation in one kernel."""
+    return _add_and_activate(linear(x, weight, None), bias, activation)
 
 
 IMPLEMENTATIONS = (
     Implementation("torch", lambda need: {None: torch_bias_gelu, GATED: torch_gated}[need.spec]),
-    Implementation(
-        "compiled",
-        lambda need: {None: compiled_bias_gelu, GATED: compiled_gated}[need.spec],
-        lambda need: why_compiled_cannot_run(need.device_type),
-    ),
+    compiled_row(lambda need: {None: compiled_bias_gelu, GATED: compiled_gated}[need.spec]),
     Implementation("reference", lambda need: {None: reference_bias_gelu, GATED: reference_gated}[need.spec]),
 )

@@ -7,14 +7,12 @@ them. Shape letters: k rows, v words of this rank.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ctxlm_ds.kernels.bias_gelu import why_compiled_cannot_run
-from ctxlm_ds.kernels.implementation import Implementation
+from ctxlm_ds.kernels.implementation import Implementation, compile_later, compiled_row
 
 LOWEST = torch.finfo(torch.float32).min
 
@@ -60,23 +58,12 @@ def row_gradient(logits: Tensor, labels: Tensor, log_total: Tensor) -> Tensor:
     return torch.where(is_label, probabilities - 1.0, probabilities).to(logits.dtype)
 
 
-@lru_cache
-def _compiled() -> CrossEntropyKernel:
-    return CrossEntropyKernel(torch.compile(row_statistics, dynamic=False), torch.compile(row_gradient, dynamic=False))
-
+CHUNKED = CrossEntropyKernel(row_statistics, row_gradient)
+COMPILED = CrossEntropyKernel(compile_later(row_statistics), compile_later(row_gradient))
 
 IMPLEMENTATIONS = (
-    Implementation(
-        "chunked",
-        lambda need: CrossEntropyKernel(row_statistics, row_gradient),
-        suits=lambda need: need.device_type != "cpu",
-    ),
+    Implementation("chunked", lambda need: CHUNKED, suits=lambda need: need.device_type != "cpu"),
     # Two or three passes over 16-bit logits instead of about twelve over fp32 ones; it has not run on a GPU.
-    Implementation(
-        "compiled",
-        lambda need: _compiled(),
-        lambda need: why_compiled_cannot_run(need.device_type),
-        suits=lambda need: False,
-    ),
+    compiled_row(lambda need: COMPILED, suits=lambda need: False),
     Implementation("full", lambda need: None),
 )

@@ -6,15 +6,13 @@ splitmix64 (Steele 2014) over words of four 16-bit lanes: a lane below p · 2^16
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ctxlm_ds.kernels.bias_gelu import why_compiled_cannot_run
-from ctxlm_ds.kernels.implementation import Implementation
+from ctxlm_ds.kernels.implementation import Implementation, compile_later, compiled_row
 
 GAMMA = 0x9E3779B97F4A7C15
 GAMMA_INVERSE = pow(GAMMA, -1, 1 << 64)
@@ -100,14 +98,7 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def compiled_dropout(x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor:
-    """Drop the same elements as keyed_dropout, in one kernel of torch.compile (some seconds at the first step)."""
-    if torch.compiler.is_compiling():
-        return keyed_dropout(x, p, key, first)
-    return _compiled()(x, p, key, first)
-
-
-_compiled = lru_cache(lambda: torch.compile(keyed_dropout, dynamic=False))
+compiled_dropout: DropoutKernel = compile_later(keyed_dropout)
 
 
 def loop_dropout(x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor:
@@ -151,12 +142,7 @@ def _loop(x: Tensor, p: float, key: Tensor, first: int) -> Tensor:
 
 IMPLEMENTATIONS = (
     # One pass over x instead of about twenty over the hash: an accelerator's memory is the bottleneck.
-    Implementation(
-        "compiled",
-        lambda need: compiled_dropout,
-        lambda need: why_compiled_cannot_run(need.device_type),
-        suits=lambda need: need.device_type != "cpu",
-    ),
+    compiled_row(lambda need: compiled_dropout, suits=lambda need: need.device_type != "cpu"),
     Implementation(
         "loop",
         lambda need: loop_dropout,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, wraps
 from typing import Any
 
 import torch
@@ -40,6 +41,43 @@ class Implementation:
     """Returns the reason why it cannot compute this here, or None."""
     suits: Callable[[Need], bool] = lambda need: True
     """Returns whether `auto` takes it if it can run; if the recipe names it, it is taken in any case."""
+
+
+def compiled_row(make: Callable[[Need], Any], suits: Callable[[Need], bool] = lambda need: True) -> Implementation:
+    """Return the row `compiled` of a table, whose function torch.compile makes."""
+    return Implementation("compiled", make, lambda need: why_compiled_cannot_run(need.device_type), suits)
+
+
+def compile_later(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that torch.compile makes one kernel of at the first call (some seconds).
+
+    Inside a compiled layer it is the function itself.
+    """
+    compiled = lru_cache(lambda: torch.compile(function, dynamic=False))
+
+    @wraps(function)
+    def call(*arguments: Any) -> Any:
+        return function(*arguments) if torch.compiler.is_compiling() else compiled()(*arguments)
+
+    return call
+
+
+def why_compiled_cannot_run(device_type: str) -> str | None:
+    """Return the reason, or None if torch.compile can make kernels here."""
+    if device_type == "cpu":
+        from torch._inductor.cpp_builder import get_cpp_compiler
+        from torch._inductor.exc import InvalidCxxCompiler
+
+        try:
+            get_cpp_compiler()
+        except InvalidCxxCompiler:
+            return "torch.compile needs a C++ compiler on the CPU, and none is found (install g++ or set CXX)"
+        return None
+    try:
+        import triton  # noqa: F401
+    except ImportError as error:
+        return f"torch.compile needs triton on {device_type} ({error})"
+    return None
 
 
 def choose(operation: str, asked: str, table: Sequence[Implementation], need: Need) -> Implementation:

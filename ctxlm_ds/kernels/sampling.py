@@ -5,15 +5,13 @@ Shape letters: k slots, v words of this rank.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ctxlm_ds.kernels.bias_gelu import why_compiled_cannot_run
 from ctxlm_ds.kernels.dropout import keyed_gumbel
-from ctxlm_ds.kernels.implementation import Implementation
+from ctxlm_ds.kernels.implementation import Implementation, compile_later, compiled_row
 
 MOST_WORDS = 1 << 31
 """Ids of words are below this."""
@@ -51,22 +49,11 @@ def in_pieces(logits: Tensor, positions: Tensor, keys: Tensor, first_word: int) 
     return largest, word
 
 
-def compiled_sampling(logits: Tensor, positions: Tensor, keys: Tensor, first_word: int) -> tuple[Tensor, Tensor]:
-    """Compute largest_with_noise in one kernel of torch.compile, which stores no noise."""
-    found: tuple[Tensor, Tensor] = _compiled()(logits, positions, keys, first_word)
-    return found
-
-
-_compiled = lru_cache(lambda: torch.compile(largest_with_noise, dynamic=False))
-
+compiled_sampling: SamplingKernel = compile_later(largest_with_noise)
+"""It stores no noise."""
 
 IMPLEMENTATIONS = (
     # The noise has about 30 operations a word, each a pass over an accelerator's memory without fusion.
-    Implementation(
-        "compiled",
-        lambda need: compiled_sampling,
-        lambda need: why_compiled_cannot_run(need.device_type),
-        suits=lambda need: need.device_type != "cpu",
-    ),
+    compiled_row(lambda need: compiled_sampling, suits=lambda need: need.device_type != "cpu"),
     Implementation("torch", lambda need: in_pieces),
 )

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ctxlm_ds.errors import ConfigError, KernelError
-from ctxlm_ds.kernels.bias_gelu import why_compiled_cannot_run
+from ctxlm_ds.kernels.implementation import why_compiled_cannot_run
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.library_noise import without_known_prints
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig

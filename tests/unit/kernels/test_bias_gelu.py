@@ -17,8 +17,8 @@ from ctxlm_ds.kernels.bias_gelu import (
     reference_gated,
     torch_bias_gelu,
     torch_gated,
-    why_compiled_cannot_run,
 )
+from ctxlm_ds.kernels.implementation import why_compiled_cannot_run
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu")
 INPUTS, OUTPUTS = 12, 20

@@ -12,9 +12,9 @@ from ctxlm_ds.errors import KernelError
 from ctxlm_ds.kernels.attention import ReferenceAttention, SdpaAttention, why_varlen_cannot_run
 from ctxlm_ds.kernels.attention_bmm import BmmAttention
 from ctxlm_ds.kernels.attention_spec import AttentionSpec
-from ctxlm_ds.kernels.bias_gelu import compiled_bias_gelu, reference_bias_gelu, why_compiled_cannot_run
+from ctxlm_ds.kernels.bias_gelu import compiled_bias_gelu, reference_bias_gelu
 from ctxlm_ds.kernels.dispatch import OPERATIONS, KernelSet
-from ctxlm_ds.kernels.implementation import Implementation, Need
+from ctxlm_ds.kernels.implementation import Implementation, Need, why_compiled_cannot_run
 from ctxlm_ds.kernels.linear import bf16_is_emulated, float32_linear, torch_linear
 from ctxlm_ds.kernels.norm import reference_layer_norm, reference_rms_norm
 from ctxlm_ds.recipe.schema import KernelsConfig

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ctxlm_ds.kernels.bias_gelu import why_compiled_cannot_run
 from ctxlm_ds.kernels.dropout import keyed_dropout, loop_dropout
+from ctxlm_ds.kernels.implementation import why_compiled_cannot_run
 
 LANES = 1 << 16
 KEYS = [0, 1, -1, 0x0123456789ABCDEF, -(1 << 63), 0x5DEECE66D1234567]

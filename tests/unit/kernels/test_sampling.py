@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ctxlm_ds.kernels import sampling
-from ctxlm_ds.kernels.bias_gelu import why_compiled_cannot_run
 from ctxlm_ds.kernels.dropout import keyed_gumbel
+from ctxlm_ds.kernels.implementation import why_compiled_cannot_run
 from ctxlm_ds.kernels.sampling import compiled_sampling, in_pieces, largest_with_noise
 
 KEY = torch.tensor(0x1234_5678_9ABC_DEF)

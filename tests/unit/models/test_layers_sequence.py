@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ctxlm_ds.families.base import TransformerSection
-from ctxlm_ds.kernels.bias_gelu import why_compiled_cannot_run
 from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.kernels.implementation import why_compiled_cannot_run
 from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.models.program import build_program
 from ctxlm_ds.models.spec import ModelBuild

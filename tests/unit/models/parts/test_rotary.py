@@ -8,7 +8,7 @@ from transformers import LlamaConfig, ModernBertConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.modernbert.modeling_modernbert import ModernBertRotaryEmbedding, apply_rotary_pos_emb
 
-from ctxlm_ds.kernels.bias_gelu import why_compiled_cannot_run
+from ctxlm_ds.kernels.implementation import why_compiled_cannot_run
 from ctxlm_ds.models.parts.rotary import LinearScaling, Llama3Scaling, Rotary, Scaling
 
 ROWS, LENGTH, HEADS, SIZE, POSITIONS = 2, 40, 3, 8, 9000
