@@ -22,9 +22,9 @@ from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.layers import LayerDescription, LayerSequence, parameter_prefixes
 from ctxlm_ds.models.parts.comparison import Comparison, with_comparisons
 from ctxlm_ds.models.parts.distillation import is_tap, needed_layers, teacher_layers, together, with_taps
-from ctxlm_ds.models.parts.embeddings import VocabularyBias, WordEmbeddings
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.layers import VocabParallelEmbedding, VocabularyBias
 from ctxlm_ds.parallel.parameters import ParameterFacts, collect_facts, initial_value, initialize_parameters
 from ctxlm_ds.recipe.schema import TeacherConfig
 from ctxlm_ds.recipe.sections import ModelSection
@@ -100,8 +100,8 @@ def _decoder(
     last, bias = layers[index], None
     if last.factory is VocabularyBias and writers.get(last.reads[0]) == index - 1 and readers.count(last.reads[0]) == 1:
         last, bias = layers[index - 1], last
-    is_decoder = getattr(last.factory, "forward", None) is WordEmbeddings.forward and "decode" in last.call_kwargs
-    return (last, bias) if is_decoder and not last.frozen else None
+    is_table = getattr(last.factory, "forward", None) is VocabParallelEmbedding.forward
+    return (last, bias) if is_table and "decode" in last.call_kwargs and not last.frozen else None
 
 
 class Predictions(Protocol):

@@ -82,13 +82,8 @@ def row_parallel_linear(
 ) -> nn.Module:
     """Make a linear layer split by its inputs (attention's output, the second feed-forward matrix).
 
-    Args:
-        in_features: i; every rank has its share of the input.
-        out_features: o; every rank gets the complete output, or under sequence parallelism its tokens.
-        init: initial values of the weight; the bias begins at 0.
-        kernels: compute the product.
-        parallel: this rank's share.
-        bias: True to add a bias.
+    Every rank has its share of the input, and gets the complete output or, under sequence parallelism, that of its
+    tokens. The arguments are those of column_parallel_linear.
     """
     if parallel.size == 1:
         layer: nn.Module = Linear(in_features, out_features, kernels.linear, bias)
@@ -102,35 +97,8 @@ def row_parallel_linear(
     return layer
 
 
-def replicated_linear(
-    in_features: int,
-    out_features: int,
-    init: Init,
-    kernels: KernelSet,
-    activation: str | None = None,
-    optional: bool = False,
-    bias: bool = True,
-) -> nn.Module:
-    """Make a linear layer that every tensor-parallel rank holds completely (the heads).
-
-    Args:
-        in_features: i.
-        out_features: o.
-        init: initial values of the weight; the bias begins at 0.
-        kernels: compute the product and the activation.
-        activation: name of the activation after the product, if any.
-        optional: True for a head of the objective (ParameterFacts.optional).
-        bias: True to add a bias.
-    """
-    layer = Linear(in_features, out_features, _with_activation(kernels, kernels.linear, activation), bias)
-    declare(layer, weight=ParameterFacts(init, decays=True, optional=optional))
-    if bias:
-        declare(layer, bias=ParameterFacts(ZEROS, decays=False, optional=optional))
-    return layer
-
-
-class TokenLinear(Linear):
-    """A linear layer between blocks that every tensor-parallel rank holds completely and applies to its tokens."""
+class ReplicatedLinear(Linear):
+    """A linear layer that every tensor-parallel rank holds completely: the heads, and layers between the blocks."""
 
     def __init__(
         self,
@@ -138,18 +106,25 @@ class TokenLinear(Linear):
         out_features: int,
         init: Init,
         kernels: KernelSet,
-        parallel: ParallelContext,
         activation: str | None = None,
+        parallel: ParallelContext | None = None,
         optional: bool = False,
+        bias: bool = True,
     ) -> None:
-        """Make the layer; the arguments are those of replicated_linear."""
-        super().__init__(in_features, out_features, _with_activation(kernels, kernels.linear, activation))
+        """Make the layer; the arguments are those of column_parallel_linear.
+
+        `parallel`: None if every rank has all tokens. `optional`: as in ParameterFacts.
+        """
+        super().__init__(in_features, out_features, _with_activation(kernels, kernels.linear, activation), bias)
         declare(self, weight=ParameterFacts(init, decays=True, optional=optional))
-        declare(self, bias=ParameterFacts(ZEROS, decays=False, optional=optional))
-        self.parallel = parallel
+        if bias:
+            declare(self, bias=ParameterFacts(ZEROS, decays=False, optional=optional))
+        self.parallel = parallel or ParallelContext()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., i] to [..., o]."""
+        if self.bias is None:
+            return self.kernel(x, *share_parameters(self.parallel, self.weight), None)
         return self.kernel(x, *share_parameters(self.parallel, self.weight, self.bias))
 
 
@@ -165,7 +140,10 @@ def column_product(kernels: KernelSet, parallel: ParallelContext, split_tokens: 
 
 
 class VocabParallelEmbedding(nn.Module):
-    """The table of word embeddings [v, h], split by rows; padding rows are 0 and never predicted."""
+    """The table of word embeddings [v, h], split by rows; padding rows are 0 and never predicted.
+
+    A list of layers calls only forward, so that hooks which gather the weight run.
+    """
 
     def __init__(
         self, vocab_size: int, hidden_size: int, init: Init, kernels: KernelSet, parallel: ParallelContext
@@ -188,6 +166,19 @@ class VocabParallelEmbedding(nn.Module):
         from ctxlm_ds.parallel.megatron import VocabParallelTable
 
         return VocabParallelTable(vocab_size, hidden_size, self.parallel).weight
+
+    def forward(
+        self,
+        x: Tensor,
+        labels: Tensor | None = None,
+        bias: Tensor | None = None,
+        decode: bool = False,
+        split_tokens: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Look up ids [b, s], or `decode` vectors [..., h], or with labels compare them."""
+        if labels is not None:
+            return self.compare(x, labels, bias, split_tokens)
+        return self.decode(x, split_tokens) if decode else self.look_up(x)
 
     def look_up(self, ids: Tensor) -> Tensor:
         """Map ids [b, s] int to [b, s, h], or this rank's tokens [t / n, h] under sequence parallelism."""
@@ -234,8 +225,8 @@ class VocabParallelEmbedding(nn.Module):
         return compare(hidden, self.weight, bias, labels)
 
 
-class VocabParallelBias(nn.Module):
-    """One number per word [v], split like the table and added to the scores of this rank's words."""
+class VocabularyBias(nn.Module):
+    """The decoder's bias, one number per word [v], split like the table."""
 
     def __init__(self, vocab_size: int, parallel: ParallelContext, optional: bool = False) -> None:
         """Make the bias; `optional` as in ParameterFacts."""
@@ -247,9 +238,9 @@ class VocabParallelBias(nn.Module):
 
             mark_split(self.bias, dim=0)
 
-    def add(self, scores: Tensor) -> Tensor:
-        """Add to scores [..., v / n]."""
-        return scores + self.bias
+    def forward(self, scores: Tensor | None = None) -> Tensor:
+        """Map scores [..., v / n] to logits; without scores, return a copy of the bias."""
+        return self.bias.clone() if scores is None else scores + self.bias
 
 
 EMBEDDINGS, ATTENTION, ATTENTION_OUTPUT, MLP_OUTPUT, CROSS_ATTENTION, CROSS_ATTENTION_OUTPUT, MLP_INNER = range(7)
@@ -273,16 +264,10 @@ class HiddenDropout(nn.Module):
         return self.kernel(x, self.p, self.parallel.dropout.key(place, x), first)
 
 
-class InnerDropout(nn.Module):
+class InnerDropout(HiddenDropout):
     """Dropout inside a feed-forward layer; the dropped elements do not depend on how ranks split its width."""
 
-    def __init__(self, p: float, kernels: KernelSet, parallel: ParallelContext) -> None:
-        super().__init__()
-        self.p = p
-        self.kernel = kernels.dropout
-        self.parallel = parallel
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """Drop from x [..., i / n], of which every rank has all tokens."""
         if not self.training or self.p == 0.0:
             return x

@@ -16,11 +16,11 @@ from torch.nn import functional as F
 
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import LayerDescription
-from ctxlm_ds.models.parts.embeddings import WordEmbeddings, WordTable
+from ctxlm_ds.models.parts.embeddings import WordTable
 from ctxlm_ds.models.parts.norms import LayerNorm
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.layers import column_parallel_linear, row_parallel_linear
+from ctxlm_ds.parallel.layers import VocabParallelEmbedding, column_parallel_linear, row_parallel_linear
 from ctxlm_ds.parallel.parameters import ONES, Normal, ParameterFacts, declare
 from ctxlm_ds.recipe.sections import ModelSection
 
@@ -80,7 +80,7 @@ class Exchange(nn.Module):
         return self.left(left, right), self.right(right, left)
 
 
-class ScaledWords(WordEmbeddings):
+class ScaledWords(VocabParallelEmbedding):
     """A table of which only the decoder reads one tensor."""
 
     def __init__(self, **kwargs: Any) -> None:

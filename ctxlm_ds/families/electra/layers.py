@@ -23,7 +23,7 @@ from ctxlm_ds.models.parts.transformer import block_settings, final_layer_norm, 
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import first_over_ranks
-from ctxlm_ds.parallel.layers import TokenLinear
+from ctxlm_ds.parallel.layers import ReplicatedLinear, VocabularyBias
 from ctxlm_ds.parallel.mappings import gather_tokens
 from ctxlm_ds.parallel.parameters import Init
 
@@ -132,8 +132,8 @@ class ReplacedTokenHead(nn.Module):
     def __init__(self, width: int, activation: str, init: Init, build: ModelBuild) -> None:
         super().__init__()
         kernels, self.parallel = build.kernels, build.parallel
-        self.dense = TokenLinear(width, width, init, kernels, self.parallel, activation, optional=True)
-        self.score = TokenLinear(width, 1, init, kernels, self.parallel, optional=True)
+        self.dense = ReplicatedLinear(width, width, init, kernels, activation, self.parallel, optional=True)
+        self.score = ReplicatedLinear(width, 1, init, kernels, parallel=self.parallel, optional=True)
 
     def forward(self, hidden: Tensor, sequence_ids: Tensor) -> Tensor:
         """Map hidden [b, s, h], or under sequence parallelism [t / n, h], to logits [b, s]."""

@@ -19,7 +19,7 @@ from ctxlm_ds.families.elmo.softmax import SharedSoftmax
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.parts.embeddings import WordTable
 from ctxlm_ds.models.spec import ModelBuild
-from ctxlm_ds.parallel.layers import HiddenDropout, replicated_linear
+from ctxlm_ds.parallel.layers import HiddenDropout, ReplicatedLinear
 from ctxlm_ds.parallel.parameters import ZEROS, Constant, Normal, ParameterFacts, Uniform, declare
 
 FORGET_BIAS = 1.0
@@ -167,7 +167,7 @@ class CharacterEncoder(nn.Module):
         self.table = CharacterTable(model.character_size)
         self.filters = nn.ModuleList(Filter(model.character_size, *settings) for settings in model.filters)
         self.highways = nn.ModuleList(Highway(width, build) for _ in range(model.num_highways))
-        self.projection = replicated_linear(width, model.projection_size, Normal(width**-0.5), build.kernels)
+        self.projection = ReplicatedLinear(width, model.projection_size, Normal(width**-0.5), build.kernels)
 
     def forward(self, ids: Tensor, reversed_ids: Tensor) -> tuple[Tensor, Tensor]:
         """Map the characters of both streams [b, s * c] or [b, s, c] to vectors [b, s, p] of both."""
@@ -216,8 +216,8 @@ class Highway(nn.Module):
     def __init__(self, width: int, build: ModelBuild) -> None:
         super().__init__()
         init = Normal(width**-0.5)
-        self.carry = replicated_linear(width, width, init, build.kernels)
-        self.transform = replicated_linear(width, width, init, build.kernels)
+        self.carry = ReplicatedLinear(width, width, init, build.kernels)
+        self.transform = ReplicatedLinear(width, width, init, build.kernels)
         declare(self.carry, bias=ParameterFacts(Constant(CARRY_BIAS), decays=False))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -93,7 +93,7 @@ class SharedSoftmax(VocabParallelEmbedding):
             mark_split(self.bias, dim=0)
         self.dropout = HiddenDropout(model.dropout, build.kernels, build.parallel)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, hidden: Tensor, reversed_hidden: Tensor, labels: Tensor, reversed_labels: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Compare hidden states [b, s, h] of both directions with their next words [b, s].

@@ -32,6 +32,7 @@ from ctxlm_ds.parallel.layers import (
     EMBEDDINGS,
     MLP_OUTPUT,
     HiddenDropout,
+    VocabularyBias,
     column_parallel_linear,
     row_parallel_linear,
 )

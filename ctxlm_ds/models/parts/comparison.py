@@ -21,7 +21,7 @@ from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.parts.distillation import ATTENTION_SCORES
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import Sums
-from ctxlm_ds.parallel.layers import TokenLinear
+from ctxlm_ds.parallel.layers import ReplicatedLinear
 from ctxlm_ds.parallel.mappings import gather_tokens, reduce_from_ranks
 from ctxlm_ds.parallel.parameters import Init
 
@@ -93,7 +93,7 @@ def with_comparisons(
     return joined
 
 
-class ProjectedStates(TokenLinear):
+class ProjectedStates(ReplicatedLinear):
     """Maps hidden states to the teacher's width and compares them with the teacher's (section 3.1).
 
     One matrix serves the embeddings and all layers, as in TinyBERT's code; the paper has one for each of the two.
@@ -102,7 +102,7 @@ class ProjectedStates(TokenLinear):
     def __init__(
         self, in_features: int, out_features: int, init: Init, kernels: KernelSet, parallel: ParallelContext
     ) -> None:
-        super().__init__(in_features, out_features, init, kernels, parallel, optional=True)
+        super().__init__(in_features, out_features, init, kernels, parallel=parallel, optional=True)
 
     def forward(
         self,

@@ -16,7 +16,7 @@ from ctxlm_ds.models.parts.norms import LayerNorm
 from ctxlm_ds.models.parts.transformer import TransformerShape, initial_weights
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.layers import EMBEDDINGS, HiddenDropout, VocabParallelBias, VocabParallelEmbedding
+from ctxlm_ds.parallel.layers import EMBEDDINGS, HiddenDropout, VocabParallelEmbedding
 from ctxlm_ds.parallel.mappings import own_tokens, share_parameters
 from ctxlm_ds.parallel.parameters import Growth, Init, ParameterFacts, declare
 
@@ -32,7 +32,7 @@ class WordTable:
         hidden_size: int,
         init: Init,
         build: ModelBuild,
-        layer: type[WordEmbeddings] | None = None,
+        layer: type[VocabParallelEmbedding] | None = None,
         name: str = WORD_EMBEDDINGS,
     ) -> None:
         """Describe one table.
@@ -46,7 +46,7 @@ class WordTable:
             name: prefix of the parameter's name, which distinguishes several tables.
         """
         assert vocab_size is not None
-        self._layer = layer or WordEmbeddings
+        self._layer = layer or VocabParallelEmbedding
         self._name = name
         self.width = hidden_size
         self._kwargs = {
@@ -74,34 +74,6 @@ class WordTable:
     def use(self, reads: tuple[str, ...], writes: tuple[str, ...], **call: Any) -> LayerDescription:
         """Describe the table's layer called with `call`."""
         return LayerDescription(self._name, self._layer, reads, writes, self._kwargs, self._name, call)
-
-
-class WordEmbeddings(VocabParallelEmbedding):
-    """The word table as a layer. All uses call forward, so that hooks which gather its weight run."""
-
-    def forward(
-        self,
-        x: Tensor,
-        labels: Tensor | None = None,
-        bias: Tensor | None = None,
-        decode: bool = False,
-        split_tokens: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
-        """Map ids [b, s] to vectors, or with `decode` vectors [..., h] to scores of this rank's words [..., v].
-
-        With labels, decode and compare the scores plus bias [v] with them: see VocabParallelEmbedding.compare.
-        """
-        if labels is not None:
-            return self.compare(x, labels, bias, split_tokens)
-        return self.decode(x, split_tokens) if decode else self.look_up(x)
-
-
-class VocabularyBias(VocabParallelBias):
-    """The decoder's bias, one number per word, as a layer."""
-
-    def forward(self, scores: Tensor | None = None) -> Tensor:
-        """Map scores [..., v] to logits [..., v]; without scores, return a copy of the bias [v]."""
-        return self.bias.clone() if scores is None else self.add(scores)
 
 
 def input_embeddings(model: TransformerShape, build: ModelBuild, stack: str = "", **settings: Any) -> LayerDescription:

@@ -17,7 +17,7 @@ from ctxlm_ds.models.parts.transformer import (
     transformer_blocks,
 )
 from ctxlm_ds.models.spec import ModelBuild
-from ctxlm_ds.parallel.layers import TokenLinear
+from ctxlm_ds.parallel.layers import ReplicatedLinear, VocabularyBias
 
 SENTENCE_CLASSES = 2
 """Classes of a pair of segments."""
@@ -98,7 +98,7 @@ def project_embeddings(width: int, settings: BlockSettings, build: ModelBuild) -
         "in_features": width, "out_features": settings.hidden_size, "init": settings.init, "kernels": build.kernels,
         "parallel": build.parallel,
     }  # fmt: skip
-    return LayerDescription("embedding_projection", TokenLinear, ("hidden",), ("hidden",), kwargs)
+    return LayerDescription("embedding_projection", ReplicatedLinear, ("hidden",), ("hidden",), kwargs)
 
 
 def boundary_layers(

@@ -14,7 +14,7 @@ from ctxlm_ds.models.parts.embeddings import SharedEmbedding
 from ctxlm_ds.models.parts.norms import LayerNorm
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.layers import replicated_linear
+from ctxlm_ds.parallel.layers import ReplicatedLinear
 from ctxlm_ds.parallel.mappings import gather_tokens
 from ctxlm_ds.parallel.parameters import Init
 
@@ -62,11 +62,11 @@ class EncoderHeads(nn.Module):
         super().__init__()
         predicted_width = predicted_width or width
         kernels, self.parallel = build.kernels, build.parallel
-        self.mlm_transform = replicated_linear(width, predicted_width, init, kernels, activation, bias=bias)
+        self.mlm_transform = ReplicatedLinear(width, predicted_width, init, kernels, activation, bias=bias)
         self.mlm_layer_norm = LayerNorm(predicted_width, eps, kernels, bias=bias)
-        self.pooler = replicated_linear(width, width, init, kernels, optional=True) if num_classes else None
+        self.pooler = ReplicatedLinear(width, width, init, kernels, optional=True) if num_classes else None
         self.nsp_classifier = (
-            replicated_linear(width, num_classes, init, kernels, optional=True) if num_classes else None
+            ReplicatedLinear(width, num_classes, init, kernels, optional=True) if num_classes else None
         )
 
     def forward(
@@ -98,8 +98,8 @@ class SequenceClassifier(nn.Module):
     def __init__(self, width: int, num_classes: int, init: Init, build: ModelBuild) -> None:
         super().__init__()
         self.parallel = build.parallel
-        self.pooler = replicated_linear(width, width, init, build.kernels, optional=True)
-        self.classifier = replicated_linear(width, num_classes, init, build.kernels, optional=True)
+        self.pooler = ReplicatedLinear(width, width, init, build.kernels, optional=True)
+        self.classifier = ReplicatedLinear(width, num_classes, init, build.kernels, optional=True)
 
     def forward(self, hidden: Tensor, sequence_ids: Tensor, cls_positions: Tensor) -> Tensor:
         """Map hidden, sequence_ids [b, s] and cls_positions [b, m] to logits [b, m, classes]."""
@@ -127,9 +127,9 @@ class SpanBoundaryHead(nn.Module):
             MOST_BOUNDARY_TARGETS, BOUNDARY_POSITION_WIDTH, init, ParallelContext(), optional=True
         )
         inputs = 2 * width + BOUNDARY_POSITION_WIDTH
-        self.first = replicated_linear(inputs, width, init, kernels, activation, optional=True)
+        self.first = ReplicatedLinear(inputs, width, init, kernels, activation, optional=True)
         self.first_layer_norm = LayerNorm(width, eps, kernels, optional=True)
-        self.second = replicated_linear(width, predicted_width, init, kernels, activation, optional=True)
+        self.second = ReplicatedLinear(width, predicted_width, init, kernels, activation, optional=True)
         self.second_layer_norm = LayerNorm(predicted_width, eps, kernels, optional=True)
 
     def forward(

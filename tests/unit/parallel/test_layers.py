@@ -12,11 +12,10 @@ from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import vocabulary_sums
 from ctxlm_ds.parallel.layers import (
-    TokenLinear,
-    VocabParallelBias,
+    ReplicatedLinear,
     VocabParallelEmbedding,
+    VocabularyBias,
     column_parallel_linear,
-    replicated_linear,
     row_parallel_linear,
 )
 from ctxlm_ds.parallel.parameters import ZEROS, Normal, collect_facts
@@ -37,12 +36,12 @@ def filled(layer: nn.Module) -> nn.Module:
 def test_products_are_those_of_torch(activation: str | None) -> None:
     x = torch.randn(2, 3, 4)
     column = filled(column_parallel_linear(4, 6, INIT, KERNELS, ALONE, activation))
-    heads = filled(replicated_linear(4, 6, INIT, KERNELS, activation))
+    heads = filled(ReplicatedLinear(4, 6, INIT, KERNELS, activation))
     for layer in (column, heads):
         product = F.linear(x, layer.weight, layer.bias)
         torch.testing.assert_close(layer(x), getattr(F, activation)(product) if activation else product)
     for layer in (filled(row_parallel_linear(4, 6, INIT, KERNELS, ALONE)),
-                  filled(TokenLinear(4, 6, INIT, KERNELS, ALONE))):  # fmt: skip
+                  filled(ReplicatedLinear(4, 6, INIT, KERNELS, parallel=ALONE))):  # fmt: skip
         torch.testing.assert_close(layer(x), F.linear(x, layer.weight, layer.bias))
 
 
@@ -52,9 +51,9 @@ def test_what_each_layer_declares() -> None:
         {
             "column": column_parallel_linear(4, 6, INIT, KERNELS, ALONE, blocks=(2, 4)),
             "row": row_parallel_linear(4, 6, INIT, KERNELS, ALONE),
-            "head": replicated_linear(4, 6, INIT, KERNELS, optional=True),
+            "head": ReplicatedLinear(4, 6, INIT, KERNELS, optional=True),
             "table": VocabParallelEmbedding(7, 4, INIT, KERNELS, ALONE),
-            "words": VocabParallelBias(7, ALONE, optional=True),
+            "words": VocabularyBias(7, ALONE, optional=True),
         }
     )
     facts = collect_facts(made)
@@ -79,9 +78,9 @@ def test_rows_that_pad_the_vocabulary_are_zero_and_never_predicted(multiple: int
     scores = table.decode(hidden)
     torch.testing.assert_close(scores[..., :7], hidden @ table.weight[:7].T)
     assert scores.shape[-1] == rows and (scores[..., 7:] == float("-inf")).all()
-    bias = VocabParallelBias(7, ParallelContext(vocab_multiple=multiple))
+    bias = VocabularyBias(7, ParallelContext(vocab_multiple=multiple))
     nn.init.ones_(bias.bias)
-    torch.testing.assert_close(bias.add(scores)[..., :7], scores[..., :7] + 1)
+    torch.testing.assert_close(bias(scores)[..., :7], scores[..., :7] + 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -89,13 +88,13 @@ def test_rows_that_pad_the_vocabulary_change_no_loss_and_get_no_gradient(dtype: 
     hidden, labels, found = torch.randn(6, 4).to(dtype), torch.tensor([0, 6, 3, IGNORE_LABEL, 3, 1]), []
     for multiple in (1, 16):
         parallel = ParallelContext(vocab_multiple=multiple)
-        table, bias = VocabParallelEmbedding(7, 4, INIT, KERNELS, parallel), VocabParallelBias(7, parallel)
+        table, bias = VocabParallelEmbedding(7, 4, INIT, KERNELS, parallel), VocabularyBias(7, parallel)
         with torch.no_grad():
             table.weight[:7] = torch.arange(28).view(7, 4).sin()
             bias.bias[:7] = torch.arange(7).cos()
         table, bias = table.to(dtype), bias.to(dtype)
         x = hidden.clone().requires_grad_()
-        sums = vocabulary_sums([bias.add(table.decode(x))], [labels], parallel)
+        sums = vocabulary_sums([bias(table.decode(x))], [labels], parallel)
         sums.loss.backward()
         assert not table.weight.grad[7:].any() and not bias.bias.grad[7:].any()
         found.append((sums, x.grad, table.weight.grad[:7], bias.bias.grad[:7]))
