@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from ctxlm_ds.families.t5.config import T5Section
 from ctxlm_ds.kernels.attention_spec import AttentionSpec
 from ctxlm_ds.models.layers import LayerDescription
-from ctxlm_ds.models.parts.decoder import decoder_block, encoder_block
+from ctxlm_ds.models.parts.decoder import decoder_block
 from ctxlm_ds.models.parts.embeddings import WordTable
-from ctxlm_ds.models.parts.transformer import BlockSettings, make_norm
+from ctxlm_ds.models.parts.transformer import BlockSettings, make_norm, transformer_block
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import EMBEDDINGS, HiddenDropout
@@ -89,7 +89,7 @@ def t5_layers(model: T5Section, build: ModelBuild) -> list[LayerDescription]:
         *(
             layer
             for number in range(model.num_layers)
-            for layer in (encoder_bias, encoder_block(f"encoder.{number}", encoder, build, ENCODER_BIAS))
+            for layer in (encoder_bias, transformer_block(f"encoder.{number}", encoder, build, ENCODER_BIAS))
         ),
         _end("encoder_end", "memory", encoder, build, 1.0),
         words.look_up("decoder_input_ids"),

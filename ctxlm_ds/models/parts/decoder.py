@@ -1,4 +1,4 @@
-"""Layers of an encoder-decoder: blocks with a relative bias, and decoder blocks that also read the encoder's output.
+"""Decoder blocks of an encoder-decoder, which also read the encoder's output.
 
 A stack's tensors have its name as a prefix: the decoder reads `decoder_sequence_ids` where the encoder reads
 `sequence_ids`. `memory` is the encoder's output.
@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ctxlm_ds.kernels.attention_spec import Sequences
 from ctxlm_ds.models.layers import LayerDescription
-from ctxlm_ds.models.parts.transformer import Attention, BlockSettings, TransformerLayer, make_norm
+from ctxlm_ds.models.parts.transformer import Attention, BlockSettings, TransformerLayer, block_description, make_norm
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.layers import CROSS_ATTENTION, CROSS_ATTENTION_OUTPUT, column_parallel_linear
 
@@ -23,35 +23,10 @@ SEQUENCES = ("sequence_ids", "sequence_starts")
 DECODER_SEQUENCES = ("decoder_sequence_ids", "decoder_sequence_starts")
 
 
-def encoder_block(name: str, settings: BlockSettings, build: ModelBuild, bias: str) -> LayerDescription:
-    """Describe a layer that rewrites `hidden` [b, s, h] and reads the tensor `bias` [n, s, s]."""
-    return _block(name, BiasedLayer, ("hidden", *SEQUENCES, bias), settings, build)
-
-
 def decoder_block(name: str, settings: BlockSettings, build: ModelBuild, bias: str | None = None) -> LayerDescription:
     """Describe a layer that rewrites `hidden` [b, t, h] and reads `memory` and, if given, `bias` [n, t, t]."""
     reads = ("hidden", "memory", *DECODER_SEQUENCES, *SEQUENCES, *((bias,) if bias else ()))
-    return _block(name, DecoderLayer, reads, settings, build)
-
-
-def _block(
-    name: str, layer: type[nn.Module], reads: tuple[str, ...], settings: BlockSettings, build: ModelBuild
-) -> LayerDescription:
-    return LayerDescription(
-        name, layer, reads, ("hidden",), {"settings": settings, "build": build},
-        recompute=build.recompute, compile=build.compile, block=True,
-    )  # fmt: skip
-
-
-class BiasedLayer(TransformerLayer):
-    """A transformer layer whose attention has a bias of the scores."""
-
-    def forward(  # type: ignore[override]
-        self, hidden: Tensor, sequence_ids: Tensor, sequence_starts: Tensor, bias: Tensor
-    ) -> Tensor:
-        """Map hidden to the same shape; sequence_ids [b, s], sequence_starts [b, m + 1], bias [n, s, s]."""
-        hidden = super().forward(hidden, sequence_ids, sequence_starts, bias=bias)
-        return hidden
+    return block_description(name, DecoderLayer, reads, settings, build, {})
 
 
 class CrossAttention(Attention):

@@ -8,6 +8,7 @@ of a row. `hidden` is [b, s, h], or under sequence parallelism this rank's share
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -149,20 +150,32 @@ def transformer_blocks(
     return [transformer_block(f"{prefix}.{index}", settings, build) for index in range(num_layers)]
 
 
-def transformer_block(name: str, settings: BlockSettings, build: ModelBuild) -> LayerDescription:
-    """Describe one layer, which rewrites `hidden`."""
-    positions = ("position_ids",) if settings.rotary is not None else ()
-    ranks = ("ranks",) if settings.attention.ranked else ()
+def transformer_block(
+    name: str, settings: BlockSettings, build: ModelBuild, bias: str | None = None
+) -> LayerDescription:
+    """Describe one layer, which rewrites `hidden`; `bias` names the tensor [n, s, s] that its scores add, if any."""
+    others = {} if bias is None else {"bias": bias}
+    if settings.rotary is not None:
+        others["position_ids"] = "position_ids"
+    if settings.attention.ranked:
+        others["ranks"] = "ranks"
+    reads = ("hidden", "sequence_ids", "sequence_starts", *others.values())
+    return block_description(name, TransformerLayer, reads, settings, build, {"names": tuple(others)})
+
+
+def block_description(
+    name: str,
+    layer: type[TransformerLayer],
+    reads: tuple[str, ...],
+    settings: BlockSettings,
+    build: ModelBuild,
+    call: Mapping[str, Any],
+) -> LayerDescription:
+    """Describe a repeated layer that rewrites `hidden`; `call` are further arguments of its forward."""
     return LayerDescription(
-        name,
-        RankedLayer if ranks else TransformerLayer,
-        ("hidden", "sequence_ids", "sequence_starts", *positions, *ranks),
-        ("hidden",),
-        {"settings": settings, "build": build},
-        recompute=build.recompute,
-        compile=build.compile,
-        block=True,
-    )
+        name, layer, reads, ("hidden",), {"settings": settings, "build": build}, call_kwargs=call,
+        recompute=build.recompute, compile=build.compile, block=True,
+    )  # fmt: skip
 
 
 def final_layer_norm(
@@ -220,13 +233,12 @@ class Attention(nn.Module):
         self, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, bias: Tensor | None = None
     ) -> Tensor:
         """Return the context [b, s, n, d]; the arguments are those of an AttentionCall."""
-        if not self.training or self.dropout == 0.0:
-            return self.kernel(query, key, value, AttentionCall(sequences, bias=bias))
-        if self.draws_by_key:
+        p, keys = self.dropout if self.training else 0.0, None
+        if p > 0.0 and self.draws_by_key:
             keys = ProbabilityKeys(self.streams.key(self.place, query), self.first_head, self.all_heads)
-            return self.kernel(query, key, value, AttentionCall(sequences, self.dropout, bias, keys))
-        self.streams.seed_generators(self.place)
-        return self.kernel(query, key, value, AttentionCall(sequences, self.dropout, bias))
+        elif p > 0.0:
+            self.streams.seed_generators(self.place)
+        return self.kernel(query, key, value, AttentionCall(sequences, p, bias, keys))
 
 
 class SelfAttention(Attention):
@@ -283,43 +295,29 @@ class SelfAttention(Attention):
 
 
 class FeedForward(nn.Module):
-    """Two linear layers with an activation between them."""
+    """Two linear layers with an activation between them.
 
-    def __init__(self, settings: BlockSettings, build: ModelBuild) -> None:
-        super().__init__()
-        width, inner = settings.hidden_size, settings.intermediate_size
-        kernels, parallel, bias = build.kernels, build.parallel, settings.linear_bias
-        self.up = column_parallel_linear(width, inner, settings.init, kernels, parallel, settings.activation, bias=bias)
-        self.down = row_parallel_linear(
-            inner, width, settings.mlp_output_init or settings.residual_init, kernels, parallel, bias
-        )
-        self.dropout = InnerDropout(settings.inner_dropout, kernels, parallel)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Map hidden to the same shape."""
-        return self.down(self.dropout(self.up(hidden)))
-
-
-class GatedFeedForward(nn.Module):
-    """Two linear layers; the activation of the first one's first half is a factor of its second half (Shazeer 2020)."""
+    In a gated one the activation of the first layer's first half is a factor of its second half (Shazeer 2020).
+    """
 
     def __init__(self, settings: BlockSettings, build: ModelBuild) -> None:
         super().__init__()
         width, inner, bias = settings.hidden_size, settings.intermediate_size, settings.linear_bias
-        kernels, parallel = build.kernels, build.parallel
-        self.up = column_parallel_linear(
-            width, 2 * inner, settings.init, kernels, parallel, blocks=(inner, inner), bias=bias
-        )
+        kernels, parallel, self.activation = build.kernels, build.parallel, settings.activation
+        self.gate = kernels.gated_activation if settings.gated else None
+        outputs, blocks, activation = inner, (), self.activation
+        if self.gate is not None:
+            outputs, blocks, activation = 2 * inner, (inner, inner), None
+        self.up = column_parallel_linear(width, outputs, settings.init, kernels, parallel, activation, blocks, bias)
         self.down = row_parallel_linear(
             inner, width, settings.mlp_output_init or settings.residual_init, kernels, parallel, bias
         )
         self.dropout = InnerDropout(settings.inner_dropout, kernels, parallel)
-        self.activation = settings.activation
-        self.kernel = kernels.gated_activation
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Map hidden to the same shape."""
-        return self.down(self.dropout(self.kernel(self.up(hidden), self.activation)))
+        inner = self.up(hidden)
+        return self.down(self.dropout(inner if self.gate is None else self.gate(inner, self.activation)))
 
 
 class TransformerLayer(nn.Module):
@@ -330,7 +328,7 @@ class TransformerLayer(nn.Module):
         kernels, parallel = build.kernels, build.parallel
         self.attention = SelfAttention(settings, build)
         self.attention_layer_norm = make_norm(settings, build) if settings.attention_norm else nn.Identity()
-        self.mlp = GatedFeedForward(settings, build) if settings.gated else FeedForward(settings, build)
+        self.mlp = FeedForward(settings, build)
         self.mlp_layer_norm = make_norm(settings, build)
         self.dropout = HiddenDropout(settings.hidden_dropout, kernels, parallel)
         mlp_dropout = settings.hidden_dropout if settings.mlp_dropout is None else settings.mlp_dropout
@@ -342,12 +340,16 @@ class TransformerLayer(nn.Module):
         hidden: Tensor,
         sequence_ids: Tensor,
         sequence_starts: Tensor,
-        position_ids: Tensor | None = None,
+        *others: Tensor,
+        names: Sequence[str] = (),
         with_scores: bool = False,
-        bias: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor | None]:
-        """Map hidden to the same shape, `with_scores` also to the scores; arguments as of SelfAttention."""
-        hidden, scores = self.attend_to_self(hidden, sequence_ids, sequence_starts, position_ids, with_scores, bias)
+        """Map hidden to the same shape, `with_scores` also to the scores.
+
+        The arguments are those of SelfAttention; `others` are its arguments of these names.
+        """
+        named = dict(zip(names, others, strict=True))
+        hidden, scores = self.attend_to_self(hidden, sequence_ids, sequence_starts, with_scores=with_scores, **named)
         hidden = self.feed_forward(hidden)
         return (hidden, scores) if with_scores else hidden
 
@@ -364,17 +366,3 @@ class TransformerLayer(nn.Module):
         if self.pre_layer_norm:
             return hidden + self.mlp_dropout(self.mlp(self.mlp_layer_norm(hidden)), MLP_OUTPUT)
         return self.mlp_layer_norm(hidden + self.mlp_dropout(self.mlp(hidden), MLP_OUTPUT))
-
-
-class RankedLayer(TransformerLayer):
-    """A transformer layer whose positions see none of a higher rank."""
-
-    def forward(  # type: ignore[override]
-        self, hidden: Tensor, sequence_ids: Tensor, sequence_starts: Tensor, ranks: Tensor, with_scores: bool = False
-    ) -> Tensor | tuple[Tensor, Tensor | None]:
-        """Map hidden to the same shape, `with_scores` also to the scores; ranks [b, s], others as of SelfAttention."""
-        hidden, scores = self.attend_to_self(
-            hidden, sequence_ids, sequence_starts, with_scores=with_scores, ranks=ranks
-        )
-        hidden = self.feed_forward(hidden)
-        return (hidden, scores) if with_scores else hidden
