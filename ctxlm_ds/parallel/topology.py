@@ -94,33 +94,24 @@ class Topology:
         In a binomial tree: rank r passes on what ranks r + 1, r + 2, r + 4, ... sent it. Rank 0 hears from log2(N)
         ranks, and ranks of one node talk to each other first.
         """
+        if self.world_size == 1:
+            return [value]
+        import torch
+        import torch.distributed as dist
+
         values = {self.rank: zlib.compress(pickle.dumps(value), COMPRESSION)}
+        on_cpu: Any = {"group": self.cpu_group, "device": torch.device("cpu")}
         distance = 1
         while distance < self.world_size:
             if self.rank & distance:
-                self._send(pickle.dumps(values), self.rank - distance)
+                dist.send_object_list([values], self.rank - distance, **on_cpu)
                 return None
             if self.rank + distance < self.world_size:
-                values |= pickle.loads(self._receive(self.rank + distance))
+                received: list[Any] = [{}]
+                dist.recv_object_list(received, self.rank + distance, **on_cpu)
+                values |= received[0]
             distance *= 2
         return [pickle.loads(zlib.decompress(values[rank])) for rank in range(self.world_size)]
-
-    def _send(self, message: bytes, to_rank: int) -> None:
-        import torch
-        import torch.distributed as dist
-
-        dist.send(torch.tensor([len(message)]), to_rank, group=self.cpu_group)
-        dist.send(torch.frombuffer(bytearray(message), dtype=torch.uint8), to_rank, group=self.cpu_group)
-
-    def _receive(self, from_rank: int) -> bytes:
-        import torch
-        import torch.distributed as dist
-
-        size = torch.zeros(1, dtype=torch.int64)
-        dist.recv(size, from_rank, group=self.cpu_group)
-        message = torch.empty(int(size), dtype=torch.uint8)
-        dist.recv(message, from_rank, group=self.cpu_group)
-        return message.numpy().tobytes()
 
     def broadcast_object(self, value: T, source_rank: int = 0) -> T:
         """Return the picklable `value` of `source_rank` on every rank; values of other ranks are ignored."""
