@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ctxlm_ds.data.numba_random import below, compiled, stream, uniform, word_at
 from ctxlm_ds.data.sample import Samples
+from ctxlm_ds.objectives.corruption.arrays import Ids, Marks
 
 
 class SpanRules(NamedTuple):
@@ -27,7 +27,7 @@ class SpanRules(NamedTuple):
     keep_prob: float
     random_prob: float
     mask_id: int
-    random_ids: NDArray[np.int32]
+    random_ids: Ids
     """Tokens to draw from."""
 
 
@@ -40,9 +40,7 @@ _span_size = compiled(span_size)
 
 
 @compiled
-def mask_spans(
-    samples: Samples, key: np.uint64, rules: SpanRules, input_ids: NDArray[np.int32], masked: NDArray[np.bool_]
-) -> None:
+def mask_spans(samples: Samples, key: np.uint64, rules: SpanRules, input_ids: Ids, masked: Marks) -> None:
     """Write the inputs [t] of samples of t tokens, and True in `masked` [t] at masked tokens."""
     masked[:] = False
     input_ids[:] = samples.input_ids

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ctxlm_ds.data.numba_random import hash_words
 from ctxlm_ds.errors import DataError
+from ctxlm_ds.objectives.corruption.arrays import Ids, Marks, Shares
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.index.index import RowSource
@@ -24,7 +24,7 @@ COUNTED_RUN = 1 << 14
 PURPOSE = "random_tokens"
 
 
-def choice_weights(rows: RowSource, seed: int, is_special: NDArray[np.bool_], smoothing: float) -> NDArray[np.float64]:
+def choice_weights(rows: RowSource, seed: int, is_special: Marks, smoothing: float) -> Shares:
     """Return [vocabulary] max(count, 1)^-smoothing of each token (train.py of DistilBERT's code, after XLM).
 
     Counts are those of all training documents, or of 2^26 of their tokens. Arguments and errors are those of
@@ -36,8 +36,8 @@ def choice_weights(rows: RowSource, seed: int, is_special: NDArray[np.bool_], sm
 
 
 def sample_tokens(
-    rows: RowSource, seed: int, is_special: NDArray[np.bool_], most: int | None = None, run: int | None = None
-) -> NDArray[np.int32]:
+    rows: RowSource, seed: int, is_special: Marks, most: int | None = None, run: int | None = None
+) -> Ids:
     """Return up to `most` tokens of the training documents, special ones left out.
 
     Args:

@@ -15,10 +15,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ctxlm_ds.data.numba_random import below, compiled, inlined, stream, uniform, word_at
 from ctxlm_ds.data.sample import NO_LANGUAGE, Samples, TargetExamples, starts_of
+from ctxlm_ds.objectives.corruption.arrays import Ids, Marks, Places, Shares
 from ctxlm_ds.objectives.encoder_decoder import FRAME, longest_target
 
 PURPOSES = 16
@@ -31,34 +31,28 @@ SMALLEST_SHARE = 1e-7
 
 
 class InfillingRules(NamedTuple):
-    """The rules of a corruption."""
+    """The rules of a corruption; fields without a text are settings of TextInfillingSection."""
 
     mask_ratio: float
-    """Share of the words in spans."""
-    length_ends: NDArray[np.float64]
+    length_ends: Shares
     """Cumulative shares of the lengths of spans, from 0; empty for spans of one word."""
     replace_length: int
-    """1: a span becomes one mask; 0: it is deleted; -1: each of its tokens becomes a mask."""
     random_ratio: float
-    """Share of the masks that are random tokens instead."""
     permute_ratio: float
-    """Share of the sentences that change places."""
     insert_ratio: float
-    """Inserted tokens, as a share of the input."""
     rotate_prob: float
-    """Share of the texts that begin at a random token."""
     sentence_end: int
     """Id of the token that ends a sentence."""
     cls_id: int
     sep_id: int
     mask_id: int
-    random_ids: NDArray[np.int32]
+    random_ids: Ids
     """Ids that random tokens are drawn from."""
-    word_starts: NDArray[np.bool_]
+    word_starts: Marks
     """[vocabulary] True if a token begins a word; empty if each token is a word."""
 
 
-def poisson_ends(mean: float) -> NDArray[np.float64]:
+def poisson_ends(mean: float) -> Shares:
     """Return the cumulative shares of the lengths 0, 1, ... of spans: Poisson, without lengths of less than 1e-7."""
     shares = [np.exp(-mean)]
     while len(shares) < LONGEST_SPAN and (shares[-1] >= SMALLEST_SHARE or len(shares) <= mean):
@@ -66,7 +60,7 @@ def poisson_ends(mean: float) -> NDArray[np.float64]:
     return np.asarray(np.cumsum(shares) / np.sum(shares), dtype=np.float64)
 
 
-def corrupt(samples: Samples, key: np.uint64, limits: NDArray[np.int64], rules: InfillingRules) -> TargetExamples:
+def corrupt(samples: Samples, key: np.uint64, limits: Places, rules: InfillingRules) -> TargetExamples:
     """Make an input and a target of each sample.
 
     Args:
@@ -92,7 +86,7 @@ def corrupt(samples: Samples, key: np.uint64, limits: NDArray[np.int64], rules: 
 
 
 @compiled
-def find_texts(samples: Samples, bounds: NDArray[np.int64]) -> None:
+def find_texts(samples: Samples, bounds: Places) -> None:
     """Find the tokens [c, 2] of each sample between the first and the last that the sample format did not insert."""
     for number in range(len(bounds)):
         begin, end = samples.starts[number], samples.starts[number + 1]
@@ -107,10 +101,10 @@ def find_texts(samples: Samples, bounds: NDArray[np.int64]) -> None:
 def write(
     samples: Samples,
     key: np.uint64,
-    limits: NDArray[np.int64],
+    limits: Places,
     rules: InfillingRules,
-    bounds: NDArray[np.int64],
-    has_language: NDArray[np.bool_],
+    bounds: Places,
+    has_language: Marks,
     examples: TargetExamples,
 ) -> np.int64:
     """Write targets and inputs, the latter one after another with their lengths in `starts` [c]; return their sum."""
@@ -142,9 +136,7 @@ def write(
 
 
 @compiled
-def find_words(
-    samples: Samples, begin: np.int64, end: np.int64, rules: InfillingRules, is_start: NDArray[np.bool_]
-) -> None:
+def find_words(samples: Samples, begin: np.int64, end: np.int64, rules: InfillingRules, is_start: Marks) -> None:
     """Find the tokens that begin a word; a separator is a word, as are all tokens without a table of words."""
     after_special = True
     for position in range(begin, end):
@@ -155,13 +147,8 @@ def find_words(
 
 @compiled
 def corrupt_text(
-    text: NDArray[np.int32],
-    is_start: NDArray[np.bool_],
-    replaced: NDArray[np.bool_],
-    limit: np.int64,
-    state: np.uint64,
-    rules: InfillingRules,
-) -> NDArray[np.int32]:
+    text: Ids, is_start: Marks, replaced: Marks, limit: np.int64, state: np.uint64, rules: InfillingRules
+) -> Ids:
     """Return the noised text of at most `limit` tokens.
 
     Args:
@@ -199,7 +186,7 @@ def draw(state: np.uint64, purpose: int, number: int) -> np.uint64:
 
 
 @compiled
-def draw_places(among: int, count: int, purpose: int, state: np.uint64) -> NDArray[np.int64]:
+def draw_places(among: int, count: int, purpose: int, state: np.uint64) -> Places:
     """Return `count` different numbers below `among`, in random order (Fisher and Yates)."""
     places = np.arange(among)
     for turn in range(count):
@@ -209,9 +196,7 @@ def draw_places(among: int, count: int, purpose: int, state: np.uint64) -> NDArr
 
 
 @compiled
-def permute_sentences(
-    text: NDArray[np.int32], sentence_end: int, ratio: float, state: np.uint64, order: NDArray[np.int64]
-) -> None:
+def permute_sentences(text: Ids, sentence_end: int, ratio: float, state: np.uint64, order: Places) -> None:
     """Write the place in the text of each token after a share of the sentences have changed places among each other.
 
     A sentence ends with the first of adjacent end tokens, and the text ends one. What the last end leaves over stays.
@@ -240,13 +225,7 @@ def permute_sentences(
 
 @compiled
 def infill(
-    text: NDArray[np.int32],
-    is_start: NDArray[np.bool_],
-    order: NDArray[np.int64],
-    state: np.uint64,
-    rules: InfillingRules,
-    replaced: NDArray[np.bool_],
-    noised: NDArray[np.int32],
+    text: Ids, is_start: Marks, order: Places, state: np.uint64, rules: InfillingRules, replaced: Marks, noised: Ids
 ) -> tuple[np.int64, np.int64]:
     """Replace spans of words; return the spans without words, and the tokens written into `noised`."""
     words = np.int64(1)
@@ -278,7 +257,7 @@ def infill(
 
 
 @compiled
-def draw_lengths(budget: np.int64, state: np.uint64, rules: InfillingRules) -> tuple[np.int64, NDArray[np.int64]]:
+def draw_lengths(budget: np.int64, state: np.uint64, rules: InfillingRules) -> tuple[np.int64, Places]:
     """Draw lengths of spans until their sum is the budget, the last one cut; return the zeros, and the others."""
     lengths = np.ones(budget, dtype=np.int64)
     if len(rules.length_ends) == 0:
@@ -302,7 +281,7 @@ def draw_lengths(budget: np.int64, state: np.uint64, rules: InfillingRules) -> t
 
 @compiled
 def insert(
-    tokens: NDArray[np.int32], size: np.int64, count: np.int64, purpose: int, state: np.uint64, rules: InfillingRules
+    tokens: Ids, size: np.int64, count: np.int64, purpose: int, state: np.uint64, rules: InfillingRules
 ) -> np.int64:
     """Insert masks, and ceil(random_ratio · count) random tokens among them, at random places; return the new size."""
     count = min(count, len(tokens) - size)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.data.numba_random import compiled, mix, stream, uniform, word_at
 from ctxlm_ds.data.sample import Samples, starts_of
+from ctxlm_ds.objectives.corruption.arrays import Ids, Places, Shares
 
 BIDIRECTIONAL, LEFT_TO_RIGHT, RIGHT_TO_LEFT, SEQUENCE_TO_SEQUENCE = range(4)
 FIRST_TYPES = np.array([0, 2, 3, 4], dtype=np.int32)
@@ -24,7 +25,7 @@ RANDOM = 1
 """Label of a pair whose second segment is of another document."""
 
 
-def kind_shares(wanted: tuple[float, float, float, float], random: float) -> NDArray[np.float64]:
+def kind_shares(wanted: tuple[float, float, float, float], random: float) -> Shares:
     """Return the shares [2, 4] of the kinds among pairs that follow each other and among random ones.
 
     Half of the bidirectional samples are random pairs, for next-sentence prediction, if there are enough of both. A
@@ -45,7 +46,7 @@ def kind_shares(wanted: tuple[float, float, float, float], random: float) -> NDA
 
 
 @compiled
-def draw_kinds(samples: Samples, key: np.uint64, shares: NDArray[np.float64]) -> NDArray[np.int8]:
+def draw_kinds(samples: Samples, key: np.uint64, shares: Shares) -> NDArray[np.int8]:
     """Draw the kind [c] of each sample.
 
     Args:
@@ -89,9 +90,7 @@ def one_text(samples: Samples, kinds: NDArray[np.int8]) -> Samples:
 
 
 @compiled
-def rank_tokens(
-    starts: NDArray[np.int64], second_starts: NDArray[np.int64], kinds: NDArray[np.int8]
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def rank_tokens(starts: Places, second_starts: Places, kinds: NDArray[np.int8]) -> tuple[Ids, Ids]:
     """Return the ranks [t] and token types [t] of samples; `starts` [c + 1] and `second_starts` [c] as in Samples."""
     ranks, types = np.zeros(starts[-1], dtype=np.int32), np.empty(starts[-1], dtype=np.int32)
     for number in range(len(kinds)):

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ctxlm_ds.data.numba_random import below, compiled, stream, uniform, word_at
 from ctxlm_ds.data.sample import Samples, TargetExamples, starts_of
+from ctxlm_ds.objectives.corruption.arrays import Ids, Marks, Places, Shares
 from ctxlm_ds.objectives.encoder_decoder import END_TOKENS
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ FIRST_TOKEN_WORD = 2
 class DenoiserTables(NamedTuple):
     """The denoisers of an objective, k of them, for texts of up to n - 1 tokens."""
 
-    ends: NDArray[np.float64]  # [k], cumulative shares
-    is_prefix: NDArray[np.bool_]  # [k]
-    limits: NDArray[np.int64]  # [k], most tokens of a text; the rest is left out
-    noise: NDArray[np.int64]  # [k, n], replaced tokens of a text of each length; of a prefix denoiser the fewest inputs
-    spans: NDArray[np.int64]  # [k, n]; of a prefix denoiser the most inputs
-    mode_ids: NDArray[np.int32]  # [k], token before the input, or NO_MODE
-    sentinels: NDArray[np.int32]
+    ends: Shares  # [k], cumulative shares
+    is_prefix: Marks  # [k]
+    limits: Places  # [k], most tokens of a text; the rest is left out
+    noise: Places  # [k, n], replaced tokens of a text of each length; of a prefix denoiser the fewest inputs
+    spans: Places  # [k, n]; of a prefix denoiser the most inputs
+    mode_ids: Ids  # [k], token before the input, or NO_MODE
+    sentinels: Ids
     end_id: int
 
 
@@ -47,7 +47,7 @@ NO_MODE = -1
 
 
 def denoiser_tables(
-    denoisers: Sequence[Denoiser], input_length: int, mode_ids: Sequence[int], sentinels: NDArray[np.int32], end_id: int
+    denoisers: Sequence[Denoiser], input_length: int, mode_ids: Sequence[int], sentinels: Ids, end_id: int
 ) -> DenoiserTables:
     """Return the tables of denoisers.
 
@@ -91,9 +91,7 @@ def denoise(samples: Samples, key: np.uint64, tables: DenoiserTables) -> TargetE
 
 
 @compiled
-def choose(
-    samples: Samples, key: np.uint64, tables: DenoiserTables, chosen: NDArray[np.int64], sizes: NDArray[np.int64]
-) -> None:
+def choose(samples: Samples, key: np.uint64, tables: DenoiserTables, chosen: Places, sizes: Places) -> None:
     """Choose the denoiser, the tokens of text and the prefix of each sample [c, 3], and its lengths [c, 2]."""
     for number in range(len(chosen)):
         state = stream(key, samples.keys[number, 0], samples.keys[number, 1], samples.keys[number, 2])
@@ -117,9 +115,7 @@ def choose(
 
 
 @compiled
-def write(
-    samples: Samples, key: np.uint64, tables: DenoiserTables, chosen: NDArray[np.int64], examples: TargetExamples
-) -> None:
+def write(samples: Samples, key: np.uint64, tables: DenoiserTables, chosen: Places, examples: TargetExamples) -> None:
     """Write the inputs and targets of samples for which `choose` has chosen."""
     longest = tables.noise.shape[1]
     text = np.empty(longest, dtype=np.int32)
@@ -162,7 +158,7 @@ def write(
 
 
 @compiled
-def compose(state: np.uint64, first_word: int, total: int, parts: NDArray[np.int64]) -> None:
+def compose(state: np.uint64, first_word: int, total: int, parts: Places) -> None:
     """Divide `total` into positive parts, all divisions equally likely.
 
     Each place between two items begins a part with the probability that is left for it, so every choice of

@@ -16,10 +16,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ctxlm_ds.data.numba_random import below, compiled, inlined, stream, word_at
 from ctxlm_ds.data.sample import Samples
+from ctxlm_ds.objectives.corruption.arrays import Ids, Marks, Places, Shares
 from ctxlm_ds.objectives.corruption.spans import draw_length
 
 HALF_WORDS = 1 << 40
@@ -29,14 +29,14 @@ ORDER_WORDS = 1 << 39
 class PermutationRules(NamedTuple):
     """The rules of an objective."""
 
-    shares: NDArray[np.float64]
+    shares: Shares
     """Shares of spans of 1 to n tokens."""
     context: int
     """Tokens among which about `predicted` are targets."""
     predicted: int
     perm_size: int
     """Tokens of a block of the order; at least the length of any half for one block."""
-    begins_word: NDArray[np.bool_]
+    begins_word: Marks
     """[vocabulary], tokens with which a span may begin."""
 
 
@@ -44,11 +44,11 @@ class PermutationRules(NamedTuple):
 def permute_samples(
     samples: Samples,
     key: np.uint64,
-    goals: NDArray[np.int64],
-    backward: NDArray[np.bool_],
+    goals: Places,
+    backward: Marks,
     rules: PermutationRules,
-    ranks: NDArray[np.int32],
-    is_target: NDArray[np.bool_],
+    ranks: Ids,
+    is_target: Marks,
 ) -> None:
     """Draw the ranks and targets of all samples.
 
@@ -68,24 +68,22 @@ def permute_samples(
     for number in range(len(goals)):
         state = stream(key, samples.keys[number, 0], samples.keys[number, 1], samples.keys[number, 2])
         begin, end = samples.starts[number], samples.starts[number + 1]
-        middle = begin + (end - begin) // 2
-        step = -1 if backward[number] else 1
-        first_goal, second_goal = goals[number] - goals[number] // 2, goals[number] // 2
-        ids, marks = samples.input_ids[begin:middle][::step], is_target[begin:middle][::step]
-        choose_targets(ids, first_goal, state, 0, rules, marks)
-        ids, marks = samples.input_ids[middle:end][::step], is_target[middle:end][::step]
-        choose_targets(ids, second_goal, state, HALF_WORDS, rules, marks)
-        draw_order(order[: middle - begin], rules.perm_size, state, ORDER_WORDS)
-        rank_tokens(order, samples.special_mask[begin:middle], is_target[begin:middle], 0, ranks[begin:middle])
-        draw_order(order[: end - middle], rules.perm_size, state, HALF_WORDS + ORDER_WORDS)
-        above = 1 + blocks_of(middle - begin, rules.perm_size)
-        rank_tokens(order, samples.special_mask[middle:end], is_target[middle:end], above, ranks[middle:end])
+        step, above = -1 if backward[number] else 1, 0
+        bounds = (begin, begin + (end - begin) // 2, end)
+        for half in range(2):
+            first, after, first_word = bounds[half], bounds[half + 1], half * HALF_WORDS
+            goal = (goals[number] + 1 - half) // 2
+            ids, marks = samples.input_ids[first:after][::step], is_target[first:after][::step]
+            choose_targets(ids, goal, state, first_word, rules, marks)
+            draw_order(order[: after - first], rules.perm_size, state, first_word + ORDER_WORDS)
+            rank_tokens(order, samples.special_mask[first:after], is_target[first:after], above, ranks[first:after])
+            above = 1 + blocks_of(after - first, rules.perm_size)
 
 
 @compiled
 def choose_targets(
-    ids: NDArray[np.int32], goal: int, state: np.uint64, first_word: int, rules: PermutationRules,
-    chosen: NDArray[np.bool_],
+    ids: Ids, goal: int, state: np.uint64, first_word: int, rules: PermutationRules,
+    chosen: Marks,
 ) -> None:  # fmt: skip
     """Mark `goal` tokens of a half, or all if it has no more: spans from left to right, then single tokens.
 
@@ -128,7 +126,7 @@ def blocks_of(length: int, perm_size: int) -> int:
 
 
 @compiled
-def draw_order(order: NDArray[np.int64], perm_size: int, state: np.uint64, first_word: int) -> None:
+def draw_order(order: Places, perm_size: int, state: np.uint64, first_word: int) -> None:
     """Draw a random order of a half: blocks of `perm_size` one after another, the same permutation in each."""
     size = min(perm_size, len(order))
     for place in range(size):
@@ -142,8 +140,8 @@ def draw_order(order: NDArray[np.int64], perm_size: int, state: np.uint64, first
 
 @inlined
 def rank_tokens(
-    order: NDArray[np.int64], is_special: NDArray[np.bool_], chosen: NDArray[np.bool_], above: int,
-    ranks: NDArray[np.int32],
+    order: Places, is_special: Marks, chosen: Marks, above: int,
+    ranks: Ids,
 ) -> None:  # fmt: skip
     """Write the ranks of a half, `above` those of another one: `above` for tokens that all see, from there by order.
 

@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ctxlm_ds.data.numba_random import below, compiled, inlined, word_at
+from ctxlm_ds.objectives.corruption.arrays import Marks, Places, Shares
 
 LOW_HALF = np.uint64((1 << 32) - 1)
 HALF_SCALE = 2.0**-32
@@ -23,26 +23,26 @@ HALF_SCALE = 2.0**-32
 class Scratch(NamedTuple):
     """Work space of one sample; `begins` and `ends` are its candidates for prediction."""
 
-    begins: NDArray[np.int64]
-    ends: NDArray[np.int64]
-    order: NDArray[np.int64]
+    begins: Places
+    ends: Places
+    order: Places
     """Candidates in the order in which they are tried, or the candidate of each position."""
-    chosen: NDArray[np.bool_]
+    chosen: Marks
 
 
-def geometric_shares(p: float, longest: int) -> NDArray[np.float64]:
+def geometric_shares(p: float, longest: int) -> Shares:
     """Return the shares of lengths 1 to `longest`: p(1 - p)^(n - 1), renormalised (Joshi 2020, section 3.1)."""
     shares = p * (1.0 - p) ** np.arange(longest)
     return np.asarray(shares / shares.sum(), dtype=np.float64)
 
 
-def ngram_shares(longest: int) -> NDArray[np.float64]:
+def ngram_shares(longest: int) -> Shares:
     """Return the shares of n-grams of 1 to `longest` words: proportional to 1/n (Lan 2020, section 4.1)."""
     shares = 1.0 / np.arange(1, longest + 1)
     return np.asarray(shares / shares.sum(), dtype=np.float64)
 
 
-def skipgram_shares(p: float, longest: int) -> NDArray[np.float64]:
+def skipgram_shares(p: float, longest: int) -> Shares:
     """Return the shares of single words and of runs of 2 to `longest`, together p (Dong 2019, section 2.4)."""
     if longest == 1:
         return np.ones(1)
@@ -50,7 +50,7 @@ def skipgram_shares(p: float, longest: int) -> NDArray[np.float64]:
 
 
 @inlined
-def draw_length(word: np.uint64, shares: NDArray[np.float64], longest: int) -> np.int64:
+def draw_length(word: np.uint64, shares: Shares, longest: int) -> np.int64:
     """Draw a length from 1 to `longest` by its share of the shares of these lengths."""
     left = np.float64(word & LOW_HALF) * HALF_SCALE * shares[:longest].sum()
     length = 1
@@ -61,7 +61,7 @@ def draw_length(word: np.uint64, shares: NDArray[np.float64], longest: int) -> n
 
 
 @compiled
-def choose_spans(candidates: int, wanted: int, state: np.uint64, shares: NDArray[np.float64], scratch: Scratch) -> None:
+def choose_spans(candidates: int, wanted: int, state: np.uint64, shares: Shares, scratch: Scratch) -> None:
     """Mark spans of candidates until `wanted` tokens are marked, the last one cut there (SpanBERT).
 
     The anchor is uniform over the candidates' tokens and drawn again if it is marked. Its span begins with the
@@ -93,9 +93,7 @@ def choose_spans(candidates: int, wanted: int, state: np.uint64, shares: NDArray
 
 
 @compiled
-def choose_ngrams(
-    candidates: int, wanted: int, state: np.uint64, shares: NDArray[np.float64], scratch: Scratch
-) -> None:
+def choose_ngrams(candidates: int, wanted: int, state: np.uint64, shares: Shares, scratch: Scratch) -> None:
     """Mark n-grams in random order of their first candidates (ALBERT).
 
     An n-gram that exceeds `wanted` is shortened until it fits or left out, and one that overlaps a marked one is left
@@ -103,8 +101,7 @@ def choose_ngrams(
     the first candidate is marked.
     """
     order, chosen = scratch.order, scratch.chosen
-    for number in range(candidates):
-        order[number] = number
+    order[:candidates] = np.arange(candidates)
     room = wanted
     for turn in range(candidates):
         word = word_at(state, 1 + 2 * turn)
@@ -125,9 +122,7 @@ def choose_ngrams(
 
 
 @compiled
-def choose_skipgrams(
-    candidates: int, wanted: int, state: np.uint64, shares: NDArray[np.float64], scratch: Scratch
-) -> None:
+def choose_skipgrams(candidates: int, wanted: int, state: np.uint64, shares: Shares, scratch: Scratch) -> None:
     """Mark candidates in random order, some with those after them, until `wanted` tokens are marked (UniLM).
 
     A candidate that is marked or does not fit is left out. The run that it begins ends before a special token, and
@@ -135,8 +130,7 @@ def choose_skipgrams(
     candidate is marked.
     """
     order, chosen = scratch.order, scratch.chosen
-    for number in range(candidates):
-        order[number] = number
+    order[:candidates] = np.arange(candidates)
     marked = 0
     for turn in range(candidates):
         word = word_at(state, 1 + 2 * turn)

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from ctxlm_ds.data.numba_random import below, compiled, stream, uniform, word_at
 from ctxlm_ds.data.sample import Samples
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.objectives.corruption.arrays import Ids, Marks, Places, Shares
 from ctxlm_ds.objectives.corruption.spans import (
     HALF_SCALE,
     LOW_HALF,
@@ -61,7 +62,7 @@ class MaskingRules(NamedTuple):
     """A value of ROUNDINGS."""
     runs: int
     """A value of RUNS."""
-    length_shares: NDArray[np.float64]
+    length_shares: Shares
     """Share of each length of a run, from 1."""
     replaces_runs: bool
     """Draw mask, random or kept once for all tokens of a run."""
@@ -70,13 +71,13 @@ class MaskingRules(NamedTuple):
     given_spans: bool
     """Choose each given span like a word."""
     mask_id: int
-    random_ids: NDArray[np.int32]
+    random_ids: Ids
     """Ids that a random replacement is drawn from; frequent tokens of a corpus are in it several times."""
-    word_starts: NDArray[np.bool_]
+    word_starts: Marks
     """[vocabulary] True if a token begins a word; empty without whole_word."""
-    is_special: NDArray[np.bool_]
+    is_special: Marks
     """[vocabulary] True for special tokens."""
-    weights: NDArray[np.float64]
+    weights: Shares
     """[vocabulary] weight of a token among the candidates of its sample; empty for equal weights."""
 
 
@@ -111,7 +112,7 @@ def masking_rules(section: MaskingSection, tokenizer: Tokenizer) -> MaskingRules
     )
 
 
-def text_ids(tokenizer: Tokenizer) -> NDArray[np.int32]:
+def text_ids(tokenizer: Tokenizer) -> Ids:
     """Return the ids of a tokenizer that are not special, ascending. Raises ConfigError if there are none."""
     ids = np.arange(tokenizer.vocab_size, dtype=np.int32)
     ids = np.setdiff1d(ids, np.array(sorted(tokenizer.special_ids), dtype=np.int32))
@@ -120,7 +121,7 @@ def text_ids(tokenizer: Tokenizer) -> NDArray[np.int32]:
     return ids
 
 
-def length_shares(section: MaskingSection) -> NDArray[np.float64]:
+def length_shares(section: MaskingSection) -> Shares:
     """Return the share of each length of a run of tokens or words, from 1; empty without runs."""
     if section.spans == "geometric":
         return geometric_shares(section.span_prob, section.max_span_length)
@@ -131,8 +132,8 @@ def length_shares(section: MaskingSection) -> NDArray[np.float64]:
 
 @compiled
 def mask_samples(
-    samples: Samples, key: np.uint64, budgets: NDArray[np.int64], rules: MaskingRules, ids: NDArray[np.int32]
-) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
+    samples: Samples, key: np.uint64, budgets: Places, rules: MaskingRules, ids: Ids
+) -> tuple[Ids, Ids, Places]:
     """Choose and replace the predictions of every sample.
 
     Args:
@@ -178,7 +179,7 @@ def mask_samples(
 
 @compiled
 def choose_by_rules(
-    original: NDArray[np.int32], candidates: int, wanted: int, state: np.uint64, rules: MaskingRules, scratch: Scratch
+    original: Ids, candidates: int, wanted: int, state: np.uint64, rules: MaskingRules, scratch: Scratch
 ) -> None:
     """Mark the predictions of a sample in scratch.chosen."""
     if rules.runs == SPANS:
@@ -195,13 +196,7 @@ def choose_by_rules(
 
 @compiled
 def replace_chosen(
-    original: NDArray[np.int32],
-    replaced: NDArray[np.int32],
-    state: np.uint64,
-    rules: MaskingRules,
-    scratch: Scratch,
-    positions: NDArray[np.int32],
-    labels: NDArray[np.int32],
+    original: Ids, replaced: Ids, state: np.uint64, rules: MaskingRules, scratch: Scratch, positions: Ids, labels: Ids
 ) -> int:
     """Write the corrupted tokens of a sample, and positions and labels of its predictions; return their number."""
     count, in_run, action = 0, False, np.uint64(0)
@@ -222,7 +217,7 @@ def replace_chosen(
 
 
 @compiled
-def wanted_predictions(special: NDArray[np.bool_], word: np.uint64, rules: MaskingRules) -> int:
+def wanted_predictions(special: Marks, word: np.uint64, rules: MaskingRules) -> int:
     """Return how many predictions a sample should have: at least one."""
     expected = len(special) * rules.mask_prob
     if rules.rounding == NEAREST:
@@ -233,7 +228,7 @@ def wanted_predictions(special: NDArray[np.bool_], word: np.uint64, rules: Maski
 
 
 @compiled
-def find_tokens(special: NDArray[np.bool_], rules: MaskingRules, scratch: Scratch) -> int:
+def find_tokens(special: Marks, rules: MaskingRules, scratch: Scratch) -> int:
     """Find every token that may be predicted, each as one candidate; return how many there are."""
     count = 0
     for position in range(len(special)):
@@ -243,13 +238,7 @@ def find_tokens(special: NDArray[np.bool_], rules: MaskingRules, scratch: Scratc
 
 
 @compiled
-def find_units(
-    ids: NDArray[np.int32],
-    special: NDArray[np.bool_],
-    continues: NDArray[np.uint8],
-    rules: MaskingRules,
-    scratch: Scratch,
-) -> int:
+def find_units(ids: Ids, special: Marks, continues: NDArray[np.uint8], rules: MaskingRules, scratch: Scratch) -> int:
     """Find every word, or given span of complete words, that may be predicted; return how many there are.
 
     A special token is one unit. Without `whole_word` each token outside of a span is one.
@@ -286,12 +275,7 @@ def choose(candidates: int, wanted: int, state: np.uint64, scratch: Scratch) -> 
 
 @compiled
 def choose_weighted(
-    original: NDArray[np.int32],
-    candidates: int,
-    wanted: int,
-    state: np.uint64,
-    weights: NDArray[np.float64],
-    scratch: Scratch,
+    original: Ids, candidates: int, wanted: int, state: np.uint64, weights: Shares, scratch: Scratch
 ) -> None:
     """Mark tokens drawn one after another, each time with probabilities proportional to their weights.
 
