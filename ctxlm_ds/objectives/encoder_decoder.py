@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field
 from ctxlm_ds.objectives.base import STYLES, LossTerm, Objective, render_tokens, token_fields
+from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection
 
 if TYPE_CHECKING:
@@ -48,6 +49,15 @@ class EncoderDecoderSection(ObjectiveSection):
 
     def stack_lengths(self, data: DataSection) -> tuple[int, ...]:
         return data.seq_length, self.target_length(data)
+
+    def packing_problems(self, data: DataSection, room: str, remedy: str = "set it to false") -> Iterator[Problem]:
+        """Yield a problem if texts share rows, in which the objective leaves this room for one text."""
+        if data.shares_rows:
+            text = (
+                f"true, but objective.name {self.name} leaves room in a row for {room} one text, so texts cannot share "
+                f"rows; {remedy}"
+            )
+            yield Problem("data.packing", text, ("objective.name", "data.sample_format"))
 
 
 class EncoderDecoder(Objective):
@@ -98,6 +108,12 @@ class EncoderDecoder(Objective):
             *token_fields(data, self.pad_id), Field(ids, length, self.pad_id), Field(positions, length),
             Field(sequences, length), Field(starts, most + 1, length), Field(LABELS, length, IGNORE_LABEL),
         )  # fmt: skip
+
+    def budgets(self, lengths: NDArray[np.int64], data: DataSection) -> NDArray[np.int64]:
+        """Return the [n] most tokens of the inputs of texts of `lengths`."""
+        import numpy as np
+
+        return np.full(len(lengths), data.seq_length, dtype=np.int64)
 
     def fill(self, examples: TargetExamples, row_starts: NDArray[np.int64], arrays: Arrays) -> int:
         import numpy as np

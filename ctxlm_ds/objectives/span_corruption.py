@@ -134,6 +134,11 @@ class DenoisingSection(EncoderDecoderSection):
         return max(d.lengths(d.text_length(data.seq_length))[1] for d in self.denoisers())
 
     def problems(self, data: DataSection) -> Iterator[Problem]:
+        if any(denoiser.noise_density == 0.0 for denoiser in self.denoisers()):
+            published = type(self).model_fields["noise_density"].default
+            text = f"0 leaves nothing to write; expected above 0 ({published:g} as published)"
+            yield Problem("objective.noise_density", text)
+            return
         yield from super().problems(data)
         if self.sentinel_tokens.count(NUMBER) != 1:
             text = f"{self.sentinel_tokens!r} has no single {NUMBER} for the number; write <extra_id_{NUMBER}>"
@@ -141,12 +146,8 @@ class DenoisingSection(EncoderDecoderSection):
         if data.seq_length < SHORTEST_INPUT:
             text = f"{data.seq_length} leaves no room for text next to sentinels; set at least {SHORTEST_INPUT}"
             yield Problem("data.seq_length", text, ("objective.name",))
-        if data.shares_rows:
-            text = (
-                f"true, but objective.name {self.name} leaves room in a row for the sentinels and the end-of-text "
-                "token of one text, so texts cannot share rows; set it to false, or data.sample_format to chunks"
-            )
-            yield Problem("data.packing", text, ("objective.name", "data.sample_format"))
+        remedy = "set it to false, or data.sample_format to chunks"
+        yield from self.packing_problems(data, "the sentinels and the end-of-text token of", remedy)
 
 
 class SpanCorruptionSection(DenoisingSection):
@@ -160,12 +161,6 @@ class SpanCorruptionSection(DenoisingSection):
 
     def denoisers(self) -> Sequence[Denoiser]:
         return (Denoiser(self.noise_density, self.mean_span_length),)
-
-    def problems(self, data: DataSection) -> Iterator[Problem]:
-        if self.noise_density == 0.0:
-            yield Problem("objective.noise_density", "0: expected above 0 (0.15 as published)")
-            return
-        yield from super().problems(data)
 
 
 class Denoising(EncoderDecoder):
@@ -182,12 +177,6 @@ class Denoising(EncoderDecoder):
         if self._tokenizer is not None:
             self._tables_for(data.seq_length)
         return super().fields(data)
-
-    def budgets(self, lengths: NDArray[np.int64], data: DataSection) -> NDArray[np.int64]:
-        """Return the [n] most tokens of the inputs of texts of `lengths`."""
-        import numpy as np
-
-        return np.full(len(lengths), data.seq_length, dtype=np.int64)
 
     def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> TargetExamples:
         from ctxlm_ds.objectives.corruption.noise_spans import denoise
@@ -267,12 +256,6 @@ class PrefixLMSection(DenoisingSection):
 
     def denoisers(self) -> Sequence[Denoiser]:
         return (Denoiser(self.noise_density, None),)
-
-    def problems(self, data: DataSection) -> Iterator[Problem]:
-        if self.noise_density == 0.0:
-            yield Problem("objective.noise_density", "0 leaves nothing to write; expected above 0 (0.5 as published)")
-            return
-        yield from super().problems(data)
 
 
 class PrefixLM(Denoising):

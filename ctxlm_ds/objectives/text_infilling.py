@@ -101,12 +101,7 @@ class TextInfillingSection(EncoderDecoderSection):
         if self.sample_length(data) <= FRAME:
             text = f"{data.seq_length} leaves no room for text next to {FRAME} special tokens; set more"
             yield Problem("data.seq_length", text, ("objective.insert_ratio",))
-        if data.shares_rows:
-            text = (
-                f"true, but objective.name {self.name} leaves room in a row for the masks that it inserts into one "
-                "text, so texts cannot share rows; set it to false"
-            )
-            yield Problem("data.packing", text, ("objective.name", "data.sample_format"))
+        yield from self.packing_problems(data, "the masks that it inserts into")
 
 
 class TextInfilling(EncoderDecoder):
@@ -127,12 +122,6 @@ class TextInfilling(EncoderDecoder):
     def fields(self, data: DataSection) -> tuple[Field, ...]:
         reported = Field(REPLACED.labels[0], self.config.target_length(data), IGNORE_LABEL)
         return (*super().fields(data), *((reported,) if self.config.reports_replaced else ()))
-
-    def budgets(self, lengths: NDArray[np.int64], data: DataSection) -> NDArray[np.int64]:
-        """Return the [n] most tokens of the inputs."""
-        import numpy as np
-
-        return np.full(len(lengths), data.seq_length, dtype=np.int64)
 
     def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> TargetExamples:
         from ctxlm_ds.data.sample import NO_LANGUAGE

@@ -156,7 +156,7 @@ def test_a_vocabulary_that_lacks_tokens_is_refused(
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ({"objective": {"noise_density": 0.0}}, "objective.noise_density: 0: expected above 0"),
+        ({"objective": {"noise_density": 0.0}}, "objective.noise_density: 0 leaves nothing"),
         ({"objective": {"name": "prefix_lm", "noise_density": 0.0}}, "0 leaves nothing to write"),
         ({"objective": {"sentinel_tokens": "<extra_id>"}}, "objective.sentinel_tokens: '<extra_id>' has no single"),
         ({"data": {"seq_length": 4}}, "data.seq_length: 4 leaves no room"),
