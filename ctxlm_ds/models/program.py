@@ -36,51 +36,10 @@ def loss_of(logits: str) -> tuple[str, str]:
     return f"{logits}.loss_sum", f"{logits}.correct"
 
 
-def with_decoder_losses(
-    layers: Sequence[LayerDescription], labels: Mapping[str, str | None], kernels: KernelSet
-) -> list[LayerDescription]:
-    """Replace the layers that write logits by one that writes their loss, if the kernel of `cross_entropy` does that.
-
-    Args:
-        layers: those of a run.
-        labels: logits that a loss term compares with words -> labels; None if another term also reads the logits.
-        kernels: kernels of the run.
-
-    Raises:
-        ConfigError: the recipe names a kernel that needs this, and a layer or a term needs the logits.
-    """
-    replaced, asked = list(layers), kernels.asked("cross_entropy")
-    for logits, name in labels.items():
-        found = _decoder(layers, logits) if name is not None else None
-        if found is None and asked not in ("auto", "full"):
-            raise ConfigError(
-                f"kernels.cross_entropy: `{asked}` never holds {logits}, but another layer or loss term of this run or "
-                "evaluation.continuations or evaluation.prompts reads them; set it to `auto` or `full`"
-            )
-        if found is None or kernels.cross_entropy is None:
-            continue
-        decode, bias = found
-        start = replaced.index(decode)
-        reads = (*decode.reads, str(name))
-        new = []
-        if bias is not None:
-            reads = (*reads, f"{logits}.bias")
-            new.append(replace(bias, reads=(), writes=(reads[-1],)))
-        new.append(replace(decode, reads=reads, writes=loss_of(logits), no_gradient=frozenset(loss_of(logits)[1:])))
-        replaced[start : start + len(new)] = new
-    return replaced
-
-
-def given_losses(
+def _given_losses(
     terms: Sequence[Any], outputs: Sequence[str], layers: Sequence[LayerDescription]
 ) -> tuple[tuple[Any, ...], tuple[str, ...]]:
-    """Return loss terms and outputs in which losses that `layers` write take the place of logits.
-
-    Args:
-        terms: loss terms of the objective (LossTerm).
-        outputs: tensors that the terms read.
-        layers: layers of the run.
-    """
+    """Return loss terms and outputs in which losses that `layers` write take the place of logits."""
     written = {name for layer in layers for name in layer.writes}
     losses = {term.outputs[0]: loss_of(term.outputs[0]) for term in terms}
     given = {logits: names for logits, names in losses.items() if written.issuperset(names)}
@@ -120,34 +79,24 @@ class Predictions(Protocol):
 
 
 @dataclass(frozen=True)
-class FrozenModel:
-    """A teacher whose layers join the list."""
-
-    model: ModelSection
-    build: ModelBuild
-    dtype: torch.dtype | None
-    """Data type of its layers if it is not that of the run."""
-    is_last: bool
-    """True if all of its layers follow the model's."""
-
-
-@dataclass(frozen=True)
 class Source:
     """What the passes read."""
 
     model: ModelSection
     build: ModelBuild
     """Its outputs include the tensors that comparisons read."""
-    teacher: FrozenModel | None = None
+    teacher: TeacherConfig | None = None
+    teacher_build: ModelBuild | None = None
+    """None if no teacher's layers join the list."""
     comparisons: tuple[Comparison, ...] = ()
     labels: Mapping[str, str | None] = field(default_factory=dict)
     """Logits that a loss term compares with words -> labels; None if something else also reads the logits."""
 
     def complete(self) -> Source:
         """Return the source of the complete model, as one rank without others holds it."""
-        alone, theirs = ParallelContext(), self.teacher
-        theirs = theirs and replace(theirs, build=replace(theirs.build, parallel=alone))
-        return replace(self, build=replace(self.build, parallel=alone), teacher=theirs)
+        alone, theirs = ParallelContext(), self.teacher_build
+        theirs = theirs and replace(theirs, parallel=alone)
+        return replace(self, build=replace(self.build, parallel=alone), teacher_build=theirs)
 
 
 def _list_family(model: ModelSection, build: ModelBuild) -> list[LayerDescription]:
@@ -170,11 +119,12 @@ def _list_family(model: ModelSection, build: ModelBuild) -> list[LayerDescriptio
 
 
 def _join_teacher(layers: list[LayerDescription], source: Source) -> list[LayerDescription]:
-    teacher = source.teacher
-    if teacher is None:
+    teacher, build = source.teacher, source.teacher_build
+    if teacher is None or teacher.model is None or build is None:
         return layers
-    theirs = needed_layers(_list_family(teacher.model, teacher.build), teacher.build.outputs)
-    return together(layers, teacher_layers(theirs, dtype=teacher.dtype), last=teacher.is_last)
+    theirs = needed_layers(_list_family(teacher.model, build), build.outputs)
+    dtype = None if teacher.precision == "run" else DTYPES[teacher.precision]
+    return together(layers, teacher_layers(theirs, dtype), last=teacher.placement == "last")
 
 
 def _compare(layers: list[LayerDescription], source: Source) -> list[LayerDescription]:
@@ -182,7 +132,32 @@ def _compare(layers: list[LayerDescription], source: Source) -> list[LayerDescri
 
 
 def _compute_losses(layers: list[LayerDescription], source: Source) -> list[LayerDescription]:
-    return with_decoder_losses(layers, source.labels, source.build.kernels)
+    """Replace the layers that write logits by one that writes their loss, if the kernel of `cross_entropy` does that.
+
+    Raises:
+        ConfigError: the recipe names a kernel that needs this, and a layer or a term needs the logits.
+    """
+    kernels, replaced = source.build.kernels, list(layers)
+    asked = kernels.asked("cross_entropy")
+    for logits, name in source.labels.items():
+        found = _decoder(layers, logits) if name is not None else None
+        if found is None and asked not in ("auto", "full"):
+            raise ConfigError(
+                f"kernels.cross_entropy: `{asked}` never holds {logits}, but another layer or loss term of this run or "
+                "evaluation.continuations or evaluation.prompts reads them; set it to `auto` or `full`"
+            )
+        if found is None or kernels.cross_entropy is None:
+            continue
+        decode, bias = found
+        start = replaced.index(decode)
+        reads = (*decode.reads, str(name))
+        new = []
+        if bias is not None:
+            reads = (*reads, f"{logits}.bias")
+            new.append(replace(bias, reads=(), writes=(reads[-1],)))
+        new.append(replace(decode, reads=reads, writes=loss_of(logits), no_gradient=frozenset(loss_of(logits)[1:])))
+        replaced[start : start + len(new)] = new
+    return replaced
 
 
 PASSES: tuple[Callable[[list[LayerDescription], Source], list[LayerDescription]], ...] = (
@@ -296,7 +271,7 @@ def build_program(
     layers = _list_layers(source)
     is_complete = (build.parallel.size, build.parallel.vocab_multiple) == (1, 1)
     complete = None if is_complete else _list_layers(source.complete())
-    terms, outputs = given_losses(terms, outputs, layers)
+    terms, outputs = _given_losses(terms, outputs, layers)
     return Program(layers, outputs, terms, build.parallel, complete)
 
 
@@ -310,15 +285,14 @@ def _with_teacher(
     comparisons = tuple(objective.comparisons(source.model, teacher))
     is_other = settings.precision != "run"
     kernels = kernels_of(settings.precision) if is_other and kernels_of is not None else source.build.kernels
-    build = replace(source.build, outputs=objective.teacher_outputs, kernels=kernels, recompute=False)
-    frozen = FrozenModel(
-        teacher,
-        build.with_outputs([comparison.teacher for comparison in comparisons]),
-        DTYPES[settings.precision] if is_other else None,
-        settings.placement == "last",
+    theirs = replace(source.build, outputs=objective.teacher_outputs, kernels=kernels, recompute=False)
+    return replace(
+        source,
+        build=source.build.with_outputs([comparison.student for comparison in comparisons]),
+        teacher=settings,
+        teacher_build=theirs.with_outputs([comparison.teacher for comparison in comparisons]),
+        comparisons=comparisons,
     )
-    student = source.build.with_outputs([comparison.student for comparison in comparisons])
-    return replace(source, build=student, teacher=frozen, comparisons=comparisons)
 
 
 def plain_program(model: ModelSection, outputs: Sequence[str]) -> Program:

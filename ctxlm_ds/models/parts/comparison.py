@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import LayerDescription
-from ctxlm_ds.models.parts.distillation import ATTENTION_SCORES
+from ctxlm_ds.models.parts.distillation import ATTENTION_SCORES, TEACHER
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import Sums
 from ctxlm_ds.parallel.layers import ReplicatedLinear
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ctxlm_ds.models.spec import ModelBuild
 
 PROJECTION, PROJECTED_STATES = "fit_dense", "projected_states"
-TEACHER = "teacher."
 LOWEST_SCORE = -1e2
 """Attention scores from here down count as 0, in both models (general_distill.py of TinyBERT)."""
 

@@ -21,6 +21,8 @@ from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.models.layers import LayerDescription
 
 HIDDEN_STATES, ATTENTION_SCORES = "hidden_states.", "attention_scores."
+TEACHER = "teacher."
+"""Before the names of a teacher's layers and tensors."""
 
 
 def is_tap(name: str) -> bool:
@@ -29,9 +31,9 @@ def is_tap(name: str) -> bool:
 
 
 def teacher_layers(
-    descriptions: Sequence[LayerDescription], prefix: str = "teacher", dtype: torch.dtype | None = None
+    descriptions: Sequence[LayerDescription], dtype: torch.dtype | None = None
 ) -> list[LayerDescription]:
-    """Freeze the layers and put `prefix.` before their names and every tensor that they write.
+    """Freeze the layers and put `teacher.` before their names and every tensor that they write.
 
     Fields of the batch keep their names: both models read the same ones. `dtype` is the teacher's data type if it is
     not that of the run.
@@ -39,20 +41,19 @@ def teacher_layers(
     written: set[str] = set()
     layers = []
     for description in descriptions:
-        reads = tuple(f"{prefix}.{name}" if name in written else name for name in description.reads)
+        reads = tuple(TEACHER + name if name in written else name for name in description.reads)
         written.update(description.writes)
-        layers.append(
-            replace(
-                description,
-                name=f"{prefix}.{description.name}",
-                reads=reads,
-                writes=tuple(f"{prefix}.{name}" for name in description.writes),
-                tie_key=description.tie_key and f"{prefix}.{description.tie_key}",
-                recompute=False,
-                frozen=True,
-                dtype=dtype,
-            )
+        frozen = replace(
+            description,
+            name=TEACHER + description.name,
+            reads=reads,
+            writes=tuple(TEACHER + name for name in description.writes),
+            tie_key=description.tie_key and TEACHER + description.tie_key,
+            recompute=False,
+            frozen=True,
+            dtype=dtype,
         )
+        layers.append(frozen)
     return layers
 
 
