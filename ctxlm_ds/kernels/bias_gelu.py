@@ -86,7 +86,7 @@ def compiled_bias_gelu(
 
 
 IMPLEMENTATIONS = (
-    Implementation("torch", lambda need: {None: torch_bias_gelu, GATED: torch_gated}[need.spec]),
-    compiled_row(lambda need: {None: compiled_bias_gelu, GATED: compiled_gated}[need.spec]),
-    Implementation("reference", lambda need: {None: reference_bias_gelu, GATED: reference_gated}[need.spec]),
+    Implementation("torch", lambda need: torch_gated if need.spec == GATED else torch_bias_gelu),
+    compiled_row(lambda need: compiled_gated if need.spec == GATED else compiled_bias_gelu),
+    Implementation("reference", lambda need: reference_gated if need.spec == GATED else reference_bias_gelu),
 )

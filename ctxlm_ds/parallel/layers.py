@@ -124,7 +124,8 @@ class ReplicatedLinear(Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., i] to [..., o]."""
         if self.bias is None:
-            return self.kernel(x, *share_parameters(self.parallel, self.weight), None)
+            (weight,) = share_parameters(self.parallel, self.weight)
+            return self.kernel(x, weight, None)
         return self.kernel(x, *share_parameters(self.parallel, self.weight, self.bias))
 
 

@@ -6,19 +6,22 @@ tensor-parallel ranks. Hidden states are [b, s, h], or under sequence parallelis
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.parts.norms import LayerNorm
-from ctxlm_ds.models.parts.transformer import TransformerShape, initial_weights
+from ctxlm_ds.models.parts.transformer import initial_weights
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import EMBEDDINGS, HiddenDropout, VocabParallelEmbedding
 from ctxlm_ds.parallel.mappings import own_tokens, share_parameters
 from ctxlm_ds.parallel.parameters import Growth, Init, ParameterFacts, declare
+
+if TYPE_CHECKING:
+    from ctxlm_ds.families.base import TransformerSection
 
 WORD_EMBEDDINGS = "word_embeddings"
 
@@ -76,7 +79,9 @@ class WordTable:
         return LayerDescription(self._name, self._layer, reads, writes, self._kwargs, self._name, call)
 
 
-def input_embeddings(model: TransformerShape, build: ModelBuild, stack: str = "", **settings: Any) -> LayerDescription:
+def input_embeddings(
+    model: TransformerSection, build: ModelBuild, stack: str = "", **settings: Any
+) -> LayerDescription:
     """Describe the layer that adds positions to the words.
 
     Args:
@@ -96,7 +101,7 @@ class InputEmbeddings(nn.Module):
 
     def __init__(
         self,
-        model: TransformerShape,
+        model: TransformerSection,
         build: ModelBuild,
         position_range: float | None = None,
         position_offset: int = 0,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING
 
 from ctxlm_ds.models.layers import LayerDescription
 from ctxlm_ds.models.parts.embeddings import WordTable, input_embeddings
 from ctxlm_ds.models.parts.heads import EncoderHeads, SpanBoundaryHead
 from ctxlm_ds.models.parts.transformer import (
     BlockSettings,
-    TransformerShape,
     block_settings,
     final_layer_norm,
     initial_weights,
@@ -19,26 +18,11 @@ from ctxlm_ds.models.parts.transformer import (
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.layers import ReplicatedLinear, VocabularyBias
 
+if TYPE_CHECKING:
+    from ctxlm_ds.families.base import EncoderSection
+
 SENTENCE_CLASSES = 2
 """Classes of a pair of segments."""
-
-
-class EncoderSection(TransformerShape, Protocol):
-    """Settings of an encoder (families/base.py)."""
-
-    position_offset: ClassVar[int]
-    embedding_norm: ClassVar[bool]
-    ranked: ClassVar[bool]
-    pre_layer_norm: bool
-
-    @property
-    def num_blocks(self) -> int: ...
-
-    @property
-    def num_token_types(self) -> int: ...
-
-    @property
-    def table_width(self) -> int | None: ...
 
 
 def encoder_layers(model: EncoderSection, build: ModelBuild) -> list[LayerDescription]:

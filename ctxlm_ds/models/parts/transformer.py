@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -30,22 +30,8 @@ from ctxlm_ds.parallel.layers import (
 )
 from ctxlm_ds.parallel.parameters import Init, Normal
 
-
-class TransformerShape(Protocol):
-    """Settings of a recipe's `model` section that the parts need."""
-
-    vocab_size: int | None
-    hidden_size: int
-    num_layers: int
-    num_attention_heads: int
-    intermediate_size: int
-    max_position_embeddings: int
-    hidden_activation: Any
-    layer_norm_eps: float
-    hidden_dropout: float
-    attention_dropout: float
-    initializer: Any
-    initializer_range: float
+if TYPE_CHECKING:
+    from ctxlm_ds.families.base import TransformerSection
 
 
 @dataclass(frozen=True)
@@ -100,13 +86,13 @@ class BlockSettings:
         return self.num_heads * self.attention.head_size
 
 
-def initial_weights(model: TransformerShape, standard_deviation: float | None = None) -> Normal:
+def initial_weights(model: TransformerSection, standard_deviation: float | None = None) -> Normal:
     """Return the distribution of initial weights that a recipe asks for."""
     return Normal(standard_deviation or model.initializer_range, truncated=model.initializer == "truncated_normal")
 
 
 def block_settings(
-    model: TransformerShape,
+    model: TransformerSection,
     build: ModelBuild,
     pre_layer_norm: bool,
     causal: bool = False,
@@ -305,10 +291,11 @@ class FeedForward(nn.Module):
         width, inner, bias = settings.hidden_size, settings.intermediate_size, settings.linear_bias
         kernels, parallel, self.activation = build.kernels, build.parallel, settings.activation
         self.gate = kernels.gated_activation if settings.gated else None
-        outputs, blocks, activation = inner, (), self.activation
-        if self.gate is not None:
-            outputs, blocks, activation = 2 * inner, (inner, inner), None
-        self.up = column_parallel_linear(width, outputs, settings.init, kernels, parallel, activation, blocks, bias)
+        blocks = (inner, inner) if settings.gated else ()
+        self.up = column_parallel_linear(
+            width, sum(blocks) or inner, settings.init, kernels, parallel,
+            None if settings.gated else self.activation, blocks, bias,
+        )  # fmt: skip
         self.down = row_parallel_linear(
             inner, width, settings.mlp_output_init or settings.residual_init, kernels, parallel, bias
         )
