@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -115,10 +115,8 @@ class AttentionCall(NamedTuple):
     """Read by kernels that set DRAWS_BY_KEY; others draw from torch's generators."""
 
 
-class AttentionKernel(Protocol):
-    """query [b, s, n, d], key and value [b, t, k, d] -> [b, s, n, d]."""
-
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor: ...
+AttentionKernel = Callable[[Tensor, Tensor, Tensor, AttentionCall], Tensor]
+"""query [b, s, n, d], key and value [b, t, k, d], call -> [b, s, n, d]."""
 
 
 def same_sequence_mask(sequences: Sequences) -> Tensor:

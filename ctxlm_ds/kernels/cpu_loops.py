@@ -265,14 +265,7 @@ def softmax_gradient_loop(
 ) -> None:
     """Replace the gradients of probabilities after dropout by those of the products, and write the probabilities.
 
-    Args:
-        stored: see softmax_loop.
-        gradients: [r, k].
-        dropped: [r, k], gets the probabilities after dropout.
-        scales: see softmax_loop.
-        tile: queries and keys.
-        begin: first of the r rows to compute.
-        end: row after the last.
+    `gradients` and `dropped`, which gets the probabilities after dropout, are [r, k]; see softmax_loop for the others.
     """
     scale, factor = scales
     num_queries, width = tile.queries[1] - tile.queries[0], tile.keys[1] - tile.keys[0]

@@ -54,17 +54,12 @@ class KernelSet:
         Raises:
             KernelError: a named implementation cannot run here (for attention when a layer asks for it).
         """
-        self._names, self._device_type, self._dtype = names, device_type, dtype
+        self._names, self._device_type, self.dtype = names, device_type, dtype
         self._chosen: dict[tuple[str, Hashable], tuple[str, Any]] = {}
         self.layer_norm: LayerNormKernel = self._kernel("layer_norm", norm.LAYER)
         self.linear: LinearKernel = self._kernel("linear")
         self.dropout: DropoutKernel = self._kernel("dropout")
         self.bias_gelu: BiasGeluKernel = self._kernel("bias_gelu")
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the data type of the activations."""
-        return self._dtype
 
     def attention(self, spec: AttentionSpec) -> AttentionKernel:
         """Return the implementation for a layer's attention."""
@@ -109,7 +104,7 @@ class KernelSet:
     def _kernel(self, operation: str, spec: Hashable = None) -> Any:
         """Return the implementation for a spec, chosen once."""
         if (operation, spec) not in self._chosen:
-            need = Need(spec, self._device_type, self._dtype)
+            need = Need(spec, self._device_type, self.dtype)
             asked = self.asked(operation)
             chosen = choose(operation, asked, table_of(operation, asked), need)
             self._chosen[operation, spec] = chosen.name, chosen.make(need)

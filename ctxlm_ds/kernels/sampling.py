@@ -5,7 +5,7 @@ Shape letters: k slots, v words of this rank.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -19,10 +19,8 @@ CPU_PIECE, PIECE = 1 << 14, 1 << 22
 """Logits that get their noise together: few on a CPU, whose cache they should fit, and not all on other devices."""
 
 
-class SamplingKernel(Protocol):
-    """Find the words that noisy logits draw; the arguments of largest_with_noise."""
-
-    def __call__(self, logits: Tensor, positions: Tensor, keys: Tensor, first_word: int) -> tuple[Tensor, Tensor]: ...
+SamplingKernel = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
+"""Finds the words that noisy logits draw; the arguments and results are those of largest_with_noise."""
 
 
 def largest_with_noise(logits: Tensor, positions: Tensor, keys: Tensor, first_word: int) -> tuple[Tensor, Tensor]:

@@ -247,15 +247,9 @@ def run_layer(
     streams: DropoutStreams,
     carried: CarriedStates,
 ) -> None:
-    """Run one layer on `tensors` and store its outputs there.
+    """Run one layer on `tensors`, from which it reads and in which it stores its outputs.
 
-    Args:
-        description: the layer.
-        module: the module that was built from it.
-        tensors: tensors by name, which the layer reads and writes.
-        index: number of the layer in the keys of dropout (dropout_numbers).
-        streams: dropout keys; a recomputed layer has the same ones as before.
-        carried: tensors that layers carry between steps.
+    `index` is the layer's number in the keys of dropout (dropout_numbers); a recomputed layer has the same keys.
     """
     if description.frozen and module.training:
         module.eval()

@@ -214,13 +214,7 @@ class Denoising(EncoderDecoder):
 
 
 def token_ids(tokenizer: Tokenizer, names: Sequence[str], setting: str, options: str) -> list[int]:
-    """Return the ids of tokens.
-
-    Args:
-        tokenizer: the run's.
-        names: n different tokens.
-        setting: the setting that names them.
-        options: the options of ctxlm tokenizer that make them.
+    """Return the ids of different tokens, which `setting` names and `options` of ctxlm tokenizer make.
 
     Raises:
         ConfigError: the vocabulary lacks one.

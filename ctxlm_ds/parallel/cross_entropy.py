@@ -99,11 +99,7 @@ def first_largest(logits: Tensor, parallel: ParallelContext) -> Tensor:
 def first_over_ranks(largest: Tensor, word: Tensor, words_per_rank: int, parallel: ParallelContext) -> Tensor:
     """Return the word [k] with the largest number over all ranks, the first of equal ones.
 
-    Args:
-        largest: [k] largest number of this rank.
-        word: [k] the first of this rank's words that has it, counted from 0 on every rank.
-        words_per_rank: v / n.
-        parallel: the ranks.
+    `largest` [k] is this rank's, `word` [k] the first of its `words_per_rank` that has it, from 0 on every rank.
     """
     largest, word = largest.float(), word + parallel.rank * words_per_rank
     if parallel.size == 1:

@@ -211,13 +211,9 @@ class VocabParallelEmbedding(nn.Module):
     def compare(
         self, hidden: Tensor, labels: Tensor, bias: Tensor | None = None, split_tokens: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Return the sum of the cross entropy of decode(hidden) + bias with labels, and the right predictions.
+        """Return the sum of the cross entropy of decode(hidden) + bias [v / n] with labels, and the right predictions.
 
-        Args:
-            hidden: as of decode.
-            labels: ids of words, or IGNORE_LABEL, for the vectors in their order.
-            bias: [v / n], or None.
-            split_tokens: as of decode.
+        Labels are ids of words, or IGNORE_LABEL, for the vectors in their order.
         """
         kernel = self.kernels.cross_entropy
         assert kernel is not None, "models/program.py asks only if there is one"

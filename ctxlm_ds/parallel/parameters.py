@@ -108,14 +108,7 @@ STREAM_PURPOSE = "ctxlm_ds initial value"
 
 
 def initial_value(name: str, shape: Sequence[int], init: Init, seed: int) -> Tensor:
-    """Return the full parameter's fp32 value on the CPU, the same one for every rank, device and layout.
-
-    Args:
-        name: full name of the parameter.
-        shape: shape of the full parameter.
-        init: distribution that its module declares.
-        seed: seed of the run.
-    """
+    """Return the full parameter's fp32 value on the CPU, the same one for every rank, device and layout."""
     value = torch.empty(tuple(shape), device="cpu", dtype=torch.float32)
     if isinstance(init, Constant):
         return value.fill_(init.value)

@@ -212,14 +212,8 @@ def build_topology(
     """Return the topology of this process; call it on every rank after torch.distributed is initialised.
 
     The order of ranks is tensor-parallel first (neighbours share layers, so they are on one node), then data-parallel,
-    then pipeline stages: Megatron's default order and DeepSpeed's PipeModelDataParallelTopology.
-
-    Args:
-        local_rank: index of this rank on its node.
-        local_world_size: ranks on this node.
-        tensor_parallel_size: ranks that share each layer.
-        pipeline_parallel_size: number of pipeline stages.
-        cpu_timeout_s: longest wait for other ranks in a CPU collective (one may verify a large checkpoint).
+    then pipeline stages: Megatron's default order and DeepSpeed's PipeModelDataParallelTopology. `cpu_timeout_s` is the
+    longest wait for other ranks in a CPU collective (one may verify a large checkpoint).
 
     Raises:
         ConfigError: the world does not split into models of that many ranks.

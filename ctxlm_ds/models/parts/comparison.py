@@ -110,13 +110,9 @@ class ProjectedStates(ReplicatedLinear):
         sequence_ids: Tensor | None = None,
         error: Tensor | None = None,
     ) -> Tensor:
-        """Return projected states, or with the teacher's add to the error each row's sum of mean squared differences.
+        """Return projected states, or with the teacher's [b, s, w] add to the error [b] of each row.
 
-        Args:
-            hidden: [b, s, h].
-            theirs: the teacher's hidden states [b, s, w].
-            sequence_ids: [b, s], 0 at padding, which is left out.
-            error: [b]; None for 0.
+        The sum is that of mean squared differences, without padding (sequence_ids [b, s] of 0); no error is one of 0.
         """
         projected = super().forward(hidden)
         if theirs is None or sequence_ids is None:
@@ -136,13 +132,9 @@ class AttentionComparison(nn.Module):
         self.ranks = parallel.size
 
     def forward(self, scores: Tensor, theirs: Tensor, sequence_ids: Tensor, error: Tensor | None = None) -> Tensor:
-        """Add to the error each row's sum, over the pairs of positions in a sequence, of mean squared differences.
+        """Add to the error [b] each row's sum, over the pairs of positions in a sequence, of mean squared differences.
 
-        Args:
-            scores: [b, n, s, s].
-            theirs: the teacher's, of as many heads.
-            sequence_ids: [b, s], 0 at padding, which is left out.
-            error: [b], the part of this rank's heads; None for 0.
+        Both scores are [b, n, s, s]; the error is the part of this rank's heads, and none is one of 0.
         """
         seen = visible_pairs(sequence_ids)[:, None]
         ours, theirs = (x.where(seen & (x > LOWEST_SCORE), 0.0).float() for x in (scores, theirs))

@@ -69,16 +69,10 @@ class DecoderLayer(TransformerLayer):
         memory_starts: Tensor,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """Map hidden to the same shape.
+        """Map hidden [b, t, h] to the same shape.
 
-        Args:
-            hidden: [b, t, h].
-            memory: output of the encoder, [b, s, h].
-            sequence_ids: of the decoder's rows, [b, t].
-            sequence_starts: of the decoder's rows, [b, m + 1].
-            memory_ids: of the encoder's rows, [b, s].
-            memory_starts: of the encoder's rows, [b, m + 1].
-            bias: of the scores of self-attention, [n, t, t].
+        `memory` [b, s, h] is the output of the encoder; memory_ids [b, s] and memory_starts [b, m + 1] are those of its
+        rows, sequence_ids [b, t] and sequence_starts those of the decoder's. `bias` [n, t, t] is for self-attention.
         """
         hidden = self.attend_to_self(hidden, sequence_ids, sequence_starts, bias=bias)[0]
         sequences = Sequences(sequence_ids, sequence_starts, memory_ids, memory_starts)

@@ -74,11 +74,7 @@ class EncoderHeads(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Return the predicted tokens' vectors [b, p, e] and, with classes, the sequences' logits [b, m, classes].
 
-        Args:
-            hidden: hidden states of the encoder.
-            sequence_ids: [b, s], for the shape of a row.
-            prediction_positions: [b, p].
-            cls_positions: [b, m], first position of each sequence; None without classes.
+        sequence_ids [b, s] have the shape of a row; prediction_positions are [b, p], cls_positions [b, m].
         """
         if self.parallel.splits_tokens:
             hidden = gather_tokens(hidden, self.parallel).unflatten(0, sequence_ids.shape)

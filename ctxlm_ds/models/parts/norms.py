@@ -26,16 +26,7 @@ class LayerNorm(nn.Module):
         optional: bool = False,
         bias: bool = True,
     ) -> None:
-        """Allocate weight and bias.
-
-        Args:
-            width: h.
-            eps: added to the variance.
-            kernels: the kernel.
-            parallel: None if every rank has all tokens.
-            optional: as in ParameterFacts.
-            bias: False for weights only.
-        """
+        """Allocate weight and bias; `parallel`: None if every rank has all tokens, `optional`: as in ParameterFacts."""
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
         declare(self, weight=ParameterFacts(ONES, decays=False, optional=optional))

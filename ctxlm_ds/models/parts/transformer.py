@@ -191,14 +191,7 @@ class Attention(nn.Module):
     """The heads of this rank, their kernel with its dropout, and the matrix after them."""
 
     def __init__(self, settings: BlockSettings, build: ModelBuild, spec: AttentionSpec, place: int) -> None:
-        """Make the kernel and the matrix.
-
-        Args:
-            settings: of the layer.
-            build: kernels and this rank's share.
-            spec: what the kernel computes.
-            place: number of the dropout of probabilities in the layer.
-        """
+        """Make kernel and matrix; `place` is the number of the dropout of probabilities in the layer."""
         super().__init__()
         kernels, parallel = build.kernels, build.parallel
         self.num_heads = settings.num_heads // parallel.size

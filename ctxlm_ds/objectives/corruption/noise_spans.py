@@ -49,14 +49,9 @@ NO_MODE = -1
 def denoiser_tables(
     denoisers: Sequence[Denoiser], input_length: int, mode_ids: Sequence[int], sentinels: Ids, end_id: int
 ) -> DenoiserTables:
-    """Return the tables of denoisers.
+    """Return the tables of k denoisers for inputs of at most `input_length` tokens.
 
-    Args:
-        denoisers: k of them.
-        input_length: most tokens of an input.
-        mode_ids: [k] id of each denoiser's mode token, or NO_MODE.
-        sentinels: ids, the first span's first; as many as a text can need.
-        end_id: the end-of-text token.
+    `mode_ids` [k] are the ids of their mode tokens, or NO_MODE, `sentinels` those of as many spans as a text can need.
     """
     limits = [denoiser.text_length(input_length) for denoiser in denoisers]
     lengths = range(max(limits) + 1)
