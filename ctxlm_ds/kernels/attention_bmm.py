@@ -109,33 +109,27 @@ def stored_scores(spec: AttentionSpec, num_queries: int, num_keys: int) -> int:
     return num_queries * min(num_keys, ORDERED_QUERIES + sum(limits(spec)) if spec.ordered else num_keys)
 
 
-class Call(NamedTuple):
-    """Settings and spans of a call."""
+def _tiles(
+    spec: AttentionSpec, ids: Tensor, key_ids: Tensor | None, num_keys: int, heads: int
+) -> Iterator[tuple[Tile, slice, slice, slice]]:
+    """Yield tiles that fit the cache, with slices of the heads of all rows, of queries and of keys.
 
-    spans: list[Span]
-    left: int
-    right: int
-    scale: float
-    p: float
-    first_head: int
-    all_heads: int
-    overlaps: bool
-    """Keys may belong to several spans."""
+    Their spans are found once for all layers of a micro-batch.
+    """
+    from ctxlm_ds.kernels.cpu_loops import Tile
 
-    def pieces(self, heads: int) -> Iterator[tuple[Tile, slice, slice, slice]]:
-        """Yield the tiles that fit the cache, with slices of the heads of all rows, of queries and of keys."""
-        from ctxlm_ds.kernels.cpu_loops import Tile
+    sequences, (left, right) = Sequences(ids, ids, key_ids), limits(spec)
+    for span in once(sequences, "spans", spec, lambda: spans_of(spec, sequences, num_keys)):
+        step, end = max(1, CACHED_SCORES // span.scores), span.rows[1] * heads
+        for first in range(span.rows[0] * heads, end, step):
+            tile = Tile(first, span.queries, span.keys, left, right, span.offset)
+            yield tile, slice(first, min(first + step, end)), slice(*span.queries), slice(*span.keys)
 
-        for span in self.spans:
-            step, end = max(1, CACHED_SCORES // span.scores), span.rows[1] * heads
-            for first in range(span.rows[0] * heads, end, step):
-                tile = Tile(first, span.queries, span.keys, self.left, self.right, span.offset)
-                yield tile, slice(first, min(first + step, end)), slice(*span.queries), slice(*span.keys)
 
-    def scales(self, dtype: torch.dtype) -> tuple[Any, Any]:
-        """Return the scale of the scores and the factor of what dropout keeps, of the type to compute in."""
-        number = np.float64 if dtype == torch.float64 else np.float32
-        return number(self.scale), number(threshold_and_factor(self.p)[1])
+def _scales(numbers: list[float], dtype: torch.dtype) -> tuple[Any, Any]:
+    """Return the scale of the scores and the factor of what dropout keeps, of the type to compute in."""
+    number = np.float64 if dtype == torch.float64 else np.float32
+    return number(numbers[0]), number(threshold_and_factor(numbers[1])[1])
 
 
 @torch.library.custom_op("ctxlm_ds::attention", mutates_args=())
@@ -168,15 +162,15 @@ def _attention(
     from ctxlm_ds.kernels.cpu_loops import Draw, array_of, in_threads, softmax_loop
 
     heads, length, num_keys = query.shape[1], query.shape[2], key.shape[2]
-    call = _call(ids, key_ids, num_keys, kind, numbers)
+    first_head, all_heads = kind[4:6]
     draw = Draw(
-        threshold_and_factor(call.p)[0], np.uint64(int(draw_key) % (1 << 64)), heads, call.first_head, call.all_heads,
+        threshold_and_factor(numbers[1])[0], np.uint64(int(draw_key) % (1 << 64)), heads, first_head, all_heads,
         length, -(-num_keys // LANES_PER_WORD),
     )  # fmt: skip
-    scales, stored, context = call.scales(query.dtype), _storage(query, key, kind), torch.empty_like(query)
+    scales, stored, context = _scales(numbers, query.dtype), _storage(query, key, kind), torch.empty_like(query)
     q, k, v, out = (x.flatten(0, 1) for x in (query, key, value, context))
     probabilities = array_of(stored)
-    for tile, some, queries, seen in call.pieces(heads):
+    for tile, some, queries, seen in _tiles(_spec(kind), ids, key_ids, num_keys, heads):
         scores = torch.bmm(q[some, queries], k[some, seen].transpose(1, 2))
         table = array_of(scores.flatten(0, 1))
         in_threads(len(table), table.size, partial(softmax_loop, table, probabilities, scales, tile, draw))
@@ -198,14 +192,14 @@ def _attention_backward(
     from ctxlm_ds.kernels.cpu_loops import array_of, in_threads, softmax_gradient_loop
 
     query, key, value = inputs
-    call = _call(ids, key_ids, key.shape[2], kind, numbers)
-    scales = call.scales(query.dtype)
+    spec, scales = _spec(kind), _scales(numbers, query.dtype)
     # Keys of several spans have several gradients, added up in fp32.
-    sums = torch.promote_types(query.dtype, torch.float32) if call.overlaps else query.dtype
+    overlaps = spec.ordered or spec.cross
+    sums = torch.promote_types(query.dtype, torch.float32) if overlaps else query.dtype
     changes = [torch.empty_like(query), *(torch.zeros_like(x, dtype=sums) for x in (key, value))]
     q, k, v, g, dq, dk, dv = (x.flatten(0, 1) for x in (query, key, value, gradient.contiguous(), *changes))
     probabilities = array_of(stored)
-    for tile, some, queries, seen in call.pieces(query.shape[1]):
+    for tile, some, queries, seen in _tiles(spec, ids, key_ids, key.shape[2], query.shape[1]):
         upstream = g[some, queries]
         scores = torch.bmm(upstream, v[some, seen].transpose(1, 2))
         dropped = torch.empty_like(scores)
@@ -215,7 +209,7 @@ def _attention_backward(
         dq[some, queries] = torch.bmm(scores, k[some, seen])
         of_keys = torch.bmm(scores.transpose(1, 2), q[some, queries])
         of_values = torch.bmm(dropped.transpose(1, 2), upstream)
-        if call.overlaps:
+        if overlaps:
             dk[some, seen] += of_keys
             dv[some, seen] += of_values
         else:
@@ -266,14 +260,6 @@ def _storage(query: Tensor, key: Tensor, kind: list[int]) -> Tensor:
     """Return memory for the probabilities of all heads."""
     rows, heads, length, _ = query.shape
     return query.new_empty((rows * heads, stored_scores(_spec(kind), length, key.shape[2])) if kind[-1] else (0, 0))
-
-
-def _call(ids: Tensor, key_ids: Tensor | None, num_keys: int, kind: list[int], numbers: list[float]) -> Call:
-    """Find the spans of a call, once for all layers of a micro-batch; the arguments are those of _attention."""
-    spec, sequences = _spec(kind), Sequences(ids, ids, key_ids)
-    spans = once(sequences, "spans", spec, lambda: spans_of(spec, sequences, num_keys))
-    (left, right), (scale, p), (first_head, all_heads) = limits(spec), numbers, kind[4:6]
-    return Call(spans, left, right, scale, p, first_head, all_heads, spec.ordered or spec.cross)
 
 
 @dataclass(frozen=True)

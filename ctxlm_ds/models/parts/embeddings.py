@@ -6,6 +6,7 @@ tensor-parallel ranks. Hidden states are [b, s, h], or under sequence parallelis
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -26,36 +27,19 @@ if TYPE_CHECKING:
 WORD_EMBEDDINGS = "word_embeddings"
 
 
+@dataclass(frozen=True)
 class WordTable:
     """Describes the layers of one word embedding: the look-up, and the decoder tied to it (Press & Wolf 2017)."""
 
-    def __init__(
-        self,
-        vocab_size: int | None,
-        hidden_size: int,
-        init: Init,
-        build: ModelBuild,
-        layer: type[VocabParallelEmbedding] | None = None,
-        name: str = WORD_EMBEDDINGS,
-    ) -> None:
-        """Describe one table.
-
-        Args:
-            vocab_size: words.
-            hidden_size: h.
-            init: initial values of the rows.
-            build: kernels and this rank's share.
-            layer: a subclass with further uses of the table (`use`).
-            name: prefix of the parameter's name, which distinguishes several tables.
-        """
-        assert vocab_size is not None
-        self._layer = layer or VocabParallelEmbedding
-        self._name = name
-        self.width = hidden_size
-        self._kwargs = {
-            "vocab_size": vocab_size, "hidden_size": hidden_size, "init": init, "kernels": build.kernels,
-            "parallel": build.parallel,
-        }  # fmt: skip
+    vocab_size: int | None
+    """Must be known."""
+    width: int
+    init: Init
+    build: ModelBuild
+    layer: type[VocabParallelEmbedding] = VocabParallelEmbedding
+    """May be a subclass with further uses of the table (`use`)."""
+    name: str = WORD_EMBEDDINGS
+    """Prefix of the parameter's name, which distinguishes several tables."""
 
     def look_up(self, ids: str = "input_ids", into: str = "hidden") -> LayerDescription:
         """Describe the layer that reads `ids` [b, s] and writes `into` [b, s, h]."""
@@ -71,12 +55,17 @@ class WordTable:
     def decode_with_bias(self, hidden: str, bias: str, logits: str, **kwargs: Any) -> list[LayerDescription]:
         """Describe the decoder of `hidden`, and the layer `bias` that adds a number for each word to its scores."""
         scores = logits.replace("logits", "scores")
-        kwargs |= {name: self._kwargs[name] for name in ("vocab_size", "parallel")}
+        kwargs |= {"vocab_size": self.vocab_size, "parallel": self.build.parallel}
         return [self.decode(hidden, scores), LayerDescription(bias, VocabularyBias, (scores,), (logits,), kwargs)]
 
     def use(self, reads: tuple[str, ...], writes: tuple[str, ...], **call: Any) -> LayerDescription:
         """Describe the table's layer called with `call`."""
-        return LayerDescription(self._name, self._layer, reads, writes, self._kwargs, self._name, call)
+        assert self.vocab_size is not None
+        kwargs = {
+            "vocab_size": self.vocab_size, "hidden_size": self.width, "init": self.init, "kernels": self.build.kernels,
+            "parallel": self.build.parallel,
+        }  # fmt: skip
+        return LayerDescription(self.name, self.layer, reads, writes, kwargs, self.name, call)
 
 
 def input_embeddings(
