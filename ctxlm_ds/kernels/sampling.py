@@ -24,13 +24,10 @@ SamplingKernel = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
 
 
 def largest_with_noise(logits: Tensor, positions: Tensor, keys: Tensor, first_word: int) -> tuple[Tensor, Tensor]:
-    """Return the largest sum of logit and noise of each slot, fp32 [k], and the first word that has it, from 0 [k].
+    """Add noise to logits [k, v]; return the largest sum of each slot, fp32 [k], and the first word that has it [k].
 
-    Args:
-        logits: [k, v].
-        positions: [k] of the slots in their rows.
-        keys: [k] int64 of their rows.
-        first_word: id of the first of the v words in the complete vocabulary.
+    `positions` [k] are those of the slots in their rows, `keys` [k] int64 those rows' keys. Words are returned from 0;
+    the rank's first one is `first_word` of the complete vocabulary.
     """
     words = torch.arange(logits.shape[-1], device=logits.device) + first_word
     noise = keyed_gumbel(positions[:, None] * MOST_WORDS + words, keys[:, None])

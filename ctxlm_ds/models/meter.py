@@ -119,14 +119,10 @@ class Meter:
         remember: bool = True,
         constants: Sequence[int] = (),
     ) -> Trace:
-        """Run a call forward and backward.
+        """Run a call, which takes the inputs and returns tensors, forward and backward; detach the inputs, on `meta`.
 
-        Args:
-            call: takes the inputs, returns tensors.
-            inputs: on `meta`; they are detached.
-            parameters: of the call's module.
-            remember: True if kept storages do not count in later calls.
-            constants: places of inputs that have no gradient in the model.
+        `parameters` are those of the call's module, `constants` the places of inputs that have no gradient in the
+        model. Storages that are kept count in later calls only without `remember`.
         """
         given = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
         counter = _Operations(parameters, self._keeps_scores, {_storage(given[place]) for place in constants})

@@ -49,17 +49,10 @@ def blocks_per_stage(descriptions: Sequence[LayerDescription], bounds: Sequence[
 
 
 def stage_bounds(descriptions: Sequence[LayerDescription], costs: Sequence[float], num_stages: int) -> list[int]:
-    """Minimise the cost of the most expensive stage, with at least one block per stage.
+    """Return the first layer of each stage, and the number of layers at the end; each stage has at least one block.
 
-    Among equally good cuts it takes the one with fewer blocks on earlier stages, so every rank finds the same one.
-
-    Args:
-        descriptions: the layers in order.
-        costs: cost of each layer, in any unit.
-        num_stages: number of stages.
-
-    Returns:
-        First layer of each stage, and the number of layers at the end.
+    The cut minimises the cost of the most expensive stage, from the `costs` of the layers in any unit. Among equally
+    good ones it has fewer blocks on earlier stages, so every rank finds the same.
 
     Raises:
         ConfigError: there are fewer blocks than stages.

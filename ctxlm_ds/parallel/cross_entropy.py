@@ -114,14 +114,8 @@ def soft_target_sums(
 ) -> Sums:
     """Sum temperature² · KL(teacher ‖ student) of softmax(logits / temperature) (Hinton 2015; Sanh 2019, section 2).
 
-    Args:
-        outputs: logits [..., v / n] of this rank's words, of student and teacher.
-        labels: [...], IGNORE_LABEL at positions that do not count.
-        parallel: the ranks that share the vocabulary.
-        temperature: divisor of both logits.
-
-    Returns:
-        The sum, the positions at which both have the same largest logit, and the number of positions.
+    The outputs are logits [..., v / n] of this rank's words, of student and teacher; labels [...] are IGNORE_LABEL at
+    positions that do not count. A right prediction is a position at which both have the same largest logit.
     """
     student, teacher = (logits.flatten(0, -2) for logits in outputs)
     counted = labels[0].flatten() != IGNORE_LABEL
@@ -191,16 +185,9 @@ def soft_class_sums(
 ) -> Sums:
     """Sum each sequence's cross entropy of softmax(logits / temperature), divided by the number of classes.
 
-    task_distill.py of TinyBERT takes the mean over sequences and classes, too.
-
-    Args:
-        outputs: complete logits [b, m, classes] of student and teacher.
-        labels: sequence_ids [b, s], 1 to the number of sequences of a row.
-        parallel: the ranks, which hold the same.
-        temperature: divisor of both logits.
-
-    Returns:
-        The sum, the sequences for which both have the same largest logit, and the number of sequences.
+    The outputs are complete logits [b, m, classes] of student and teacher, labels are sequence_ids [b, s]. A right
+    prediction is a sequence for which both have the same largest logit. task_distill.py of TinyBERT takes the mean over
+    sequences and classes, too.
     """
     student, teacher = (logits.float() / temperature for logits in outputs)
     losses = -(teacher.softmax(-1) * student.log_softmax(-1)).mean(-1)

@@ -44,13 +44,9 @@ class LinearCrossEntropy:
     """Hidden states are those of this rank's tokens only."""
 
     def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum the cross entropy of hidden @ weight.T + bias with labels.
+        """Sum the cross entropy of hidden [..., h] @ weight [v, h].T + bias [v] with k labels in any shape.
 
-        Args:
-            hidden: [..., h], or under sequence parallelism [k / n, h].
-            weight: [v, h].
-            bias: [v] or None.
-            labels: k ids of the complete vocabulary, or IGNORE_LABEL, in any shape.
+        Labels are ids of the complete vocabulary, or IGNORE_LABEL; under sequence parallelism hidden is [k / n, h].
 
         Returns:
             fp32 sum of the losses, and the number of labels that have the largest logit (of equal ones the first

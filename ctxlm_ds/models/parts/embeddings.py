@@ -71,13 +71,9 @@ class WordTable:
 def input_embeddings(
     model: TransformerSection, build: ModelBuild, stack: str = "", **settings: Any
 ) -> LayerDescription:
-    """Describe the layer that adds positions to the words.
+    """Describe the layer that adds positions to the words; `settings` are further arguments of InputEmbeddings.
 
-    Args:
-        model: the recipe's section.
-        build: kernels and this rank's share.
-        stack: `decoder_` for the layer of a decoder that reads an encoder.
-        settings: further arguments of InputEmbeddings.
+    `stack` is `decoder_` for the layer of a decoder that reads an encoder.
     """
     types = ("token_type_ids",) if settings.get("num_token_types") else ()
     kwargs = {"model": model, "build": build, **settings}

@@ -100,13 +100,8 @@ def block_settings(
 ) -> BlockSettings:
     """Read the settings of the transformer layers from a recipe.
 
-    Args:
-        model: the recipe's section.
-        build: says whether rows hold several sequences.
-        pre_layer_norm: LayerNorm before attention and feed-forward instead of after.
-        causal: positions see no later ones.
-        scaled_residuals: matrices whose output is added to the residual stream begin smaller by the root of the number
-            of such additions, two per layer (Radford 2019, section 2.3).
+    With `scaled_residuals` matrices whose output is added to the residual stream begin smaller by the root of the
+    number of such additions, two per layer (Radford 2019, section 2.3).
     """
     residual_range = model.initializer_range / (math.sqrt(2 * model.num_layers) if scaled_residuals else 1.0)
     attention = AttentionSpec(

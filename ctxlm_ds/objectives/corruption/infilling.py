@@ -149,15 +149,9 @@ def find_words(samples: Samples, begin: np.int64, end: np.int64, rules: Infillin
 def corrupt_text(
     text: Ids, is_start: Marks, replaced: Marks, limit: np.int64, state: np.uint64, rules: InfillingRules
 ) -> Ids:
-    """Return the noised text of at most `limit` tokens.
+    """Return the noised text of at most `limit` tokens, no fewer than the n of `text`.
 
-    Args:
-        text: [n] tokens.
-        is_start: [n] True if a token begins a word.
-        replaced: [n] receives True at each token of a span.
-        limit: most tokens, at least n.
-        state: the sample's stream.
-        rules: InfillingRules.
+    `is_start` [n] is True if a token begins a word; `replaced` [n] receives True at each token of a span.
     """
     order = np.arange(len(text))
     if rules.permute_ratio > 0.0:

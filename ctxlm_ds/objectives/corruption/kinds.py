@@ -47,13 +47,7 @@ def kind_shares(wanted: tuple[float, float, float, float], random: float) -> Sha
 
 @compiled
 def draw_kinds(samples: Samples, key: np.uint64, shares: Shares) -> NDArray[np.int8]:
-    """Draw the kind [c] of each sample.
-
-    Args:
-        samples: sample.Samples; the label of a pair is 0 if its second segment follows, 1 if it is random.
-        key: key of the random streams; samples.keys selects each sample's.
-        shares: kind_shares.
-    """
+    """Draw the kind [c] of each sample from the shares of kind_shares; the label of a pair is 1 if it is random."""
     kinds = np.zeros(len(samples.sequence_labels), dtype=np.int8)
     for number in range(len(kinds)):
         # The streams of `key` itself choose and replace tokens.
