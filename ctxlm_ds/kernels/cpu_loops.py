@@ -291,17 +291,10 @@ def softmax_gradient_loop(
 def dropout_loop(
     x: Any, out: Any, factor: Any, lowest_lane: int, key: np.uint64, first: int, begin: int, end: int
 ) -> None:
-    """Multiply the elements that are kept by the factor and set the others to 0.
+    """Multiply the elements that are kept by the factor, of the type to compute in, and set the others to 0.
 
-    Args:
-        x: flat.
-        out: like x.
-        factor: of what is kept, of the type to compute in.
-        lowest_lane: lanes below it are dropped.
-        key: see keyed_dropout.
-        first: place of x's first element in the complete tensor.
-        begin: first element to compute.
-        end: element after the last.
+    `x` and `out` are flat, and `first` is the place of x's first element in the complete tensor (keyed_dropout). Lanes
+    below `lowest_lane` are dropped. The loop computes the elements from `begin` to before `end`.
     """
     words = np.empty(WORDS, np.uint64)
     all_lanes = words.view(np.int16)

@@ -46,10 +46,8 @@ class KernelSet:
     def __init__(self, names: Mapping[str, str], device_type: str, dtype: torch.dtype) -> None:
         """Choose the first implementation of each operation that suits and runs, or the one that `names` has.
 
-        Args:
-            names: operation -> implementation, as in a recipe's `kernels` section; an operation left out is `auto`.
-            device_type: torch's name of the device.
-            dtype: data type of the activations.
+        `names` maps operations to implementations, as a recipe's `kernels` section; an operation left out is `auto`.
+        `device_type` is torch's name of the device, `dtype` the type of the activations.
 
         Raises:
             KernelError: a named implementation cannot run here (for attention when a layer asks for it).

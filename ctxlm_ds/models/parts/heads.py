@@ -47,17 +47,10 @@ class EncoderHeads(nn.Module):
         predicted_width: int | None = None,
         bias: bool = True,
     ) -> None:
-        """Make the layers.
+        """Make the layers, the LayerNorm with this epsilon.
 
-        Args:
-            width: h.
-            eps: epsilon of the LayerNorm.
-            activation: name of the transform's activation.
-            init: initial values of the weights.
-            build: kernels and this rank's share.
-            num_classes: classes of BERT's pooler and classifier over each sequence's first position; 0 for neither.
-            predicted_width: e, the width of the word table; None for h.
-            bias: False for a transform and a LayerNorm without biases.
+        `num_classes` are those of BERT's pooler and classifier over each sequence's first position, 0 for neither;
+        `predicted_width` is e, None for h. Without `bias` the transform and the LayerNorm have none.
         """
         super().__init__()
         predicted_width = predicted_width or width

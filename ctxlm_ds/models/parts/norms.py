@@ -46,19 +46,14 @@ class LayerNorm(nn.Module):
         return self.kernel(x, weight, bias, self.eps)
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(LayerNorm):
     """RMSNorm over the width (Zhang & Sennrich 2019, arXiv:1910.07467), computed by a kernel; it has no bias."""
 
     def __init__(self, width: int, eps: float, kernels: KernelSet, parallel: ParallelContext | None = None) -> None:
-        """Allocate the weight; the arguments are those of LayerNorm."""
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(width))
-        declare(self, weight=ParameterFacts(ONES, decays=False))
-        self.eps = eps
-        self.kernel = kernels.rms_norm
-        self.parallel = parallel or ParallelContext()
+        super().__init__(width, eps, kernels, parallel, bias=False)
+        self.rms_kernel = kernels.rms_norm
 
     def forward(self, x: Tensor) -> Tensor:
         """Divide x [..., h] by the root of its mean square."""
         (weight,) = share_parameters(self.parallel, self.weight)
-        return self.kernel(x, weight, self.eps)
+        return self.rms_kernel(x, weight, self.eps)

@@ -38,14 +38,9 @@ def choice_weights(rows: RowSource, seed: int, is_special: Marks, smoothing: flo
 def sample_tokens(
     rows: RowSource, seed: int, is_special: Marks, most: int | None = None, run: int | None = None
 ) -> Ids:
-    """Return up to `most` tokens of the training documents, special ones left out.
+    """Return tokens of the training documents, at most 2^20 or `most`, without special ones ([vocabulary] True).
 
-    Args:
-        rows: the training rows; each dataset counts by its tokens.
-        seed: seed of the run.
-        is_special: [vocabulary].
-        most: tokens in the sample of a larger corpus; None for 2^20.
-        run: consecutive tokens of each place; None for 2^8.
+    Each dataset counts by its tokens. A larger corpus is read in runs of `run` consecutive tokens, 2^8 by default.
 
     Raises:
         DataError: the documents have no text, or a token outside of the vocabulary.

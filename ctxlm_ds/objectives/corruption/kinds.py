@@ -28,12 +28,10 @@ RANDOM = 1
 def kind_shares(wanted: tuple[float, float, float, float], random: float) -> Shares:
     """Return the shares [2, 4] of the kinds among pairs that follow each other and among random ones.
 
-    Half of the bidirectional samples are random pairs, for next-sentence prediction, if there are enough of both. A
-    source and its target always follow each other. A random pair that is read in one direction is its first segment.
-
-    Args:
-        wanted: share of each kind among all samples, together 1.
-        random: share of the random pairs, at most 1 without that of sequence-to-sequence.
+    `wanted` is the share of each kind among all samples, together 1, and `random` that of the random pairs, at most 1
+    without that of sequence-to-sequence. Half of the bidirectional samples are random pairs, for next-sentence
+    prediction, if there are enough of both. A source and its target always follow each other. A random pair that is
+    read in one direction is its first segment.
     """
     both, left, right, target = wanted
     both_random = min(both, random, max(both / 2, both + target + random - 1.0))

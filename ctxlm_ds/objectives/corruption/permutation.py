@@ -50,16 +50,10 @@ def permute_samples(
     ranks: Ids,
     is_target: Marks,
 ) -> None:
-    """Draw the ranks and targets of all samples.
+    """Draw the ranks [t] and targets [t], True at one, of all samples.
 
-    Args:
-        samples: c sequences of t tokens.
-        key: key of the random streams.
-        goals: [c] targets of each, special tokens included.
-        backward: [c] True if the tokens are in the reverse order of the text, in which targets are chosen.
-        rules: of the objective.
-        ranks: [t], receives the ranks.
-        is_target: [t], receives True for targets.
+    `goals` [c] are the targets of each, special tokens included; `backward` [c] is True if the tokens are in the
+    reverse order of the text, in which targets are chosen.
     """
     longest = 0
     for number in range(len(goals)):

@@ -134,14 +134,9 @@ def length_shares(section: MaskingSection) -> Shares:
 def mask_samples(
     samples: Samples, key: np.uint64, budgets: Places, rules: MaskingRules, ids: Ids
 ) -> tuple[Ids, Ids, Places]:
-    """Choose and replace the predictions of every sample.
+    """Choose and replace the predictions of every sample, at most budgets [c] of each.
 
-    Args:
-        samples: sample.Samples.
-        key: key of the random streams; samples.keys selects each sample's.
-        budgets: [c] most predictions of each.
-        rules: MaskingRules.
-        ids: [t] receives the corrupted tokens.
+    `key` is that of the random streams, of which samples.keys selects each sample's; `ids` [t] receives the tokens.
 
     Returns:
         prediction_positions [q], prediction_labels [q], prediction_starts [c + 1] as in sample.Examples.
