@@ -23,7 +23,7 @@ from ctxlm_ds.models.parts.transformer import block_settings, final_layer_norm, 
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import first_over_ranks
-from ctxlm_ds.parallel.layers import ReplicatedLinear, VocabularyBias
+from ctxlm_ds.parallel.layers import ReplicatedLinear
 from ctxlm_ds.parallel.mappings import gather_tokens
 from ctxlm_ds.parallel.parameters import Init
 

@@ -11,7 +11,6 @@ from ctxlm_ds.models.parts.heads import EncoderHeads
 from ctxlm_ds.models.parts.rotary import Rotary
 from ctxlm_ds.models.parts.transformer import BlockSettings, block_settings, final_layer_norm, transformer_block
 from ctxlm_ds.models.spec import ModelBuild
-from ctxlm_ds.parallel.layers import VocabularyBias
 
 
 def modernbert_layers(model: ModernBertSection, build: ModelBuild) -> list[LayerDescription]:

@@ -32,7 +32,6 @@ from ctxlm_ds.parallel.layers import (
     EMBEDDINGS,
     MLP_OUTPUT,
     HiddenDropout,
-    VocabularyBias,
     column_parallel_linear,
     row_parallel_linear,
 )

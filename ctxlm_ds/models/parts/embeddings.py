@@ -17,7 +17,7 @@ from ctxlm_ds.models.parts.norms import LayerNorm
 from ctxlm_ds.models.parts.transformer import initial_weights
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.layers import EMBEDDINGS, HiddenDropout, VocabParallelEmbedding
+from ctxlm_ds.parallel.layers import EMBEDDINGS, HiddenDropout, VocabParallelEmbedding, VocabularyBias
 from ctxlm_ds.parallel.mappings import own_tokens, share_parameters
 from ctxlm_ds.parallel.parameters import Growth, Init, ParameterFacts, declare
 

@@ -16,7 +16,7 @@ from ctxlm_ds.models.parts.transformer import (
     transformer_blocks,
 )
 from ctxlm_ds.models.spec import ModelBuild
-from ctxlm_ds.parallel.layers import ReplicatedLinear, VocabularyBias
+from ctxlm_ds.parallel.layers import ReplicatedLinear
 
 if TYPE_CHECKING:
     from ctxlm_ds.families.base import EncoderSection
