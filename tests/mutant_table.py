@@ -55,7 +55,7 @@ MUTANTS = (
     ("loader:BatchPlan.offsets", "self.data_parallel_rank + self.data_parallel_size * ",
      "self.data_parallel_rank * self.micro_batches + ", "test_loader.py"),
     ("loader:BatchPlan.steps", "row += plan.global_batch_size", "row += self.global_batch_size", "test_loader.py"),
-    ("sentence_table:_take_filled", "else stop) - eod", "else stop)", "test_sentence_table.py"),
+    ("sentence_table:document_end", "return stop - table.eod", "return stop", "test_sentence_table.py"),
     ("numba_random:Permutation.__init__", "seed, *key, size", "seed, size", "test_numba_random.py"),
     # Models.
     ("embeddings:InputEmbeddings.forward", "position_ids + self.position_offset", "position_ids",

@@ -17,7 +17,7 @@ from ctxlm_ds.data.dataset.writer import IndexedDatasetWriter, publish_parts
 from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource, SampleIndex
 from ctxlm_ds.data.index.record import SourcePart
-from ctxlm_ds.data.index.sentence_table import UNALIGNED, SentenceTable
+from ctxlm_ds.data.index.sentence_table import UNALIGNED, SentenceTable, end_of, read_only
 from ctxlm_ds.data.sample import Example, Sample
 from ctxlm_ds.data.stream.loader import EvalLoader, TrainLoader
 from ctxlm_ds.objectives.base import Objective
@@ -92,10 +92,9 @@ def table_of(documents: Documents) -> SentenceTable:
     """The sentence table of documents that lie one after another."""
     lengths = [len(sentence) for document in documents for sentence in document]
     ends = np.cumsum(lengths)
-    starts = (ends - lengths).view(UNALIGNED)
-    starts.flags.writeable = False
     bounds = np.concatenate([[0], np.cumsum([len(document) for document in documents])])
-    return SentenceTable(starts, 0, bounds, ends[bounds[1:] - 1], True)
+    starts, first_sentences = (read_only(places.view(UNALIGNED)) for places in (ends - lengths, bounds))
+    return SentenceTable(starts, 0, first_sentences, ends[bounds[1:] - 1], int(ends[-1]), 0, True)
 
 
 def starts_of(table: SentenceTable) -> NDArray[np.int64]:
@@ -106,9 +105,8 @@ def starts_of(table: SentenceTable) -> NDArray[np.int64]:
 
 def ends_of(table: SentenceTable) -> NDArray[np.int64]:
     """[N] the token after each sentence's last."""
-    ends = np.append(starts_of(table)[1:], 0)
-    ends[table.documents[1:] - 1] = table.document_ends
-    return ends
+    documents = np.repeat(np.arange(table.num_documents), np.diff(table.bounds)).tolist()
+    return np.array([end_of(table, *pair) for pair in enumerate(documents)])
 
 
 def build_sample_index(part: SourcePart | str | Path, tokenizer: Any, config: RunConfig, *args: Any, **options: Any

@@ -22,7 +22,7 @@ from ctxlm_ds.data.formats.base import Making, SequenceTemplate
 from ctxlm_ds.data.formats.loops.blocks import block_pieces
 from ctxlm_ds.data.formats.pairs import SegmentPairSection
 from ctxlm_ds.data.index.record import SampleSettings
-from ctxlm_ds.data.index.sentence_table import UNALIGNED, SentenceTable
+from ctxlm_ds.data.index.sentence_table import UNALIGNED, SentenceTable, read_only
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.registry import FORMATS
 from tools.benchmark.timing import compare
@@ -71,9 +71,8 @@ def made_up_corpus(documents: int) -> tuple[NDArray[np.int32], NDArray[np.int64]
     bounds = np.concatenate([[0], np.cumsum(sentences)]).astype(np.int64)
     lengths = (draws.poisson(TOKENS_PER_SENTENCE - 1, bounds[-1]) + 1).astype(np.int32)
     ends = np.cumsum(lengths, dtype=np.int64)
-    starts = (ends - lengths).view(UNALIGNED)
-    starts.flags.writeable = False
-    return lengths, bounds, SentenceTable(starts, 0, bounds, ends[bounds[1:] - 1], True)
+    starts, first_sentences = (read_only(places.view(UNALIGNED)) for places in (ends - lengths, bounds))
+    return lengths, bounds, SentenceTable(starts, 0, first_sentences, ends[:0], int(ends[-1]), 0, True)
 
 
 def _run_through(make: Callable[[], Iterable[object]], count: int) -> int:

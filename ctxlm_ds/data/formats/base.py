@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
-from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import DataSection, ModelSection, SmallInt
 from ctxlm_ds.registry import load_object
@@ -68,6 +68,28 @@ class Making(NamedTuple):
     workers: int = 1
     """Threads; the samples do not depend on their number."""
 
+    @property
+    def num_documents(self) -> int:
+        return self.documents[1] - self.documents[0]
+
+    @property
+    def num_sentences(self) -> int:
+        first, after = self.sentences
+        return after - first
+
+    @property
+    def sentences(self) -> tuple[int, int]:
+        """The first sequence of the documents, and the one after the last."""
+        first, after = self.dataset.arrays.documents[list(self.documents)].tolist()
+        return first, after
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """The first token of the documents, and the one after the last."""
+        bounds = self.dataset.arrays.documents[list(self.documents)]
+        first, after = self.dataset.first_tokens(bounds).tolist()
+        return first, after
+
 
 class MadeSamples(NamedTuple):
     """The samples of a dataset while they are made."""
@@ -97,7 +119,7 @@ class SampleFormat(ABC):
     framing: ClassVar[str]
     """`module:function` of the compiled loop that writes samples; a format that defines `reader` has none."""
     looks_up_sentences: ClassVar[bool] = False
-    """True if this loop takes the sentences of the dataset (SentenceLookup) after the template."""
+    """True if this loop takes the sentences of the dataset (SentenceTable) after the template."""
     sequence_labels: ClassVar[tuple[str, ...]] = ()
     """The meaning of each label of a sequence; empty if sequences have no label."""
 
@@ -121,6 +143,15 @@ class SampleFormat(ABC):
             DataError: the dataset lacks what the format needs.
         """
 
+    def require_sentences(self, making: Making, is_split: bool) -> None:
+        """Raise DataError if the sequences of the dataset are not sentences."""
+        if not is_split:
+            raise DataError(
+                f"{making.dataset.prefix}: data.sample_format {self.name} needs sentences, but each sequence of this "
+                "dataset is a document; preprocess it again with --split-sentences, or use full_sentences or "
+                "doc_sentences"
+            )
+
     def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
         """Return the function that writes samples into their places: (samples, slots [c], records, numbers [c]).
 
@@ -129,10 +160,10 @@ class SampleFormat(ABC):
         """
         import numpy as np
 
-        from ctxlm_ds.data.index.sentence_table import sentence_lookup
+        from ctxlm_ds.data.index.sentence_table import sentence_table
 
-        lookup = (sentence_lookup(dataset, template.sep_id),) if self.looks_up_sentences else ()
-        return partial(load_object(self.framing), np.asarray(dataset.tokens), template, *lookup)
+        table = (sentence_table(dataset, template.sep_id),) if self.looks_up_sentences else ()
+        return partial(load_object(self.framing), np.asarray(dataset.tokens), template, *table)
 
     def token_counts(self, num_tokens: Numbers) -> Numbers:
         """Return how many tokens the samples with so many inputs have."""

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from ctxlm_ds.data.formats.base import MadeSamples, Making, SampleFormat
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.sections import DataSection, SmallInt
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ctxlm_ds.data.formats.base import Records
 
 
 class BlocksSection(DataSection):
@@ -50,15 +45,12 @@ class Blocks(SampleFormat):
     framing = "ctxlm_ds.data.formats.loops.framing:copy_blocks"
 
     def make(self, making: Making) -> MadeSamples:
-        import numpy as np
-
         from ctxlm_ds.data.formats.loops.blocks import block_pieces, text_bounds
 
         dataset, settings = making.dataset, making.settings
         bounds, num_documents = text_bounds(dataset, making.template.sep_id, settings.packing, making.documents)
-        sentences = int(np.diff(dataset.arrays.documents[list(making.documents)])[0])
         pieces = block_pieces(bounds, settings.seq_length, settings.max_sequences_per_row)
-        return MadeSamples(num_documents, sentences, pieces)
+        return MadeSamples(num_documents, making.num_sentences, pieces)
 
 
 class ChunksSection(DataSection):
@@ -75,29 +67,10 @@ class Chunks(SampleFormat):
     framing = "ctxlm_ds.data.formats.loops.framing:copy_blocks"
 
     def make(self, making: Making) -> MadeSamples:
-        import numpy as np
+        from ctxlm_ds.data.index.record import even_records
 
-        dataset = making.dataset
-        bounds = dataset.document_indices[list(making.documents)]
-        first, after = (int(token) for token in dataset.first_tokens(bounds))
+        first, after = making.tokens
         if first == after:
-            raise DataError(f"{dataset.prefix}: no text; check what was preprocessed")
-        documents = making.documents[1] - making.documents[0]
-        pieces = ((records, None) for records in _chunk_records(first, after, making.settings.seq_length))
-        return MadeSamples(documents, int(np.diff(bounds)[0]), pieces)
-
-
-def _chunk_records(first: int, after: int, size: int) -> Iterator[Records]:
-    """Yield the records of the chunks of tokens `first` to `after` - 1."""
-    import numpy as np
-
-    from ctxlm_ds.data.index.record import RECORDS_AT_ONCE, SAMPLE_DTYPE
-    from ctxlm_ds.data.sample import NO_LABEL
-
-    for begin in range(first, after, size * RECORDS_AT_ONCE):
-        starts = np.arange(begin, min(after, begin + size * RECORDS_AT_ONCE), size)
-        records = np.zeros(len(starts), dtype=SAMPLE_DTYPE)
-        records["a_start"], records["a_end"] = starts, np.minimum(starts + size, after)
-        records["num_tokens"] = records["a_end"] - records["a_start"]
-        records["is_random"] = NO_LABEL
-        yield records
+            raise DataError(f"{making.dataset.prefix}: no text; check what was preprocessed")
+        pieces = ((records, None) for records in even_records(first, after, making.settings.seq_length))
+        return MadeSamples(making.num_documents, making.num_sentences, pieces)

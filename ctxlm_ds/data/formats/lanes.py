@@ -15,11 +15,6 @@ from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.sections import DataSection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import numpy as np
-    from numpy.typing import NDArray
-
     from ctxlm_ds.data.dataset.reader import IndexedDataset
     from ctxlm_ds.data.formats.base import Fill, Numbers, Records, SequenceTemplate
     from ctxlm_ds.data.formats.loops.lanes import Units
@@ -51,19 +46,20 @@ class Lanes(SampleFormat):
 
     def make(self, making: Making) -> MadeSamples:
         from ctxlm_ds.data.formats.loops.lanes import count_positions
+        from ctxlm_ds.data.index.record import even_records
 
-        dataset, (first, after) = making.dataset, making.documents
-        bounds = dataset.document_indices[[first, after]].tolist()
-        units, (begin, end) = self._units(dataset), (first, after) if self.by_document else bounds
-        positions = int(count_positions(units, begin, end))
-        rows = (positions - self.shifted) // making.settings.seq_length
+        dataset, length = making.dataset, making.settings.seq_length
+        units = making.documents if self.by_document else making.sentences
+        positions = int(count_positions(self._units(dataset), *units))
+        rows = (positions - self.shifted) // length
         if rows < 1:
             raise DataError(
-                f"{dataset.prefix}: {positions} tokens are less than a row of data.seq_length "
-                f"{making.settings.seq_length}; lower it, or check what was preprocessed"
+                f"{dataset.prefix}: {positions} tokens are less than a row of data.seq_length {length}; lower it, or "
+                "check what was preprocessed"
             )
-        pieces = ((records, None) for records in _records(rows, making.settings.seq_length, begin, end))
-        return MadeSamples(after - first, bounds[1] - bounds[0], pieces)
+        # A is positions of an epoch's stream, B the units that it has.
+        pieces = ((records, None) for records in even_records(0, rows * length, length, units))
+        return MadeSamples(making.num_documents, making.num_sentences, pieces)
 
     def token_counts(self, num_tokens: Numbers) -> Numbers:
         return (num_tokens + self.shifted) * self.lane_directions
@@ -72,21 +68,46 @@ class Lanes(SampleFormat):
         return lengths // self.lane_directions
 
     def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
-        return _reader(dataset, template, self._units(dataset), self.lane_directions)
-
-    def _units(self, dataset: IndexedDataset) -> Units:
+        """Return the function that writes samples, in the order of the epoch and index that their keys name."""
         import numpy as np
 
-        from ctxlm_ds.data.formats.loops.lanes import Units
-        from ctxlm_ds.data.index.sentence_table import UNALIGNED
+        from ctxlm_ds.data.formats.loops.framing import INTACT
+        from ctxlm_ds.data.formats.loops.lanes import order_units, read_window
+        from ctxlm_ds.data.sample import NO_LABEL
 
-        offsets, shift = dataset.arrays.offsets.view(UNALIGNED), dataset.arrays.token_offset.bit_length() - 1
+        units, tokens = self._units(dataset), np.asarray(dataset.tokens)
+        orders = lru_cache(ORDERS_KEPT)(partial(order_units, units))
+
+        def fill(samples: Samples, slots: Numbers, records: Records, numbers: Numbers) -> int:
+            for place, (slot, record) in enumerate(zip(slots.tolist(), records[numbers], strict=True)):
+                first, after = int(record["b_start"]), int(record["b_end"])
+                _, epoch, index = samples.keys[slot].tolist()
+                if not 0 <= first < after <= len(units.starts):
+                    return place
+                begin, end = int(samples.starts[slot]), int(samples.starts[slot + 1])
+                size = (end - begin) // self.lane_directions
+                for direction in range(self.lane_directions):
+                    part = slice(begin + direction * size, begin + (direction + 1) * size)
+                    order = orders(first, after, index, epoch, direction)
+                    is_intact = read_window(
+                        samples.input_ids[part], samples.special_mask[part], tokens, template, units, order,
+                        int(record["a_start"]), direction == 1,
+                    )  # fmt: skip
+                    if not is_intact:
+                        return place
+                samples.second_starts[slot], samples.sequence_labels[slot] = size, NO_LABEL
+            return INTACT
+
+        return fill
+
+    def _units(self, dataset: IndexedDataset) -> Units:
+        from ctxlm_ds.data.formats.loops.lanes import Units
+        from ctxlm_ds.data.index.sentence_table import UNALIGNED, read_only, shift_of
+
+        starts, shift = dataset.arrays.offsets, shift_of(dataset)
         if self.by_document:
-            starts = dataset.first_tokens(dataset.document_indices[:-1])
-            offsets, shift = np.ascontiguousarray(starts, dtype=np.int64).view(UNALIGNED), 0
-        view = offsets.view()
-        view.flags.writeable = False
-        return Units(view, shift, dataset.num_tokens, int(self.marks))
+            starts, shift = dataset.first_tokens(dataset.document_indices[:-1]), 0
+        return Units(read_only(starts.view(UNALIGNED)), shift, dataset.num_tokens, int(self.marks))
 
 
 class BidirectionalLanesSection(LanesSection):
@@ -121,51 +142,3 @@ class BidirectionalLanes(Lanes):
                 f"{self.name} marks the sentences; run ctxlm preprocess again without --append-eod"
             )
         return super().make(making)
-
-
-def _reader(dataset: IndexedDataset, template: SequenceTemplate, units: Units, directions: int) -> Fill:
-    """Return the function that writes samples, in the order of the epoch and index that their keys name."""
-    import numpy as np
-
-    from ctxlm_ds.data.formats.loops.framing import INTACT
-    from ctxlm_ds.data.formats.loops.lanes import order_units, read_window
-    from ctxlm_ds.data.sample import NO_LABEL
-
-    tokens, orders = np.asarray(dataset.tokens), lru_cache(ORDERS_KEPT)(partial(order_units, units))
-
-    def fill(samples: Samples, slots: Numbers, records: Records, numbers: Numbers) -> int:
-        for place, (slot, record) in enumerate(zip(slots.tolist(), records[numbers], strict=True)):
-            first, after, (_, epoch, index) = int(record["b_start"]), int(record["b_end"]), samples.keys[slot].tolist()
-            if not 0 <= first < after <= len(units.starts):
-                return place
-            begin, end = int(samples.starts[slot]), int(samples.starts[slot + 1])
-            size = (end - begin) // directions
-            for direction in range(directions):
-                part = slice(begin + direction * size, begin + (direction + 1) * size)
-                order = orders(first, after, index, epoch, direction)
-                is_intact = read_window(
-                    samples.input_ids[part], samples.special_mask[part], tokens, template, units, order,
-                    int(record["a_start"]), direction == 1,
-                )  # fmt: skip
-                if not is_intact:
-                    return place
-            samples.second_starts[slot], samples.sequence_labels[slot] = size, NO_LABEL
-        return INTACT
-
-    return fill
-
-
-def _records(rows: int, size: int, first: int, after: int) -> Iterator[Records]:
-    """Yield the records of rows: positions of an epoch's stream (A), and the units that it has (B)."""
-    import numpy as np
-
-    from ctxlm_ds.data.index.record import RECORDS_AT_ONCE, SAMPLE_DTYPE
-    from ctxlm_ds.data.sample import NO_LABEL
-
-    for begin in range(0, rows, RECORDS_AT_ONCE):
-        starts: NDArray[np.int64] = np.arange(begin, min(rows, begin + RECORDS_AT_ONCE), dtype=np.int64) * size
-        records = np.zeros(len(starts), dtype=SAMPLE_DTYPE)
-        records["a_start"], records["a_end"] = starts, starts + size
-        records["b_start"], records["b_end"] = first, after
-        records["num_tokens"], records["is_random"] = size, NO_LABEL
-        yield records

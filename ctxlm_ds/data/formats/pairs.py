@@ -65,31 +65,37 @@ class SentencePairSection(PairSection):
     sample_format: str = "sentence_pair"
 
 
-class PairFormat(RowFormat):
-    """A format of PairSection: two segments, the second one of the same document or of another."""
+class TwoSegments(RowFormat):
+    """[CLS] A [SEP] B [SEP], A and B a stretch of text each."""
 
     makes_pairs = True
+    framing = "ctxlm_ds.data.formats.loops.framing:frame_pairs"
+
+    def second_starts(self, records: Records, numbers: Numbers, lengths: Numbers) -> Numbers:
+        return records["a_end"][numbers] - records["a_start"][numbers] + 2
+
+
+class PairFormat(TwoSegments):
+    """A format of PairSection: two segments, the second one of the same document or of another."""
+
     sequence_label: ClassVar[str | None] = "next_sentence"
     sequence_labels = ("B follows A", "B is from another document")
-    framing = "ctxlm_ds.data.formats.loops.framing:frame_pairs"
-    chooser: ClassVar[str]
+    chooser: ClassVar[str] = "ctxlm_ds.data.formats.loops.pairs:choose_segments"
     """`module:function` of the compiled loop that chooses the pairs of a range of documents."""
+    exchanges: ClassVar[bool] = False
+    """True if A and B are exchanged where B would otherwise be of another document."""
 
     def records(self, table: SentenceTable, making: Making, duplicate: int) -> Iterator[Records]:
         from ctxlm_ds.data.formats.loops.pairs import PairSettings, make_pairs
         from ctxlm_ds.data.formats.loops.ranges import document_ranges, in_order
         from ctxlm_ds.data.numba_random import stream_key
 
-        name = f"{making.dataset.prefix}: data.sample_format {self.name}"
-        if not table.is_split:
-            raise DataError(
-                f"{name} needs sentences, but each sequence of this dataset is a document; preprocess it again with "
-                "--split-sentences, or use full_sentences or doc_sentences"
-            )
+        self.require_sentences(making, table.is_split)
         if table.num_documents < 2:
             raise DataError(
-                f"{name} draws the random next segment from another document, but there is only 1; separate the "
-                "documents (one per line or blank-line delimited), or use full_sentences"
+                f"{making.dataset.prefix}: data.sample_format {self.name} draws the random next segment from another "
+                "document, but there is only 1; separate the documents (one per line or blank-line delimited), or use "
+                "full_sentences"
             )
         settings = PairSettings(
             room=self.room(making),
@@ -98,12 +104,10 @@ class PairFormat(RowFormat):
             random_next_prob=making.settings.own.get("random_next_prob", RANDOM_NEXT),
             key=stream_key(making.settings.seed, self.name),
             duplicate=duplicate,
+            exchanges=self.exchanges,
         )
         make = partial(make_pairs, load_object(self.chooser), table, settings)
-        return in_order(make, document_ranges(table.documents), making.workers)
-
-    def second_starts(self, records: Records, numbers: Numbers, lengths: Numbers) -> Numbers:
-        return records["a_end"][numbers] - records["a_start"][numbers] + 2
+        return in_order(make, document_ranges(table.bounds), making.workers)
 
 
 class SegmentPair(PairFormat):
@@ -111,7 +115,6 @@ class SegmentPair(PairFormat):
 
     name = "segment_pair"
     section: ClassVar[type[SegmentsSection]] = SegmentPairSection
-    chooser = "ctxlm_ds.data.formats.loops.pairs:choose_segment_pairs"
 
     def own_settings(self, data: DataSection) -> dict[str, Any]:
         # Part of the key of an index only if it is not BERT's, which every index had before it was a setting.
@@ -127,8 +130,7 @@ class SentenceOrder(SegmentPair):
     section = SentenceOrderSection
     sequence_label = "sentence_order"
     sequence_labels = ("A precedes B", "A and B are exchanged, or B is from another document")
-
-    chooser = "ctxlm_ds.data.formats.loops.pairs:choose_ordered_segments"
+    exchanges = True
 
 
 class SentencePair(PairFormat):
@@ -150,20 +152,18 @@ class GivenPairsSection(PairSection):
     sample_format: str = "given_pairs"
 
 
-class GivenPairs(RowFormat):
+class GivenPairs(TwoSegments):
     """Given pairs: every document of the dataset has two sequences."""
 
     name = "given_pairs"
-    framing = "ctxlm_ds.data.formats.loops.framing:frame_pairs"
     section = GivenPairsSection
-    makes_pairs = True
 
     def records(self, table: SentenceTable, making: Making, duplicate: int) -> Iterator[Records]:
         import numpy as np
 
         from ctxlm_ds.data.index.record import RECORDS_AT_ONCE, SAMPLE_DTYPE
 
-        sizes = np.diff(table.documents)
+        sizes = np.diff(table.bounds)
         wrong = np.flatnonzero(sizes != SEGMENTS)
         if len(wrong):
             raise DataError(
@@ -171,8 +171,10 @@ class GivenPairs(RowFormat):
                 f"has {int(sizes[wrong[0]])}; preprocess it with --json-keys A B --join-keys"
             )
         room, specials = self.room(making), self.section.special_tokens(making.template.double_separator)
-        starts = table.offsets["value"].reshape(-1, SEGMENTS) >> table.shift
-        ends = np.stack([starts[:, 1], table.document_ends], axis=1)
+        places = np.append(table.offsets["value"] >> table.shift, table.stop)
+        starts = places[:-1].reshape(-1, SEGMENTS)
+        document_ends = table.document_ends if len(table.document_ends) else places[SEGMENTS::SEGMENTS] - table.eod
+        ends = np.stack([starts[:, 1], document_ends], axis=1)
         kept = longest_first(ends - starts, room)
         records = np.zeros(len(starts), dtype=SAMPLE_DTYPE)
         for number, name in enumerate("ab"):
@@ -196,10 +198,6 @@ class GivenPairs(RowFormat):
             return place
 
         return fill
-
-    def second_starts(self, records: Records, numbers: Numbers, lengths: Numbers) -> Numbers:
-        starts: Numbers = records["a_end"][numbers] - records["a_start"][numbers] + 2
-        return starts
 
 
 def longest_first(lengths: Numbers, room: int) -> Numbers:

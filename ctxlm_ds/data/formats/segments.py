@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ctxlm_ds.data.formats.base import Making, RowFormat
 from ctxlm_ds.data.formats.pairs import PairSection
-from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.sections import DataSection, Probability
 
 if TYPE_CHECKING:
@@ -48,11 +47,7 @@ class DocSegments(RowFormat):
         from ctxlm_ds.data.numba_random import stream_key
 
         self.room(making)
-        if not table.is_split:
-            raise DataError(
-                f"{making.dataset.prefix}: data.sample_format {self.name} needs sentences, but each sequence of this "
-                "dataset is a document; preprocess it again with --split-sentences, or use doc_sentences"
-            )
+        self.require_sentences(making, table.is_split)
         settings = SegmentSettings(
             seq_length=making.settings.seq_length,
             specials=self.section.special_tokens(making.template.double_separator),
@@ -60,7 +55,7 @@ class DocSegments(RowFormat):
             duplicate=duplicate,
             **making.settings.own,
         )
-        return in_order(partial(make_rows, table, settings), document_ranges(table.documents), making.workers)
+        return in_order(partial(make_rows, table, settings), document_ranges(table.bounds), making.workers)
 
     def second_starts(self, records: Records, numbers: Numbers, lengths: Numbers) -> Numbers:
         return records["b_start"][numbers] + 2

@@ -82,4 +82,4 @@ class DocSentences(FullSentences):
         def rows_of(documents: tuple[int, int]) -> Records:
             return np.concatenate(list(sentence_rows(table, room, False, separated, documents)))
 
-        return in_order(rows_of, document_ranges(table.documents), making.workers)
+        return in_order(rows_of, document_ranges(table.bounds), making.workers)

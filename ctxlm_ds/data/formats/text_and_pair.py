@@ -62,42 +62,32 @@ class TextAndPair(SampleFormat):
         return {"both_directions": data.both_directions}  # type: ignore[attr-defined]
 
     def make(self, making: Making) -> MadeSamples:
-        import numpy as np
-
         from ctxlm_ds.data.formats.loops.text_and_pair import SPECIALS
         from ctxlm_ds.data.index.sentence_table import is_split
 
         dataset, length = making.dataset, making.settings.seq_length
-        if not is_split(dataset):
-            raise DataError(
-                f"{dataset.prefix}: data.sample_format {self.name} needs sentences, but each sequence of this dataset "
-                "is a document; preprocess it again with --split-sentences"
-            )
-        bounds = dataset.document_indices[list(making.documents)]
-        first, after = (int(token) for token in dataset.first_tokens(bounds))
+        self.require_sentences(making, is_split(dataset))
+        first, after = making.tokens
         if after - first <= length - SPECIALS:
             raise DataError(
                 f"{dataset.prefix}: {after - first} tokens of text are not more than a row of data.seq_length {length} "
                 "has; shorten the rows, or check what was preprocessed"
             )
         pieces = ((records, None) for records in self._records(making, first, after))
-        return MadeSamples(making.documents[1] - making.documents[0], int(np.diff(bounds)[0]), pieces)
+        return MadeSamples(making.num_documents, making.num_sentences, pieces)
 
     def _records(self, making: Making, first: int, after: int) -> Iterator[Records]:
         """Yield the records of tokens `first` to `after` - 1: those of all passes forward, then those backward."""
         from ctxlm_ds.data.formats.loops.text_and_pair import SPECIALS, RowSettings, TextStream, rows_of
-        from ctxlm_ds.data.index.sentence_table import UNALIGNED
+        from ctxlm_ds.data.index.sentence_table import UNALIGNED, read_only, shift_of
         from ctxlm_ds.data.numba_random import stream_key
 
-        arrays, settings = making.dataset.arrays, making.settings
-        offsets = arrays.offsets.view(UNALIGNED).view()
-        offsets.flags.writeable = False
-        begin, end = (int(number) for number in making.dataset.document_indices[list(making.documents)])
-        half = settings.seq_length // 2
+        settings, offsets = making.settings, read_only(making.dataset.arrays.offsets.view(UNALIGNED))
+        begin, shift = making.sentences[0], shift_of(making.dataset)
+        half, key = settings.seq_length // 2, stream_key(settings.seed, self.name)
         for backward in (False, True) if settings.own["both_directions"] else (False,):
-            text = TextStream(offsets, arrays.token_offset.bit_length() - 1, begin, end - begin, first, after, backward)
+            text = TextStream(offsets, shift, begin, making.num_sentences, first, after, backward)
             for duplicate in range(settings.num_duplicates):
-                key = stream_key(settings.seed, self.name)
                 yield from rows_of(text, RowSettings(half, settings.seq_length - half - SPECIALS, key, duplicate))
 
     def second_starts(self, records: Records, numbers: Numbers, lengths: Numbers) -> Numbers:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from ctxlm_ds.data.sample import NO_LABEL
 from ctxlm_ds.recipe.sections import RowSettings
 from ctxlm_ds.registry import FORMATS, OBJECTIVES
 
@@ -25,6 +28,17 @@ SAMPLE_DTYPE = np.dtype(
 )
 """Token ranges of A and B (B is empty if the format has one text), length with special tokens, and the label of the
 sequence (NO_LABEL if the format has none)."""
+
+
+def even_records(first: int, after: int, size: int, second: tuple[int, int] = (0, 0)) -> Iterator[NDArray[Any]]:
+    """Yield records of the ranges of `size`, the last one shorter, from `first` to `after` as A; B is `second`."""
+    for begin in range(first, after, size * RECORDS_AT_ONCE):
+        starts = np.arange(begin, min(after, begin + size * RECORDS_AT_ONCE), size)
+        records = np.zeros(len(starts), dtype=SAMPLE_DTYPE)
+        records["a_start"], records["a_end"] = starts, np.minimum(starts + size, after)
+        records["b_start"], records["b_end"] = second
+        records["num_tokens"], records["is_random"] = records["a_end"] - starts, NO_LABEL
+        yield records
 
 
 @dataclass(frozen=True)

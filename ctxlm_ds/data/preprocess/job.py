@@ -115,8 +115,6 @@ def _digest(value: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-
-
 @dataclass(frozen=True, slots=True)
 class PreprocessResult:
     """One finished dataset."""

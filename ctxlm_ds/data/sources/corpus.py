@@ -98,7 +98,6 @@ class BadRecords:
         self._kept = value.get("kept", [])
 
 
-
 class Corpus:
     """Every document of some inputs (see reading.py), in order; each iteration is one pass.
 

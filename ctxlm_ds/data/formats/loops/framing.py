@@ -2,7 +2,7 @@
 
 Every range and every token is checked as it is copied: a damaged file is an error, never a wrong sample. Each loop
 writes samples `numbers` [c] of `records` into the places `slots` [c] of Samples, which has their lengths, and returns
-INTACT, or the place in `numbers` of the first damaged sample. `tokens` and `lookup` are the complete dataset's.
+INTACT, or the place in `numbers` of the first damaged sample. `tokens` and `table` are the complete dataset's.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.data.formats.base import SequenceTemplate
 from ctxlm_ds.data.index.sentence_table import (
-    SentenceLookup,
+    SentenceTable,
     document_at,
     document_end,
+    end_of,
     first_sentence,
     sentence_at,
-    sentence_end,
     start_of,
 )
 from ctxlm_ds.data.numba_random import compiled
@@ -64,7 +64,7 @@ def frame_pairs(
 def frame_sentences(
     tokens: NDArray[Any],
     template: SequenceTemplate,
-    lookup: SentenceLookup,
+    table: SentenceTable,
     samples: Samples,
     slots: Numbers,
     records: Any,
@@ -81,10 +81,10 @@ def frame_sentences(
         ids[:], special[:] = template.sep_id, True
         ids[0] = template.cls_id
         after, filled = 1, max(1, record.b_start)
-        sentence = sentence_at(lookup, position)
-        document = document_at(lookup, sentence)
-        while position < text_end and document + 1 < len(lookup.documents):
-            end = sentence_end(lookup, sentence, document) if separated else document_end(lookup, document)
+        sentence = sentence_at(table, position)
+        document = document_at(table, sentence)
+        while position < text_end and document + 1 < len(table.documents):
+            end = end_of(table, sentence, document) if separated else document_end(table, document)
             end = min(end, text_end)
             after = filled + end - position
             if end < position or after > len(ids):
@@ -92,11 +92,11 @@ def frame_sentences(
             if not copy_tokens(ids[filled:after], tokens, position, end, template.vocab_size):
                 return place
             special[filled:after] = False
-            sentence = sentence + 1 if separated else first_sentence(lookup, document + 1)
-            ends_document = sentence == first_sentence(lookup, document + 1)
+            sentence = sentence + 1 if separated else first_sentence(table, document + 1)
+            ends_document = sentence == first_sentence(table, document + 1)
             filled = after + 1 + (separated and ends_document)
             document += ends_document
-            position = start_of(lookup, sentence) if sentence < len(lookup.offsets) else text_end
+            position = start_of(table, sentence) if sentence < len(table.offsets) else text_end
         if not after + (not separated) <= len(ids) <= after + (MOST_SEPARATORS if separated else 1):
             return place
         samples.second_starts[slot], samples.sequence_labels[slot] = len(ids), NO_LABEL

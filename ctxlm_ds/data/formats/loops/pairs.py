@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.index.record import SAMPLE_DTYPE
-from ctxlm_ds.data.index.sentence_table import SentenceTable, end_of, reaching, start_of
+from ctxlm_ds.data.index.sentence_table import SentenceTable, end_of, first_sentence, reaching, start_of
 from ctxlm_ds.data.numba_random import below, compiled, inlined, stream, uniform, word_at
 
 SHORTEST_TARGET = 2
@@ -46,6 +46,8 @@ class PairSettings(NamedTuple):
     """Number of the pass."""
     random_next_prob: float = 0.5
     """Probability of a random next segment if the document continues."""
+    exchanges: bool = False
+    """Exchange A and B with that probability instead (ALBERT)."""
 
 
 def make_pairs(
@@ -53,7 +55,7 @@ def make_pairs(
 ) -> NDArray[Any]:
     """Return the records of the pairs that `choose` makes of a range of documents."""
     first, after = documents
-    most = int(table.documents[after] - table.documents[first])
+    most = int(table.bounds[after] - table.bounds[first])
     records, a_sentences = np.empty(most, dtype=SAMPLE_DTYPE), np.empty(most, dtype=np.int64)
     choices = np.empty(most, dtype=CHOICE_DTYPE)
     count, num_random = choose(table, settings, first, after, records, a_sentences, choices)
@@ -63,42 +65,16 @@ def make_pairs(
 
 
 @compiled
-def choose_segment_pairs(
-    table: SentenceTable, settings: PairSettings, first: int, after: int, records: Any, a_sentences: Any, choices: Any
-) -> tuple[int, int]:
-    """Choose BERT's pairs of documents `first` to `after` - 1, and note the number of the first sentence of each A."""
-    return choose_segments(table, settings, first, after, records, a_sentences, choices, False)
-
-
-@compiled
-def choose_ordered_segments(
-    table: SentenceTable, settings: PairSettings, first: int, after: int, records: Any, a_sentences: Any, choices: Any
-) -> tuple[int, int]:
-    """Choose ALBERT's pairs: B follows A, or with probability 0.5 the two are exchanged.
-
-    A document's last sentence, if it is alone, is followed by a run of sentences from another document, with the label
-    of exchanged segments (google-research/albert create_pretraining_data.py).
-    """
-    return choose_segments(table, settings, first, after, records, a_sentences, choices, True)
-
-
-@compiled
 def choose_segments(
-    table: SentenceTable,
-    settings: PairSettings,
-    first: int,
-    after: int,
-    records: Any,
-    a_sentences: Any,
-    choices: Any,
-    exchanges: bool,
+    table: SentenceTable, settings: PairSettings, first: int, after: int, records: Any, a_sentences: Any, choices: Any
 ) -> tuple[int, int]:
     """Choose pairs of documents `first` to `after` - 1, and note the number of the first sentence of each A.
 
     For each document the target length is drawn once (with short_seq_prob from 2..room); sentences are gathered until
     it is reached; A is the first 1..n-1 of them; B is the rest, or with random_next_prob (always if the document has
     only one sentence left) a run of sentences from another document, and then the unused sentences are put back.
-    If a pair `exchanges` its segments, they are exchanged instead.
+    With `exchanges` the two are exchanged instead, but a lone sentence still gets a run of another document, with the
+    label of exchanged segments (google-research/albert create_pretraining_data.py).
 
     Returns:
         How many pairs there are (at most one per sentence), and how many of them have a random next segment.
@@ -110,7 +86,7 @@ def choose_segments(
         if uniform(word_at(state, 0)) < settings.short_seq_prob:
             target = SHORTEST_TARGET + below(word_at(state, 1), settings.room - SHORTEST_TARGET + 1)
             drawn = 2
-        sentence, end = table.documents[document], table.documents[document + 1]
+        sentence, end = first_sentence(table, document), first_sentence(table, document + 1)
         while sentence < end:
             start, a_sentences[count] = start_of(table, sentence), sentence
             last = reaching(table, sentence, document, start + target)
@@ -122,7 +98,7 @@ def choose_segments(
             if not is_random:
                 coin = uniform(word_at(state, drawn)) < settings.random_next_prob
                 drawn += 1
-                is_random, exchanged = coin and not exchanges, coin and exchanges
+                is_random, exchanged = coin and not settings.exchanges, coin and settings.exchanges
             a_end, b_end = end_of(table, a_last, document), end_of(table, last, document)
             if is_random:
                 choice = choices[num_random]
@@ -144,7 +120,7 @@ def choose_segments(
 def choose_sentence_pairs(
     table: SentenceTable, settings: PairSettings, first: int, after: int, records: Any, a_sentences: Any, choices: Any
 ) -> tuple[int, int]:
-    """Choose pairs of single sentences, as choose_segment_pairs does.
+    """Choose pairs of single sentences, as choose_segments does.
 
     B is the sentence after A, or with random_next_prob (always after a document's last) one from another document, and
     then the sentence after A begins the next pair.
@@ -152,7 +128,7 @@ def choose_sentence_pairs(
     count = num_random = 0
     for document in range(first, after):
         state, drawn = stream(settings.key, settings.duplicate, document, 0), 0
-        sentence, end = table.documents[document], table.documents[document + 1]
+        sentence, end = first_sentence(table, document), first_sentence(table, document + 1)
         while sentence < end:
             is_random = sentence == end - 1
             if not is_random:
@@ -203,7 +179,7 @@ def choose_segment(choice: Any, table: SentenceTable, document: int, state: np.u
 def fetch_segments(table: SentenceTable, records: Any, choices: Any) -> None:
     """Fill in B of the random pairs: from its first sentence on, until its target or the document's end."""
     for choice in choices:
-        begin, after = table.documents[choice.document], table.documents[choice.document + 1]
+        begin, after = first_sentence(table, choice.document), first_sentence(table, choice.document + 1)
         choice.sentence = begin + below(choice.word, after - begin)
     for choice in choices:
         choice.start = start_of(table, choice.sentence)

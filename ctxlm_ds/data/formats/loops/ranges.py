@@ -23,7 +23,7 @@ SENTENCES_PER_RANGE = 1 << 15
 
 def document_ranges(documents: NDArray[np.int64], size: int = SENTENCES_PER_RANGE) -> Iterator[DocumentRange]:
     """Yield consecutive documents of about `size` sentences together, at least one document each."""
-    first = 0
+    documents, first = np.array(documents), 0  # aligned: a search would copy the array each time
     while first < len(documents) - 1:
         after = int(np.searchsorted(documents, documents[first] + size, side="right")) - 1
         after = max(first + 1, after)

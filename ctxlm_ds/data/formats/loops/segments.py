@@ -16,14 +16,12 @@ from ctxlm_ds.data.formats.base import SINGLE_SPECIALS, SequenceTemplate
 from ctxlm_ds.data.formats.loops.framing import INTACT, Numbers, copy_tokens
 from ctxlm_ds.data.index.record import SAMPLE_DTYPE
 from ctxlm_ds.data.index.sentence_table import (
-    SentenceLookup,
     SentenceTable,
     document_at,
     end_of,
     first_sentence,
     reaching,
     sentence_at,
-    sentence_end,
     start_of,
 )
 from ctxlm_ds.data.numba_random import below, compiled, inlined, stream, uniform, word_at
@@ -49,7 +47,7 @@ class SegmentSettings(NamedTuple):
 def make_rows(table: SentenceTable, settings: SegmentSettings, documents: tuple[int, int]) -> NDArray[Any]:
     """Return the records of a range of documents."""
     first, after = documents
-    records = np.empty(int(table.documents[after] - table.documents[first]), dtype=SAMPLE_DTYPE)
+    records = np.empty(int(table.bounds[after] - table.bounds[first]), dtype=SAMPLE_DTYPE)
     return records[: choose_rows(table, settings, first, after, records)]
 
 
@@ -69,7 +67,7 @@ def choose_rows(table: SentenceTable, settings: SegmentSettings, first: int, aft
     count = 0
     for document in range(first, after):
         state, drawn = stream(settings.key, settings.duplicate, document, 0), 0
-        sentence, end = table.documents[document], table.documents[document + 1]
+        sentence, end = first_sentence(table, document), first_sentence(table, document + 1)
         while sentence < end:
             row_target = settings.seq_length
             is_short = uniform(word_at(state, drawn)) < settings.short_seq_prob
@@ -110,7 +108,7 @@ def choose_rows(table: SentenceTable, settings: SegmentSettings, first: int, aft
 def frame_segments(
     tokens: NDArray[Any],
     template: SequenceTemplate,
-    lookup: SentenceLookup,
+    table: SentenceTable,
     samples: Samples,
     slots: Numbers,
     records: Any,
@@ -128,17 +126,17 @@ def frame_segments(
         second_begin = first_end + separators if is_divided else second_end
         if not (1 < first_end <= second_end) or (is_divided and second_begin >= second_end):
             return place
-        sentence = sentence_at(lookup, record.a_start)
-        if not (0 <= record.a_start < record.a_end and start_of(lookup, sentence) == record.a_start):
+        sentence = sentence_at(table, record.a_start)
+        if not (0 <= record.a_start < record.a_end and start_of(table, sentence) == record.a_start):
             return place
-        document = document_at(lookup, sentence)
+        document = document_at(table, sentence)
         ids[:], special[:] = template.sep_id, True
         ids[0] = template.cls_id
         special[1:first_end] = False
         special[second_begin:second_end] = False
         in_first = in_second = end = 0
-        while sentence < first_sentence(lookup, document + 1) and start_of(lookup, sentence) < record.a_end:
-            start, end = start_of(lookup, sentence), sentence_end(lookup, sentence, document)
+        while sentence < first_sentence(table, document + 1) and start_of(table, sentence) < record.a_end:
+            start, end = start_of(table, sentence), end_of(table, sentence, document)
             if goes_first(end - start, in_first, in_second, target, coin):
                 begin, stop = 1 + in_first, first_end
                 in_first += end - start

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.data.formats.base import SINGLE_SPECIALS
 from ctxlm_ds.data.index.record import RECORDS_AT_ONCE, SAMPLE_DTYPE
-from ctxlm_ds.data.index.sentence_table import SentenceTable, end_of, start_of
+from ctxlm_ds.data.index.sentence_table import SentenceTable, end_of, first_sentence, start_of
 from ctxlm_ds.data.numba_random import compiled
 from ctxlm_ds.data.sample import NO_LABEL
 
@@ -41,7 +41,7 @@ def sentence_rows(
         documents: first document, and the one after the last.
     """
     first, after = documents
-    place = np.array([first, table.documents[first], 0], dtype=np.int64)
+    place = np.array([first, table.bounds[first], 0], dtype=np.int64)
     while place[0] < after:
         records = np.empty(RECORDS_AT_ONCE, dtype=SAMPLE_DTYPE)
         if separated:
@@ -80,7 +80,7 @@ def fill_separated_rows(table: SentenceTable, room: int, crosses: bool, after: i
             offset += taken
             if taken < size:
                 break
-            is_last = sentence + 1 == table.documents[document + 1]
+            is_last = sentence + 1 == first_sentence(table, document + 1)
             separator_follows = is_last and in_sentence and crosses and document + 1 < after
             if not separator_follows:
                 sentence, offset, document = sentence + 1, 0, document + is_last
@@ -104,7 +104,7 @@ def fill_dense_rows(table: SentenceTable, room: int, crosses: bool, after: int, 
         stop, used = start, 0
         while document < after:
             begin, end = start_of(table, sentence) + offset, end_of(table, sentence, document)
-            separator = int(used > 0 and sentence == table.documents[document])
+            separator = int(used > 0 and sentence == first_sentence(table, document))
             left = room - used - separator
             if end - begin > left:
                 if left > 0 and (end - begin + offset > room or not table.is_split):
@@ -113,7 +113,7 @@ def fill_dense_rows(table: SentenceTable, room: int, crosses: bool, after: int, 
                 break
             stop, used = end, room - left + end - begin
             sentence, offset = sentence + 1, 0
-            if sentence == table.documents[document + 1]:
+            if sentence == first_sentence(table, document + 1):
                 document += 1
                 if not crosses:
                     break

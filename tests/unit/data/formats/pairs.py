@@ -17,9 +17,9 @@ def pairs_of(
     table: SentenceTable, sample_format: str, room: int, short_seq_prob: float, seed: int, duplicate: int
 ) -> list[Record]:
     """All pairs of one pass."""
-    settings = PairSettings(room, SPECIALS, short_seq_prob, stream_key(seed, sample_format), duplicate)
-    choose = load_object(FORMATS.get(sample_format).chooser)
-    records: list[Record] = make_pairs(choose, table, settings, (0, table.num_documents)).tolist()
+    entry, key = FORMATS.get(sample_format), stream_key(seed, sample_format)
+    settings = PairSettings(room, SPECIALS, short_seq_prob, key, duplicate, exchanges=entry.exchanges)
+    records: list[Record] = make_pairs(load_object(entry.chooser), table, settings, (0, table.num_documents)).tolist()
     return records
 
 

@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.index.index import SampleIndex
 from ctxlm_ds.data.index.record import SourcePart
-from ctxlm_ds.data.index.sentence_table import (
-    document_at,
-    document_end,
-    first_sentence,
-    sentence_end,
-    sentence_lookup,
-    sentence_table,
-)
+from ctxlm_ds.data.index.sentence_table import document_at, sentence_at, sentence_table
 from ctxlm_ds.errors import DataError
 from tests.sample_data import (
     FakeTokenizer,
@@ -68,15 +61,13 @@ def test_table_is_what_a_plain_reading_finds(
         with pytest.raises(DataError, match="no text"):
             sentence_table(dataset, SEP, (first, after))
         return
-    lookup, every = sentence_lookup(dataset, SEP), sentence_table(dataset, SEP)
-    found = [document_at(lookup, sentence) for sentence in range(every.num_sentences)]
-    assert found == np.repeat(np.arange(every.num_documents), np.diff(every.documents)).tolist()
-    assert [first_sentence(lookup, number) for number in range(every.num_documents + 1)] == every.documents.tolist()
-    assert [document_end(lookup, number) for number in range(every.num_documents)] == every.document_ends.tolist()
-    assert [sentence_end(lookup, *pair) for pair in enumerate(found)] == ends_of(every).tolist()
     table = sentence_table(dataset, SEP, (first, after))
     assert starts_of(table).tolist() == starts and ends_of(table).tolist() == ends
-    assert table.documents.tolist() == documents
+    assert table.bounds.tolist() == documents
+    found = [document_at(table, sentence) for sentence in range(table.num_sentences)]
+    assert found == np.repeat(np.arange(table.num_documents), np.diff(table.bounds)).tolist()
+    inside = [sentence_at(table, end - 1) for end in ends]
+    assert inside == list(range(len(ends)))
 
 
 @pytest.mark.parametrize("eod_id", [None, SEP])
@@ -84,11 +75,11 @@ def test_what_reads_samples_takes_no_memory_for_documents(tmp_path: Path, eod_id
     """Ranks of a node share the mapped .idx, unless something is empty."""
     documents = random_documents(50, sentences=3)
     dataset = IndexedDataset(write_dataset(tmp_path / "full", documents, eod_id=eod_id))
-    lookup = sentence_lookup(dataset, SEP)
-    arrays, file = (lookup.offsets, lookup.documents), dataset.arrays.file
-    assert all(np.shares_memory(array, file) for array in arrays) and lookup.document_ends.nbytes == 0
+    table = sentence_table(dataset, SEP)
+    arrays, file = (table.offsets, table.documents), dataset.arrays.file
+    assert all(np.shares_memory(array, file) for array in arrays) and table.document_ends.nbytes == 0
     gap = IndexedDataset(write_dataset(tmp_path / "gap", [*documents, [], *documents], eod_id=eod_id))
-    assert len(sentence_lookup(gap, SEP).document_ends) == 100
+    assert len(sentence_table(gap, SEP).document_ends) == 100
 
 
 def tokens_of(index: SampleIndex) -> list[list[int]]:

@@ -16,5 +16,5 @@ def test_rows_cover_each_document_once_and_do_not_depend_on_the_ranges() -> None
     records = make_rows(table, settings, (0, 100))
     assert np.isin(records["a_start"], starts_of(table)).all() and np.isin(records["a_end"], ends_of(table)).all()
     assert (records["a_start"][1:] == records["a_end"][:-1]).all() and records["a_end"][-1] == ends_of(table)[-1]
-    parts = [make_rows(table, settings, documents) for documents in document_ranges(table.documents, 64)]
+    parts = [make_rows(table, settings, documents) for documents in document_ranges(table.bounds, 64)]
     assert len(parts) > 5 and np.array_equal(np.concatenate(parts), records)
