@@ -50,14 +50,12 @@ def manifest_path(prefix: str | Path) -> Path:
     return Path(f"{prefix}.sha256")
 
 
-def manifest_text(digests: Mapping[str, str]) -> str:
-    """Return the manifest of files given as name (without folder) -> sha256 in hex, one line each."""
-    lines = []
-    for name, digest in digests.items():
-        escaped = "".join(_ESCAPES.get(character, character) for character in name)
-        mark = "\\" if escaped != name else ""  # sha256sum marks a line whose name is written with escapes
-        lines.append(f"{mark}{digest}  {escaped}\n")
-    return "".join(lines)
+def dataset_manifest(prefix: str | Path, digests: Mapping[str, str]) -> str:
+    """Return the text of `PREFIX.sha256` from digests by extension."""
+    name = Path(prefix).name
+    escaped = "".join(_ESCAPES.get(character, character) for character in name)
+    mark = "\\" if escaped != name else ""  # sha256sum marks a line whose name is written with escapes
+    return "".join(f"{mark}{digests[extension]}  {escaped}.{extension}\n" for extension in sorted(digests))
 
 
 def read_manifest(prefix: str | Path) -> dict[str, str] | None:
@@ -94,11 +92,6 @@ def check_digest(
             f"{path}: sha256 {digest[:16]}, {source} records {recorded[:16]}: the file was changed after it was made; "
             f"{remedy}"
         )
-
-
-def dataset_manifest(prefix: str | Path, digests: Mapping[str, str]) -> str:
-    """Return the text of `PREFIX.sha256` from digests by extension."""
-    return manifest_text({f"{Path(prefix).name}.{extension}": digests[extension] for extension in sorted(digests)})
 
 
 def write_manifest(prefix: str | Path, digests: Mapping[str, str]) -> Path:

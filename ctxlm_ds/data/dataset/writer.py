@@ -90,19 +90,10 @@ class IndexedDatasetWriter:
         state: WriterState | None = None,
         with_spans: bool = False,
     ) -> None:
-        """Open the files.
+        """Open the files in `folder`, from where publish_parts moves them, to continue behind `state`.
 
-        Args:
-            prefix: path of the dataset without extension.
-            dtype: type of a token in .bin.
-            overwrite: True to replace an existing dataset.
-            folder: where to write; made if missing. publish_parts moves the files from there.
-            state: contents of `folder` to continue behind.
-            with_spans: True to write `.spans`.
-
-        Raises:
-            DataError: the dataset exists and `overwrite` is not set, or `dtype` has no code.
-            DamagedPartsError: the files of `folder` do not hold what `state` says.
+        Raises DataError if the dataset exists and `overwrite` is not set, or `dtype` (of a token in .bin) has no code;
+        DamagedPartsError if the files do not hold what `state` says.
         """
         refuse_existing(prefix, overwrite)
         self.prefix = str(prefix)
@@ -165,16 +156,10 @@ class IndexedDatasetWriter:
         document_sizes: NDArray[Any],
         continues_span: NDArray[np.uint8] | None = None,
     ) -> None:
-        """Append documents.
+        """Append documents: flat [tokens], the tokens of each of [sequences], and the sequences of each of [documents].
 
-        Args:
-            tokens: [tokens] flat.
-            lengths: [sequences] tokens of each.
-            document_sizes: [documents] sequences of each.
-            continues_span: [tokens] 1 if a token belongs to the span of the token before it; only for `.spans`.
-
-        Raises:
-            DataError: an id that the token type cannot hold, or a sequence too long for the format.
+        `continues_span` is [tokens] 1 if a token belongs to the span of the token before it, only for `.spans`. Raises
+        DataError for an id that the token type cannot hold, or a sequence too long for the format.
         """
         sizes = np.asarray(lengths, dtype=np.int64)
         assert sizes.sum() == tokens.size and document_sizes.sum() == sizes.size
@@ -282,17 +267,18 @@ class IndexedDatasetWriter:
             yield np.frombuffer(block, dtype=dtype)
 
     def close(self) -> None:
-        """Close the files."""
         for file in self._files.values():
             with suppress(OSError):  # on a full disk closing flushes and fails again
                 file.close()
 
 
 class LockedFolder:
-    """Folder of unfinished files, locked while the block lasts; one that another process left is taken over."""
+    """Folder of unfinished files, locked while the block lasts; one that another process left is taken over.
 
-    unfinished: tuple[str, ...] = ("*.part",)
-    """Patterns of the files to delete."""
+    After an error it stays if it holds the file `progress_name`.
+    """
+
+    progress_name = ""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
@@ -317,7 +303,7 @@ class LockedFolder:
     @property
     def is_kept(self) -> bool:
         """True if the folder stays after an error."""
-        return False
+        return bool(self.progress_name) and (self.path / self.progress_name).exists()
 
     def check(self) -> None:
         """Raise RunLockedError if another process took the folder over (this one had been suspended)."""
@@ -325,7 +311,7 @@ class LockedFolder:
 
     def clear(self) -> bool:
         """Delete all unfinished files. Returns True if there were any."""
-        left = [path for pattern in self.unfinished for path in self.path.glob(pattern)]
+        left = [path for path in self.path.glob("*") if path.suffix == ".part" or path.name == self.progress_name]
         for path in left:
             path.unlink()
         return bool(left)

@@ -64,21 +64,13 @@ class Progress:
 
 
 class PartialFolder(LockedFolder):
-    """Folder of an unfinished dataset, which stays after an error if it holds progress.
+    """Folder of an unfinished dataset; progress of another dataset than the one of `build_key` is not continued."""
 
-    `build_key` is what the dataset is made of; progress of another one is not continued.
-    """
-
-    unfinished = (PROGRESS_NAME, "*.part")
+    progress_name = PROGRESS_NAME
 
     def __init__(self, prefix: str, build_key: str) -> None:
         super().__init__(f"{prefix}{FOLDER_SUFFIX}")
         self.build_key = build_key
-
-    @property
-    def is_kept(self) -> bool:
-        """True if some progress is on the disk."""
-        return (self.path / PROGRESS_NAME).exists()
 
     def load(self) -> Progress | None:
         """Return the progress to resume from; None, and an empty folder, if there is none of this build."""

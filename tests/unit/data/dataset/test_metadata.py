@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.data.dataset.inspection import verify_dataset
-from ctxlm_ds.data.dataset.metadata import file_digest, manifest_text, read_manifest, write_manifest
+from ctxlm_ds.data.dataset.metadata import dataset_manifest, file_digest, read_manifest, write_manifest
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.errors import DataError
 from tests.sample_data import random_documents, write_dataset
@@ -68,7 +68,7 @@ def test_json_of_another_dataset_or_with_fields_of_another_type(
     expect_refusal(prefix, message)
 
 
-NAMES = ["plain.bin", "two words.idx", "back\\slash.json", "line\nend.bin", "größe.idx", "return\r.bin"]
+NAMES = ["plain.bin", "two words.bin", "back\\slash.bin", "line\nend.bin", "größe.bin", "return\r.bin"]
 
 
 def _sha256sum(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -80,9 +80,10 @@ def test_sha256sum_reads_ours(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(bytes([number]) * 3_000_000)
     digests = {name: file_digest(tmp_path / name) for name in NAMES}
     assert digests == {name: hashlib.sha256((tmp_path / name).read_bytes()).hexdigest() for name in NAMES}
-    (tmp_path / "ours").write_bytes(manifest_text(digests).encode())
+    manifest = "".join(dataset_manifest(name.removesuffix(".bin"), {"bin": digests[name]}) for name in NAMES)
+    (tmp_path / "ours").write_bytes(manifest.encode())
     assert _sha256sum(tmp_path, "--strict", "-c", "ours").returncode == 0
-    assert _sha256sum(tmp_path, "--text", *NAMES).stdout == manifest_text(digests)
+    assert _sha256sum(tmp_path, "--text", *NAMES).stdout == manifest
     (tmp_path / NAMES[1]).write_bytes(b"changed")
     assert _sha256sum(tmp_path, "-c", "ours").returncode == 1
 
