@@ -65,7 +65,7 @@ def build_rows_by_node(
     """
 
     def build() -> RunRows:
-        return build_run_rows(settings, tokenizer, objective, verify=topology.is_main, trust=True)
+        return build_run_rows(settings, tokenizer, objective, verify="changed" if topology.is_main else "none")
 
     rows = topology.run_together(lambda: build() if topology.local_rank == 0 else None)
     return topology.run_together(lambda: build() if rows is None else rows)

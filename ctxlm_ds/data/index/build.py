@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 INDEX_FORMAT = "ctxlm_ds-samples"
 FEWEST_DOCUMENTS = 300
 DOCUMENTS_PER_ROW = 10
+Verify = Literal["all", "changed", "none"]
+"""Files of an index to compare with their checksums; `changed` leaves out those that verify_files trusts."""
 
 
 @dataclass(frozen=True)
@@ -136,20 +138,13 @@ def build_rows(
     objective: Objective | None = None,
     held_out: bool = False,
     workers: int | None = None,
-    verify: bool = True,
-    trust: bool = False,
+    verify: Verify = "all",
 ) -> RowSource:
     """Open the sample indexes of sources as one row space, building those that do not exist.
 
-    Args:
-        parts: datasets, without .bin/.idx, or some of their documents.
-        tokenizer: the tokenizer that made them.
-        settings: decide the rows.
-        objective: needed for static masking only.
-        held_out: a validation set: fixed seed, one pass, masks never stored.
-        workers: threads; by default the processor cores that this process may use. The files do not depend on it.
-        verify: compare the checksums of an index that another process has built.
-        trust: leave out files that are as they were when they were last compared (verify_files).
+    The objective is needed for static masking only. A `held_out` set has a fixed seed, one pass and no stored masks.
+    `workers` are threads, by default the processor cores that this process may use; the files do not depend on them.
+    `verify` says which files of an index that another process has built are compared with their checksums.
 
     Raises:
         DataError: a dataset does not fit the tokenizer or the sample format, an index is damaged, or the disk
@@ -163,8 +158,8 @@ def build_rows(
         fill = partial(_write_index, place, tokenizer, settings, objective, workers)
         is_own = build_once(place.directory, fill)
         index = place.open(tokenizer)
-        if verify and not is_own:
-            verify_files(index.directory, index.meta, trust)
+        if verify != "none" and not is_own:
+            verify_files(index.directory, index.meta, trust=verify == "changed")
         return index
 
     return RowSource([opened(part) for part in parts])

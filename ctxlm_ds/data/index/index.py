@@ -33,7 +33,7 @@ from ctxlm_ds.data.formats.base import SequenceTemplate
 from ctxlm_ds.data.formats.loops.framing import INTACT, copy_tokens
 from ctxlm_ds.data.index.storage import REMEDY, NpyAppender, open_array, read_meta
 from ctxlm_ds.data.numba_random import compiled, stream_key
-from ctxlm_ds.data.sample import NO_LANGUAGE, Examples, Samples, empty_examples, empty_samples, starts_of
+from ctxlm_ds.data.sample import Examples, Samples, empty_examples, empty_samples, starts_of
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.registry import FORMATS
@@ -45,14 +45,13 @@ if TYPE_CHECKING:
 PURPOSE = "static_mask"
 SAMPLES_AT_ONCE = 4096
 LONGEST_SAMPLE = 1 << 16
-UINT16_VOCABULARY = 65_536
 PREDICTION_BYTES = 6
 """Least size of a stored prediction: its position and label."""
 
 
 def id_dtype(vocab_size: int) -> np.dtype[Any]:
     """Return the type of stored token ids."""
-    return np.dtype(np.uint16 if vocab_size <= UINT16_VOCABULARY else np.int32)
+    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.int32)
 
 
 def write_masked_copies(
@@ -80,43 +79,13 @@ def write_masked_copies(
 
 
 class StoredCopies(NamedTuple):
-    """The arrays of the five files."""
+    """The arrays of the five files with the examples of an index."""
 
     masked_ids: NDArray[Any]
     masked_offsets: NDArray[np.int64]
     prediction_positions: NDArray[np.int32]
     prediction_labels: NDArray[Any]
     prediction_offsets: NDArray[np.int64]
-
-
-class MaskedCopies:
-    """The stored examples of an index; reading raises DataError if the files are damaged."""
-
-    def __init__(self, directory: Path, vocab_size: int) -> None:
-        self._directory = directory
-        self._vocab_size = vocab_size
-        self._stored = StoredCopies(*(open_array(directory, name) for name in StoredCopies._fields))
-
-    def prediction_counts(self, numbers: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the [c] predictions of examples `numbers`, whose sequences have `lengths` [c]."""
-        offsets = self._stored.prediction_offsets
-        counts = offsets[numbers + 1] - offsets[numbers]
-        wrong = np.flatnonzero((counts < 0) | (counts > lengths))
-        if len(wrong):
-            raise self._damaged(int(numbers[wrong[0]]))
-        return counts
-
-    def fill(self, examples: Examples, slots: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
-        """Write examples `numbers` [c] into the places `slots` [c] of `examples`, which has their lengths.
-
-        Second starts and labels of sequences are not stored here.
-        """
-        damaged = copy_examples(examples, slots, self._stored, numbers, self._vocab_size)
-        if damaged != INTACT:
-            raise self._damaged(int(numbers[damaged]))
-
-    def _damaged(self, number: int) -> DataError:
-        return DataError(f"{self._directory}: the masked copy of sample {number} is damaged; {REMEDY}")
 
 
 @compiled
@@ -200,12 +169,7 @@ class SampleIndex:
     """An open index; sample and row numbers count from 0."""
 
     def __init__(
-        self,
-        directory: Path,
-        dataset: IndexedDataset,
-        template: SequenceTemplate,
-        key: str,
-        language_id: int = NO_LANGUAGE,
+        self, directory: Path, dataset: IndexedDataset, template: SequenceTemplate, key: str, language_id: int
     ) -> None:
         """Open the index with this SampleSettings.key; `language_id` is the token of its samples' language.
 
@@ -224,7 +188,7 @@ class SampleIndex:
         self.format: SampleFormat = FORMATS.get(settings["sample_format"])()
         self.reader = SampleReader(self.records, dataset, template, self.format)
         if self.is_static:
-            self.copies = MaskedCopies(directory, template.vocab_size)
+            self._stored = StoredCopies(*(open_array(directory, name) for name in StoredCopies._fields))
         if self.is_packed:
             self._most_sequences = int(settings["max_sequences_per_row"])
             self._row_starts = open_array(directory, "row_starts")
@@ -243,6 +207,27 @@ class SampleIndex:
         if len(rows) and not 0 <= int(counts.min()) <= int(counts.max()) <= self._most_sequences:
             raise DataError(f"{self.directory}: row_starts.npy is damaged; {REMEDY}")
         return self._row_samples[ranges(starts, counts)], counts
+
+    def prediction_counts(self, numbers: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the [c] predictions of stored examples `numbers`, whose sequences have `lengths` [c]."""
+        offsets = self._stored.prediction_offsets
+        counts = offsets[numbers + 1] - offsets[numbers]
+        wrong = np.flatnonzero((counts < 0) | (counts > lengths))
+        if len(wrong):
+            raise self._damaged_copy(int(numbers[wrong[0]]))
+        return counts
+
+    def fill_examples(self, examples: Examples, slots: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
+        """Write stored examples `numbers` [c] into the places `slots` [c] of `examples`, which has their lengths."""
+        damaged = copy_examples(examples, slots, self._stored, numbers, self.reader.vocab_size)
+        if damaged != INTACT:
+            raise self._damaged_copy(int(numbers[damaged]))
+        lengths = examples.starts[slots + 1] - examples.starts[slots]
+        examples.second_starts[slots] = self.format.second_starts(self.records, numbers, lengths)
+        examples.sequence_labels[slots] = self.records["is_random"][numbers]
+
+    def _damaged_copy(self, number: int) -> DataError:
+        return DataError(f"{self.directory}: the masked copy of sample {number} is damaged; {REMEDY}")
 
 
 _Share = tuple[SampleIndex, NDArray[np.int64], NDArray[np.int64]]
@@ -286,12 +271,10 @@ class RowSource:
         shares, lengths, row_starts = self._shares(rows)
         prediction_counts = np.empty(len(lengths), dtype=np.int64)
         for index, slots, numbers in shares:
-            prediction_counts[slots] = index.copies.prediction_counts(numbers, lengths[slots])
+            prediction_counts[slots] = index.prediction_counts(numbers, lengths[slots])
         examples = empty_examples(lengths, prediction_counts)
         for index, slots, numbers in shares:
-            index.copies.fill(examples, slots, numbers)
-            examples.second_starts[slots] = index.format.second_starts(index.records, numbers, lengths[slots])
-            examples.sequence_labels[slots] = index.records["is_random"][numbers]
+            index.fill_examples(examples, slots, numbers)
         return examples, row_starts
 
     def _shares(self, rows: NDArray[np.int64]) -> tuple[list[_Share], NDArray[np.int64], NDArray[np.int64]]:

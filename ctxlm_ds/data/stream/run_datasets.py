@@ -10,12 +10,13 @@ import filecmp
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.data.dataset.index_file import read_index
 from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file
-from ctxlm_ds.data.index.build import build_rows
+from ctxlm_ds.data.index.build import Verify, build_rows
 from ctxlm_ds.data.index.index import RowSource, SampleIndex
 from ctxlm_ds.data.index.record import SourcePart
 from ctxlm_ds.errors import ConfigError, DataError
@@ -56,18 +57,11 @@ def build_run_rows(
     tokenizer: Tokenizer,
     objective: Objective,
     workers: int | None = None,
-    verify: bool = True,
-    trust: bool = False,
+    verify: Verify = "all",
 ) -> RunRows:
-    """Open the sample indexes of the training and held-out sources, building missing ones with `workers` threads.
+    """Open the sample indexes of the training and held-out sources as build_rows does.
 
-    Args:
-        settings: decide the rows.
-        tokenizer: the tokenizer that made the datasets.
-        objective: reads the training rows, if it needs figures of them.
-        workers: as of build_rows.
-        verify: compare the checksums of indexes that exist already.
-        trust: leave out files that are as they were when they were last compared.
+    The objective reads the training rows, if it needs figures of them.
 
     Raises:
         ConfigError: no training data is named.
@@ -80,15 +74,13 @@ def build_run_rows(
             "data.train is empty: name one or more dataset prefixes made by ctxlm preprocess, e.g. "
             "--set data.train=[data/wiki_text_sentence]"
         )
-    train = build_rows(train_parts(data), tokenizer, settings, objective, workers=workers, verify=verify, trust=trust)
+    build = partial(
+        build_rows, tokenizer=tokenizer, settings=settings, objective=objective, workers=workers, verify=verify
+    )
+    train = build(train_parts(data))
     refuse_copies(train, data)
     objective.read_corpus(train, settings.seed)
-    held_out = {
-        name: build_rows(
-            [part], tokenizer, settings, objective, held_out=True, workers=workers, verify=verify, trust=trust
-        )
-        for name, part in held_out_parts(data).items()
-    }
+    held_out = {name: build([part], held_out=True) for name, part in held_out_parts(data).items()}
     refuse_overlap(train, held_out, data)
     return RunRows(train, held_out)
 

@@ -52,7 +52,7 @@ def damaged_indexes(
             records = np.lib.format.open_memmap(path, mode="r+")
             records[field][number] = value
             del records
-            yield SampleIndex(index.directory, index.dataset, template, index.meta["key"])
+            yield SampleIndex(index.directory, index.dataset, template, index.meta["key"], index.language_id)
             path.write_bytes(whole)
 
 

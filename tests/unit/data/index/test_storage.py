@@ -48,7 +48,7 @@ def test_checksums_are_those_of_sha256sum_and_a_changed_bit_is_noticed(tmp_path:
     content = bytearray(samples.read_bytes())
     content[-10] ^= 1
     samples.write_bytes(content)
-    build_sample_index(prefix, BERT, config, verify=False)
+    build_sample_index(prefix, BERT, config, verify="none")
     with pytest.raises(DataError, match=r"samples\.npy: sha256 .*meta\.json records .*delete the folder"):
         build_sample_index(prefix, BERT, config)
 
@@ -62,7 +62,7 @@ def test_files_are_read_once_and_again_after_a_change(tmp_path: Path, monkeypatc
 
     def files_read() -> list[str]:
         read.clear()
-        build_sample_index(prefix, BERT, config, trust=True)
+        build_sample_index(prefix, BERT, config, verify="changed")
         return read
 
     assert files_read() == files_read() == ["samples.npy"], "a file this young may change again within a tick"
@@ -86,7 +86,7 @@ def test_files_are_read_once_and_again_after_a_change(tmp_path: Path, monkeypatc
     os.utime(samples, ns=(state.st_atime_ns, state.st_mtime_ns))
     for _ in range(2):
         with pytest.raises(DataError, match=r"samples\.npy: sha256 .*meta\.json records"):
-            build_sample_index(prefix, BERT, config, trust=True)
+            build_sample_index(prefix, BERT, config, verify="changed")
 
 
 def test_a_folder_that_cannot_be_written_to_is_read_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

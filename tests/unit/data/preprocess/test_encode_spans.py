@@ -220,12 +220,12 @@ def test_every_format_masks_whole_spans(
         flags[start] = dataset.continues_span[start : start + len(dataset.sequence(number))]
     assert samples.continues_span.any()
     if masking == "static":
-        copies, lengths = index.copies, samples.lengths
-        counts = copies.prediction_counts(numbers, lengths)
+        lengths = samples.lengths
+        counts = index.prediction_counts(numbers, lengths)
         from ctxlm_ds.data.sample import empty_examples
 
         examples = empty_examples(lengths, counts)
-        copies.fill(examples, numbers, numbers)
+        index.fill_examples(examples, numbers, numbers)
     else:
         budgets = objective.budgets(samples.lengths, config.data)
         examples = objective.corrupt_batch(samples, stream_key(1, "mask"), budgets)
