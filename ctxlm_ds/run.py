@@ -33,8 +33,7 @@ from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig, TeacherConfig
 from ctxlm_ds.run_data import RunData, build_data, build_loaders, held_out_words
 from ctxlm_ds.tokenizers.base import Tokenizer
-from ctxlm_ds.tokenizers.load import resolve
-from ctxlm_ds.tokenizers.report import log_unused_rows
+from ctxlm_ds.tokenizers.load import log_unused_rows, resolve
 from ctxlm_ds.training.continuations import Writing, build_continuations
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.model_setup import parallel_context

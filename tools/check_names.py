@@ -29,7 +29,7 @@ OTHER_MEANINGS = {
     "ctxlm_ds/apps/text/preprocess_data.py": {"characters"},
     "ctxlm_ds/data/dataset/merge.py": {"characters"},
     "ctxlm_ds/data/preprocess/job.py": {"characters"},
-    "ctxlm_ds/tokenizers/report.py": {"characters"},
+    "ctxlm_ds/tokenizers/train.py": {"characters"},
     "ctxlm_ds/recipe/deepspeed_rules.py": {"tensorboard", "wandb"},
     "ctxlm_ds/recipe/sections.py": {"linear", "constant"},
 }

@@ -83,6 +83,8 @@ class Tokenizer:
 
     kind: ClassVar[str] = "huggingface"
     """Name that the folder records: an entry of TOKENIZERS, or this one for any other tokenizer.json."""
+    names_ends: ClassVar[bool] = False
+    """True if transformers' class has the tokens at both ends of a text next to a mask token."""
 
     def __init__(self, backend: Any, facts: TokenizerFacts) -> None:
         backend.no_truncation()
@@ -233,7 +235,7 @@ class Tokenizer:
         tokens = self.facts.special_tokens
         special = {f"{role}_token": token for role, token in tokens.items()}
         if self.has_mask:
-            return special
+            return special | self.end_tokens() if self.names_ends else special
         return {name: special[name] for name in ("pad_token", "unk_token")} | self.end_tokens()
 
     def end_tokens(self) -> dict[str, str]:

@@ -37,6 +37,20 @@ def cut_long_words(texts: Iterable[str]) -> Iterator[str]:
         logger.warning("words of over %d characters were cut for the training, in %d places", MAX_WORD_CHARACTERS, cuts)
 
 
+def cut_long_lines(texts: Iterable[str], most: int) -> Iterator[str]:
+    """Yield the lines of texts, those of more than `most` characters cut at spaces: sentencepiece skips long ones."""
+    for text in texts:
+        for line in text.split("\n"):
+            start = 0
+            while start < len(line):
+                end = start + most
+                if end < len(line) and (space := line.rfind(" ", start + 1, end)) > 0:
+                    end = space
+                if part := line[start:end].strip():
+                    yield part
+                start = end
+
+
 def learn(
     texts: Iterable[str], trainer: Any, pre_tokenizer: Any, normalizer: Any = None
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:

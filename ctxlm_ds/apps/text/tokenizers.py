@@ -235,8 +235,7 @@ def report() -> None:
     from ctxlm_ds.atomic import write_text
     from ctxlm_ds.data.sources.corpus import Corpus
     from ctxlm_ds.tokenizers.load import load_tokenizer
-    from ctxlm_ds.tokenizers.report import ALL_LANGUAGES, tokenizer_report
-    from ctxlm_ds.tokenizers.train import KeyedSample
+    from ctxlm_ds.tokenizers.train import ALL_LANGUAGES, KeyedSample, tokenizer_report
 
     tokenizers = {path: load_tokenizer(path) for path in args.tokenizer}
     keys = [args.json_key] + ([args.language_key] if args.language_key else [])

@@ -37,13 +37,11 @@ class ByteBpeTokenizer(Tokenizer):
     """RoBERTa's tokenizer if it has a mask token, else GPT-2's; transformers has classes of these names."""
 
     kind = "byte_bpe"
+    names_ends = True
 
     @property
     def sentence_prefix(self) -> str:
         return "" if self.backend.pre_tokenizer.add_prefix_space else " "
-
-    def special_settings(self) -> dict[str, Any]:
-        return super().special_settings() | self.end_tokens()
 
     def class_settings(self, content: dict[str, Any], special: dict[str, Any]) -> dict[str, Any]:
         template = content.get("post_processor") or {}

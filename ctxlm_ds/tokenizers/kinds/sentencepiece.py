@@ -13,7 +13,8 @@ import hashlib
 import io
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -27,15 +28,7 @@ from ctxlm_ds.tokenizers.base import (
     TokenizerKind,
     TokenizerType,
 )
-from ctxlm_ds.tokenizers.kinds.sentencepiece_layouts import (
-    LAYOUTS,
-    NORMALIZATIONS,
-    WHITESPACE,
-    Layout,
-    SentencePieceSettings,
-    appended_tokens,
-)
-from ctxlm_ds.tokenizers.training_words import settings_record
+from ctxlm_ds.tokenizers.training_words import cut_long_lines, settings_record
 
 MODEL_FILE = "spiece.model"
 _SPACES = (*range(0x9, 0xE), 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000)
@@ -45,6 +38,94 @@ _LINE_CHARACTERS = 4000
 _LINE_BYTES = 4 * _LINE_CHARACTERS + 16
 _SCORE_STEPS = 256
 SPACE = "▁"
+WHITESPACE = "whitespace"
+"""Only replaces every white space of Unicode by a space, as MBartTokenizer of transformers does."""
+NORMALIZATIONS = ("nmt_nfkc", "nmt_nfkc_cf", "nfkc", "nfkc_cf", "identity", WHITESPACE)
+
+
+@dataclass(frozen=True, slots=True)
+class SentencePieceSettings:
+    """Settings of a sentencepiece vocabulary; `model_type` is `unigram` or `bpe`."""
+
+    vocab_size: int
+    """Every id: pieces, special tokens, sentinels, language codes, mask."""
+    model_type: str = "unigram"
+    extra_ids: int = 0
+    """Number of sentinels <extra_id_i>; above 0 the layout is T5's."""
+    language_codes: tuple[str, ...] = ()
+    special_tokens: tuple[str, ...] = ()
+    normalization: str = "nmt_nfkc"
+    character_coverage: float = 0.9995
+    """Share of the text's characters that get a piece; the rest becomes <unk> or bytes."""
+    byte_fallback: bool = False
+    """256 byte pieces spell what is outside the vocabulary."""
+
+
+def _is_mbart_cc25(settings: SentencePieceSettings) -> bool:
+    """Return whether MBartTokenizer has exactly these codes, and normalizes nothing else."""
+    from transformers.models.mbart.tokenization_mbart import FAIRSEQ_LANGUAGE_CODES
+
+    is_plain = settings.normalization == WHITESPACE and not settings.special_tokens
+    return is_plain and list(settings.language_codes) == FAIRSEQ_LANGUAGE_CODES
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The tokens around the pieces of a vocabulary, and around a text."""
+
+    first_ids: dict[str, Any]
+    """Settings of the sentencepiece trainer for the tokens before the pieces."""
+    roles: dict[str, str]
+    single: str
+    """Template of one text; `{code}` is the first language code."""
+    pair: str
+    last: tuple[str, ...] = ()
+    """Tokens after the pieces, special tokens, language codes and sentinels."""
+    transformers_class: str = GENERIC_CLASS["tokenizer_class"]
+    """Class of transformers 5 that rebuilds a unigram model of this layout with the same ids."""
+    suits_class: Callable[[SentencePieceSettings], bool] = lambda settings: settings.normalization.startswith("nmt_")
+    """Whether that class has the settings' normalization and tokens; the generic class suits any."""
+
+
+_XLNET_PIECES = [".", "(", ")", '"', "-", "–", "£", "€"]
+"""Pieces of one character that join no other; the comma of the original's list separates its names."""
+_XLMR_IDS: dict[str, Any] = {"bos_id": 0, "pad_id": 1, "eos_id": 2, "unk_id": 3}
+_XLMR_ROLES = {"pad": "<pad>", "unk": "<unk>", "cls": "<s>", "sep": "</s>", "mask": "<mask>"}
+LAYOUTS = {
+    "albert": Layout(
+        {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "control_symbols": ["[CLS]", "[SEP]", "[MASK]"]},
+        {"pad": "<pad>", "unk": "<unk>", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"},
+        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1",
+    ),
+    "xlnet": Layout(
+        {
+            "unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1,
+            "control_symbols": ["<cls>", "<sep>", "<pad>", "<mask>", "<eod>"],
+            "user_defined_symbols": ["<eop>", *_XLNET_PIECES],
+        },
+        {"pad": "<pad>", "unk": "<unk>", "cls": "<cls>", "sep": "<sep>", "mask": "<mask>"},
+        "$A <sep> <cls>:2", "$A <sep> $B:1 <sep>:1 <cls>:2",
+    ),
+    "t5": Layout(
+        {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+        {"pad": "<pad>", "unk": "<unk>", "cls": "</s>", "sep": "</s>"},
+        "$A </s>", "$A </s> $B </s>", transformers_class="T5Tokenizer",
+    ),
+    "xlmr": Layout(
+        _XLMR_IDS, _XLMR_ROLES, "<s> $A </s>", "<s> $A </s> </s> $B </s>", ("<mask>",), "XLMRobertaTokenizer",
+    ),
+    "mbart": Layout(
+        _XLMR_IDS, _XLMR_ROLES, "$A </s> {code}", "$A $B </s> {code}", ("<mask>",), "MBartTokenizer", _is_mbart_cc25,
+    ),
+    "plain": Layout({}, {"pad": "</s>", "unk": "<unk>", "cls": "<s>", "sep": "</s>"}, "$A", "$A $B"),
+}  # fmt: skip
+"""Ids of each layout: the tokens of `first_ids`, pieces, special tokens, language codes, sentinels, `last`."""
+
+
+def appended_tokens(settings: SentencePieceSettings, layout: Layout) -> list[str]:
+    """Return the tokens after the pieces, in the order of their ids."""
+    sentinels = (f"<extra_id_{number}>" for number in reversed(range(settings.extra_ids)))
+    return [*settings.special_tokens, *settings.language_codes, *sentinels, *layout.last]
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -54,6 +135,7 @@ class SentencePieceTokenizer(Tokenizer):
     """
 
     kind = "sentencepiece"
+    names_ends = True
 
     def __init__(self, backend: Any, facts: TokenizerFacts) -> None:
         super().__init__(backend, facts)
@@ -100,9 +182,6 @@ class SentencePieceTokenizer(Tokenizer):
         # Decoding one piece drops the space before it.
         return (" ", text.lstrip()) if self.id_to_token(token_id).startswith(SPACE) else (space, text)
 
-    def special_settings(self) -> dict[str, Any]:
-        return super().special_settings() | self.end_tokens()
-
     def end_tokens(self) -> dict[str, str]:
         ends = super().end_tokens()
         return ends if self.has_mask else {"eos_token": ends["eos_token"]}  # T5 has no bos_token
@@ -117,19 +196,15 @@ class SentencePieceTokenizer(Tokenizer):
 def train_sentencepiece(
     texts: Iterable[str], settings: SentencePieceSettings, layout: Layout | None = None
 ) -> SentencePieceTokenizer:
-    """Train on `texts` (iterated once; held in memory by the library).
-
-    Without a layout it is T5's for sentinels, mBART's for language codes, else XLM-R's.
-    """
+    """Train on `texts` (iterated once; held in memory by the library); the default layout follows from the settings."""
     layout = layout or LAYOUTS["t5" if settings.extra_ids else "mbart" if settings.language_codes else "xlmr"]
     if settings.extra_ids and settings.language_codes:
         raise ConfigError("sentinels (--extra-ids) are T5's, --language-codes mBART's; name one of the two")
     if not 0.98 <= settings.character_coverage <= 1:
         raise ConfigError(f"character_coverage {settings.character_coverage} must be at least 0.98 and at most 1")
-    model = _reproducible(_learn(texts, settings, layout))
     training = settings_record(settings)
     training["merge_score"] = "likelihood" if settings.model_type == "unigram" else "frequency"
-    return _build(model, settings, layout, training)
+    return _build(_reproducible(_learn(texts, settings, layout)), settings, layout, training)
 
 
 def _build(
@@ -137,8 +212,8 @@ def _build(
 ) -> SentencePieceTokenizer:
     is_plain = settings.model_type == "unigram" and not settings.byte_fallback
     has_class = is_plain and layout.suits_class(settings)
-    config: dict[str, Any] = {"tokenizer_class": layout.transformers_class} if has_class else {**GENERIC_CLASS}
-    config["extra_ids"] = settings.extra_ids
+    name = layout.transformers_class if has_class else GENERIC_CLASS["tokenizer_class"]
+    config = {"tokenizer_class": name, "extra_ids": settings.extra_ids}
     facts = TokenizerFacts(dict(layout.roles), config, training, source, {MODEL_FILE: model})
     return SentencePieceTokenizer(_build_backend(model, settings, layout), facts)
 
@@ -146,8 +221,7 @@ def _build(
 def _read(file: Path, _: dict[str, Any]) -> SentencePieceTokenizer:
     """Return the tokenizer of a sentencepiece model; T5's layout gets 100 sentinels, as in transformers.
 
-    Raises:
-        TokenizerError: it is no such model, or its ids follow from more than the model (ALBERT, XLNet, XLM-R, LLaMA).
+    Raises TokenizerError if its ids follow from more than the model (ALBERT, XLNet, XLM-R, LLaMA).
     """
     model, name = file.read_bytes(), str(file)
     try:
@@ -183,7 +257,7 @@ def _learn(texts: Iterable[str], settings: SentencePieceSettings, layout: Layout
             normalization = {"normalization_rule_tsv": rules.name}
         try:
             SentencePieceTrainer.train(
-                sentence_iterator=_lines(texts),
+                sentence_iterator=cut_long_lines(texts, _LINE_CHARACTERS),
                 model_writer=written,
                 model_type=settings.model_type,
                 vocab_size=settings.vocab_size - len(appended_tokens(settings, layout)),
@@ -202,29 +276,12 @@ def _learn(texts: Iterable[str], settings: SentencePieceSettings, layout: Layout
     return written.getvalue()
 
 
-def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """Yield sentences for sentencepiece: lines, long ones cut at spaces, because it skips them otherwise."""
-    for text in texts:
-        for line in text.split("\n"):
-            start = 0
-            while start < len(line):
-                end = start + _LINE_CHARACTERS
-                if end < len(line) and (space := line.rfind(" ", start + 1, end)) > 0:
-                    end = space
-                if part := line[start:end].strip():
-                    yield part
-                start = end
-
-
 def _reproducible(model: bytes) -> bytes:
-    """Round scores to steps that float32 adds without error, so that all implementations break ties equally.
-
-    Also remove the name of the temporary file with the rules.
-    """
+    """Round scores to steps that float32 adds without error, so that all implementations break ties equally."""
     proto = _parsed(model)
     for piece in proto.pieces:
         piece.score = round(piece.score * _SCORE_STEPS) / _SCORE_STEPS
-    proto.normalizer_spec.ClearField("normalization_rule_tsv")
+    proto.normalizer_spec.ClearField("normalization_rule_tsv")  # the name of a temporary file
     return proto.SerializeToString(deterministic=True)
 
 
@@ -267,9 +324,8 @@ def _model(proto: Any) -> Any:
         scored = [(piece.piece, _decimal(piece.score)) for piece in proto.pieces]
         return models.Unigram(scored, unk_id=trainer.unk_id, byte_fallback=trainer.byte_fallback)
     vocab = {piece.piece: number for number, piece in enumerate(proto.pieces)}
-    return models.BPE(
-        vocab, _merges(proto), unk_token=trainer.unk_piece, fuse_unk=True, byte_fallback=trainer.byte_fallback
-    )
+    rest = {"unk_token": trainer.unk_piece, "byte_fallback": trainer.byte_fallback}
+    return models.BPE(vocab, _merges(proto), fuse_unk=True, **rest)
 
 
 def _decimal(score: float) -> float:
@@ -289,17 +345,17 @@ def _add_layers(backend: Any, proto: Any, settings: SentencePieceSettings) -> No
     from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
     charsmap = proto.normalizer_spec.precompiled_charsmap
+    by_space = pre_tokenizers.Metaspace(SPACE, prepend_scheme="always")
     if settings.normalization.startswith("nmt_") or settings.normalization == WHITESPACE:
         # As T5Tokenizer, XLMRobertaTokenizer and MBartTokenizer build it: every white space is a plain space here.
         if settings.normalization != WHITESPACE:
             backend.normalizer = normalizers.Precompiled(charsmap)
-        layers = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(SPACE, prepend_scheme="always")]
-        backend.pre_tokenizer = pre_tokenizers.Sequence(layers)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), by_space])
     else:
         steps: list[Any] = [normalizers.Precompiled(charsmap)] if charsmap else []
         steps += [normalizers.Replace(Regex(r"\A +| +\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
         backend.normalizer = normalizers.Sequence(steps)
-        backend.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="always")
+        backend.pre_tokenizer = by_space
     if settings.byte_fallback:
         parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
         backend.decoder = decoders.Sequence(parts)

@@ -140,7 +140,6 @@ def learn_tokens(counts: dict[str, int], special_tokens: list[str], settings: Wo
     known = set(alphabet)
     counts = {word: count for word, count in counts.items() if len(word) <= _LONGEST_WORD and known.issuperset(word)}
     if settings.merge_score == "likelihood":
-
         return learn_merges(counts, first, settings.vocab_size, settings.min_frequency)
     vocab, _ = learn_from_counts(
         counts, first, alphabet, vocab_size=settings.vocab_size, min_frequency=settings.min_frequency,

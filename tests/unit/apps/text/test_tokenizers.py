@@ -17,10 +17,9 @@ import pytest
 from ctxlm_ds.apps.text.tokenizers import LanguageSample, build_parser, main, report, report_lines
 from ctxlm_ds.errors import CtxlmError
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from ctxlm_ds.tokenizers.report import tokenizer_report
-from ctxlm_ds.tokenizers.train import tokenizer_types, train_tokenizer
+from ctxlm_ds.tokenizers.train import tokenizer_report, tokenizer_types, train_tokenizer
 from tests.integration.route import Finished, call_here
-from tests.unit.tokenizers.test_report import TEXTS
+from tests.unit.tokenizers.test_train_report import TEXTS
 
 
 def train(*arguments: object) -> Finished:

@@ -17,11 +17,11 @@ from transformers import (
     MBartForConditionalGeneration,
     MBartTokenizer,
 )
+from transformers.models.mbart.tokenization_mbart import FAIRSEQ_LANGUAGE_CODES
 
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.huggingface import from_hf, to_hf
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.tokenizers.kinds.sentencepiece_layouts import MBART_CODES
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.checkpoints import change_json, change_weights, random_weights, write_checkpoint
@@ -42,7 +42,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("tokenizers")
     texts = [f"{text} {number}" for number in range(40) for text in TEXTS]
     train_tokenizer("bpe", iter(texts), 300, folder / "bart")
-    codes = {"language_codes": MBART_CODES, "normalization": "whitespace"}
+    codes = {"language_codes": FAIRSEQ_LANGUAGE_CODES, "normalization": "whitespace"}
     train_tokenizer("unigram", iter(texts), 90, folder / "mbart", **codes)
     return {name: folder / name for name in CLASSES}
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import sentencepiece
+from transformers.models.mbart.tokenization_mbart import FAIRSEQ_LANGUAGE_CODES as MBART_CODES
 
 from ctxlm_ds.errors import ConfigError, TokenizerError
 from ctxlm_ds.tokenizers.kinds.sentencepiece import SentencePieceTokenizer
-from ctxlm_ds.tokenizers.kinds.sentencepiece_layouts import MBART_CODES
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from ctxlm_ds.tokenizers.word_cache import flat_encoder

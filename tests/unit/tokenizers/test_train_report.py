@@ -10,8 +10,7 @@ from pyarrow import parquet
 
 from ctxlm_ds.data.sources.corpus import Corpus
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.tokenizers.report import log_unused_rows, tokenizer_report
-from ctxlm_ds.tokenizers.train import train_tokenizer
+from ctxlm_ds.tokenizers.train import tokenizer_report, train_tokenizer
 from tests.text import make_documents
 
 TEXTS = make_documents(120, seed=2)
@@ -40,13 +39,3 @@ def test_a_missing_key_is_told_by_its_flag(tmp_path: Path, keys: dict[str, str],
         parquet.write_table(pyarrow.table({"text": ["x"], "lang": ["de"]}), file)
     with pytest.raises(DataError, match=f"has no (key|column) 'lung'.*lang, text; see .*{flag}\\b(?!s)"):
         list(Corpus([str(file)], ["text", "lung"], **keys).documents())
-
-
-def test_rows_without_a_token_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "ctxlm_ds")
-    for rows in (30_522, 8_000, 4_000):
-        log_unused_rows(rows, 4_000)
-    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
-    assert caplog.messages[0] == (
-        "the embedding has 30,522 rows, the tokenizer 4,000 tokens; model.vocab_size: null takes the tokenizer's size"
-    )
