@@ -75,16 +75,11 @@ def publish(partial: Path, final: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a small text file atomically."""
-    write_bytes(path, text.encode())
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a small file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_path(path)
     try:
         with open(partial, "wb") as handle:
-            handle.write(content)
+            handle.write(text.encode())
             handle.flush()
             os.fsync(handle.fileno())
         publish(partial, path)
@@ -161,17 +156,9 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 def is_same(output: object, recorded: Mapping[str, Any] | None, wanted: Mapping[str, Any], remedy: str,
             error: type[Exception]) -> bool:  # fmt: skip
-    """Return True if an existing output was made from the same inputs and settings.
+    """Return True if an existing output, by its record, was made from the wanted inputs and settings.
 
-    Args:
-        output: name in the message.
-        recorded: record in the output; None if there is none.
-        wanted: current inputs and settings.
-        remedy: advice if they differ.
-        error: class to raise.
-
-    Raises:
-        error: the record differs or is missing.
+    Raises `error`, which ends with the remedy, if the record differs or is missing.
     """
     if recorded is None:
         raise error(f"{output} already exists without a record of how it was made; {remedy}")

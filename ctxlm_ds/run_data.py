@@ -54,14 +54,11 @@ def build_data(config: RunConfig, tokenizer: Tokenizer, topology: Topology) -> R
 def build_rows_by_node(
     settings: RowSettings, tokenizer: Tokenizer, objective: Objective, topology: Topology
 ) -> RunRows:
-    """Build or open the rows of the run on every rank.
+    """Build or open the rows of the run on every rank; errors of build_run_rows are raised on every rank.
 
     The first rank of each node builds missing sample indexes or waits for another node, then the others open them. This
     works with local and shared disks. Rank 0 also compares the checksums of existing indexes, unless they are as they
     were when they were last compared.
-
-    Raises:
-        ConfigError, DataError: build_run_rows failed on any rank; raised on every rank.
     """
 
     def build() -> RunRows:
@@ -72,11 +69,7 @@ def build_rows_by_node(
 
 
 def agreed_data(own: dict[str, Any], topology: Topology) -> dict[str, Any]:
-    """Return the description of the data after checking that every rank has the same.
-
-    Raises:
-        DataError: a rank has other data; raised on every rank.
-    """
+    """Return the description of the data; raises DataError on every rank if a rank has other data."""
     first = topology.broadcast_object(own)
     for rank, description in topology.gather_some(None if own == first else own).items():
         raise DataError(
@@ -96,18 +89,7 @@ def build_loaders(
     start_row: int,
     device: torch.device | None = None,
 ) -> tuple[TrainLoader, Mapping[str, Iterable[Batch | None]]]:
-    """Return the training steps and the held-out batches; inner pipeline stages get no data.
-
-    Args:
-        data: the section of the rows.
-        training: batch sizes and seed.
-        evaluation: number of held-out rows.
-        rows: sample indexes of the run.
-        objective: makes the batches.
-        topology: the ranks.
-        start_row: first row of the training steps.
-        device: where the batches are used; None for the CPU.
-    """
+    """Return the training steps from row `start_row` on and the held-out batches; inner pipeline stages get no data."""
     idle = 0 < topology.pipeline_parallel_rank < topology.pipeline_parallel_size - 1
     ranks = topology.data_parallel_rank, topology.data_parallel_size
     loaders = {

@@ -18,11 +18,7 @@ MAX_DEPTH = 100
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading, without waiting for a writer if it is a FIFO.
-
-    Raises:
-        OSError: the file cannot be opened, or is a FIFO, device, socket or folder.
-    """
+    """Open a regular file for reading; raises OSError for a FIFO (without waiting for a writer), a device, a folder."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -31,15 +27,9 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def read_text(path: Path, error: type[Exception] = ValueError, max_bytes: int = MAX_BYTES) -> str:
-    """Return the text of a regular UTF-8 file.
+    """Return the text of a regular UTF-8 file of at most `max_bytes`; a larger one is refused unread.
 
-    Args:
-        path: the file.
-        error: the class to raise.
-        max_bytes: a larger file is refused unread.
-
-    Raises:
-        error: the file is missing, too large, not a regular file, or not UTF-8.
+    Raises `error` if the file is missing, too large, not a regular file, or not UTF-8.
     """
     try:
         with open_regular(path) as file:
@@ -58,11 +48,7 @@ def read_text(path: Path, error: type[Exception] = ValueError, max_bytes: int = 
 
 
 def read_json(path: Path, error: type[Exception] = ValueError, max_bytes: int = MAX_BYTES) -> Any:
-    """Return the JSON value in a file; the arguments are those of `read_text`.
-
-    Raises:
-        error: as `read_text`; or the text is not JSON, or is nested too deeply.
-    """
+    """Return the JSON value in a file; raises `error` as `read_text`, or for no JSON or JSON nested too deeply."""
     text = read_text(path, error, max_bytes)
     try:
         value = json.loads(text)
@@ -74,11 +60,7 @@ def read_json(path: Path, error: type[Exception] = ValueError, max_bytes: int = 
 
 
 def read_json_object(path: Path, error: type[Exception] = ValueError, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """Return the JSON object in a file; the arguments are those of `read_text`.
-
-    Raises:
-        error: as `read_json`; or the value is not an object.
-    """
+    """Return the JSON object in a file; raises `error` as `read_json`, or if the value is not an object."""
     value = read_json(path, error, max_bytes)
     if not isinstance(value, dict):
         raise error(f"{path}: holds a JSON {type(value).__name__}, expected an object")

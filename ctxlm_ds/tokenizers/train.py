@@ -129,17 +129,9 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Train on `texts` and write a folder; return what loads from there.
 
-    A corpus too small for `vocab_size` gives a smaller vocabulary and a warning.
-
-    Args:
-        type: a name in `tokenizer_types`.
-        texts: iterated once.
-        vocab_size: every id; None takes the type's own (32,000 pieces and the sentinels for sentencepiece).
-        output_dir: a folder that does not exist, or with `source` one made from it with the same settings.
-        max_sample_bytes: train on a sample of complete texts.
-        sample_seed: decides the sample.
-        source: what the texts are, for the record in the folder.
-        settings: those of the type's settings class.
+    The texts are iterated once. A corpus too small for `vocab_size` (None takes the type's own) gives a smaller
+    vocabulary and a warning. The folder must not exist, or with `source`, which says in its record what the texts are,
+    be made from the same with the same settings. `settings` are those of the type's settings class.
 
     Raises:
         ConfigError: an impossible setting.

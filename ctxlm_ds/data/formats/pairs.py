@@ -204,11 +204,7 @@ def longest_first(lengths: Numbers, room: int) -> Numbers:
     """Return how many tokens of each text remain if the longer one is cut until both fit.
 
     If both are longer than half of the room, each gets half of it, and the longer one, or of equals the second, an odd
-    token (`longest_first` of tokenizers, which transformers' fast tokenizers call).
-
-    Args:
-        lengths: [n, 2] tokens of both texts.
-        room: most tokens of both together.
+    token (`longest_first` of tokenizers, which transformers' fast tokenizers call). `lengths` are [n, 2].
     """
     import numpy as np
 

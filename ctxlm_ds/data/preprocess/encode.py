@@ -146,13 +146,7 @@ def encode_spanned(
     """Encode the sequences of texts, and mark the tokens of each given span.
 
     A token belongs to a span if they share a character. So a span that begins or ends inside a token covers all of it.
-
-    Args:
-        tokenizer: the ids are those of its `encode_batch`.
-        texts: [documents] the complete texts.
-        split: [documents] the sequences of each text, in their order.
-        spans: [documents] the spans of each text, in characters, in their order and without overlap.
-        prefix: what stands before each sequence but a text's first and is not in the text.
+    `split` has the sequences of each text, `prefix` stands before each but a text's first and is not in the text.
     """
     sequences = [sequence for of_text in split for sequence in of_text]
     encodings = iter(tokenizer.encode_with_offsets(sequences))
@@ -176,9 +170,7 @@ def encode_spanned(
 def continuations(offsets: NDArray[np.int64], spans: NDArray[np.int64]) -> NDArray[np.uint8]:
     """Return [n] 1 for each token that belongs to the span of the token before it.
 
-    Args:
-        offsets: [n, 2] first character of each token, and the one after its last.
-        spans: [m, 2] the same of each span, in their order and without overlap.
+    Both are [first character, the one after the last]: offsets [n, 2] of the tokens, spans [m, 2] in their order.
     """
     if not len(spans) or not len(offsets):
         return np.zeros(len(offsets), dtype=np.uint8)

@@ -74,11 +74,20 @@ class PartialFolder(LockedFolder):
 
     def load(self) -> Progress | None:
         """Return the progress to resume from; None, and an empty folder, if there is none of this build."""
-        progress = self._read()
-        if progress is not None and progress.build_key == self.build_key:
-            return progress
-        if progress is not None:
+        path = self.path / PROGRESS_NAME
+        try:
+            value = json.loads(path.read_bytes())
+            if value.pop("sha256") != _digest(value):
+                raise DataError("changed since it was written")
+            states = [WriterState(**state) for state in value.pop("writers")]
+            progress = Progress(**(value | {"position": Position(**value["position"]), "writers": states}))
+            if progress.build_key == self.build_key:
+                return progress
             logger.warning("%s: holds progress of another input, tokenizer or setting; starting again", self.path)
+        except FileNotFoundError:
+            pass
+        except (ValueError, TypeError, KeyError, AttributeError, DataError) as error:
+            logger.warning("%s: damaged (%s); starting again", path, error)
         self.clear()
         return None
 
@@ -87,20 +96,6 @@ class PartialFolder(LockedFolder):
         self.check()
         value = asdict(progress)
         write_text(self.path / PROGRESS_NAME, json.dumps(value | {"sha256": _digest(value)}))
-
-    def _read(self) -> Progress | None:
-        path = self.path / PROGRESS_NAME
-        try:
-            value = json.loads(path.read_bytes())
-            if value.pop("sha256") != _digest(value):
-                raise DataError("changed since it was written")
-            states = [WriterState(**state) for state in value.pop("writers")]
-            return Progress(**(value | {"position": Position(**value["position"]), "writers": states}))
-        except FileNotFoundError:
-            return None
-        except (ValueError, TypeError, KeyError, AttributeError, DataError) as error:
-            logger.warning("%s: damaged (%s); starting again", path, error)
-            return None
 
 
 def _digest(value: dict[str, Any]) -> str:
@@ -120,13 +115,7 @@ class PreprocessResult:
 def preprocess(
     inputs: Sequence[str], tokenizer_path: str | Path, output_prefix: str | Path, config: PreprocessConfig
 ) -> list[PreprocessResult]:
-    """Write one dataset per key; all are complete, or none exists.
-
-    Args:
-        inputs: files, globs and `hf://` names.
-        tokenizer_path: folder of the tokenizer.
-        output_prefix: path of the datasets without key and extension.
-        config: how documents become a dataset.
+    """Write one dataset per key; all are complete, or none exists. The inputs are files, globs and `hf://` names.
 
     Raises:
         DataError: unreadable input, too many bad records, existing output of another build, another process that

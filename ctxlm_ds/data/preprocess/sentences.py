@@ -208,13 +208,9 @@ def _is_german(line: str, match: re.Match[str]) -> bool:
 
 
 def _word_ends_sentence(word: str, line: str, match: re.Match[str], is_first: bool) -> bool:
-    """Return whether the full stop between `word` and the word behind this match ends the sentence.
+    """Return whether the full stop between `word`, which may open its line, and what follows ends the sentence.
 
-    Args:
-        word: the word before the full stop.
-        line: the paragraph.
-        match: the full stop and what follows, which does not begin with lower case.
-        is_first: True if `word` opens its line.
+    What follows does not begin with lower case.
     """
     lower, following = word.lower(), match["next"]
     if is_first and _LIST_NUMBER.match(word):

@@ -101,15 +101,8 @@ class BadRecords:
 class Corpus:
     """Every document of some inputs (see reading.py), in order; each iteration is one pass.
 
-    Args:
-        inputs: files, globs and `hf://` names.
-        json_keys: keys or columns to take.
-        input_format: `auto` or a format.
-        max_bad_records: how many records that are no documents are skipped; the first ten are logged.
-        key_flags: the flags by which the user named the keys.
-
-    Raises:
-        DataError: an input is missing; while iterating, too many records are no documents.
+    `key_flags` are the flags by which the user named the keys, for messages. Raises DataError if an input is missing,
+    and while iterating if more than `max_bad_records` records are no documents.
     """
 
     def __init__(

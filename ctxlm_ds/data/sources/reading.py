@@ -120,16 +120,8 @@ def read_chunks(
     """Yield all records of a shard of the sources in chunks.
 
     All shards, one after another, give the complete input in order (of hf:// each shard has a share). Equal arguments
-    give equal chunks.
-
-    Args:
-        sources: output of `find_sources`.
-        json_keys: columns of tables to read.
-        shard: part of the input.
-        after: position behind the last chunk that was read; None to start at the beginning.
-
-    Raises:
-        DataError: a file cannot be read.
+    give equal chunks. `after` is the position behind the last chunk that was read. Raises DataError if a file cannot be
+    read.
     """
     after = after or Position()
     ours = _shard_span(sources, shard)

@@ -242,13 +242,9 @@ def quotas_of(weights: Sequence[float], total: int) -> NDArray[np.int64]:
 
 
 class BlendedRows:
-    """The stream in which an order of sources chooses the source of each row.
+    """The stream in which an order of sources chooses the source of each row; the seed decides each source's order.
 
-    Args:
-        order: the source of each position.
-        counts: rows of each source in one of its epochs; rows are numbered source after source.
-        seed: seed of the order within each source's epochs.
-        epoch_rows: positions in an epoch of the stream.
+    `counts` are the rows of each source in one of its epochs; `epoch_rows` is the positions in an epoch of the stream.
     """
 
     def __init__(self, order: EpochOrder | MegatronOrder, counts: Sequence[int], seed: int, epoch_rows: int) -> None:

@@ -28,16 +28,9 @@ FLOAT = "float32"
 def collate_arrays(
     objective: Objective, fields: Sequence[Field], examples: Any, row_starts: NDArray[np.int64]
 ) -> NDArray[np.int32]:
-    """Return rows as one flat array.
+    """Return rows as one flat array; `row_starts` [b + 1] is the first of the examples of each row.
 
-    Args:
-        objective: writes the examples into the fields.
-        fields: the objective's fields (Objective.fields).
-        examples: the sequences of all rows, row after row, as the objective returns them.
-        row_starts: [b + 1] first sequence of each row.
-
-    Raises:
-        DataError: a row has more tokens, sequences or predictions than its fields have places.
+    Raises DataError if a row has more tokens, sequences or predictions than its fields have places.
     """
     flat = np.empty((len(row_starts) - 1) * _row_size(fields), dtype=np.int32)
     arrays = split_fields(flat, fields)

@@ -74,13 +74,7 @@ def word_counts(tokenizer: Tokenizer) -> WordCounts | None:
 
 
 def tokens_per_word(batches: Iterable[Batch], term: LossTerm, counts: WordCounts) -> float | None:
-    """Return predicted tokens per word that begins among them; None without a word.
-
-    Args:
-        batches: all held-out rows; the label at a position is the token after its input.
-        term: of the next tokens.
-        counts: of the vocabulary.
-    """
+    """Return predicted tokens per word that begins among them; None without a word. `term` predicts next tokens."""
     tokens = words = 0
     for batch in batches:
         labels, inputs = (batch.fields[name].numpy() for name in (term.labels[0], "input_ids"))

@@ -113,15 +113,8 @@ def fill_boundaries(
 
     A span is a run of predicted positions. Its boundaries are the positions before and after it; a span next to a
     special token or the sequence's end has no targets, and a long one has MOST_BOUNDARY_TARGETS (SpanBERT).
-
-    Args:
-        examples: sample.Examples.
-        row_starts: [b + 1] first sequence of each row.
-        is_special: [vocabulary] True for special tokens.
-        boundary_positions: [b, 2 * p] receives the positions before the spans in its first half, those after in its
-            second.
-        boundary_offsets: [b, p] receives the place of each target in its span, from 0.
-        labels: [b, p] receives the original tokens.
+    `boundary_positions` [b, 2 * p] receives the positions before the spans, then those after; `boundary_offsets` [b, p]
+    the place of each target in its span, from 0; `labels` [b, p] the original tokens. `is_special` is [vocabulary].
     """
     slots = labels.shape[1]
     for row in range(len(row_starts) - 1):

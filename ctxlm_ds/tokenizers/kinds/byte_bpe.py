@@ -138,15 +138,7 @@ def build_backend(
     vocab: dict[str, int], merges: list[tuple[str, str]], special_tokens: Iterable[str], add_prefix_space: bool,
     normalizer: Any = None,
 ) -> Any:  # fmt: skip
-    """Return the `tokenizers.Tokenizer` of a byte-level BPE without a template.
-
-    Args:
-        vocab: token to id, with the special tokens.
-        merges: pairs of tokens, the first ones first.
-        special_tokens: tokens that are no text.
-        add_prefix_space: put a space before each text.
-        normalizer: applied before; None for none.
-    """
+    """Return the `tokenizers.Tokenizer` without a template; the vocabulary has the special tokens."""
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 

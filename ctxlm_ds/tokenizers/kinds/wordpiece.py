@@ -206,13 +206,8 @@ def _best_slot(table: NDArray[np.int64], occurrences: NDArray[np.int64], min_fre
 def learn_merges(word_counts: dict[str, int], first: Sequence[str], vocab_size: int, min_frequency: int) -> list[str]:
     """Return all tokens: `first`, then those of the merges in order, up to `vocab_size`.
 
-    Two pairs with the same spelling have one token.
-
-    Args:
-        word_counts: occurrences of each word.
-        first: the first tokens, with every character of the words alone and after the mark of continuations.
-        vocab_size: the largest number of tokens.
-        min_frequency: the least occurrences of a pair to be merged.
+    `first` has every character of the words alone and after the mark of continuations. Two pairs with the same spelling
+    have one token.
     """
     names = list(first)
     numbers = {name: number for number, name in enumerate(names)}

@@ -56,19 +56,10 @@ def text_bounds(
 
 @compiled
 def fill_pieces(bounds: Any, seq_length: int, max_pieces: int, place: Any, out: Any, counts: Any) -> tuple[int, int]:
-    """Write rows of `seq_length` inputs in at most `max_pieces` texts until `out` is full.
+    """Write rows of `seq_length` inputs in at most `max_pieces` of the texts, whose bounds are [t + 1], to fill `out`.
 
-    Args:
-        bounds: [t + 1] bounds of the texts.
-        seq_length: inputs of a row.
-        max_pieces: most texts in a row.
-        place: [4] int64, the text and the token where the next piece begins, the room left in the row and the pieces in
-            it; updated. The first call takes (0, bounds[0], seq_length, 0).
-        out: records of the pieces; a record's length counts the inputs.
-        counts: [len(out)] pieces of each finished row.
-
-    Returns:
-        How many pieces were written, and how many rows were finished.
+    `place` [4] is the text and the token where the next piece begins, the room left in the row and the pieces in it; it
+    is updated. `counts` gets the pieces of each finished row. Return how many pieces and how many rows were finished.
     """
     text, start, room, pieces = place[0], place[1], place[2], place[3]
     count = rows = 0

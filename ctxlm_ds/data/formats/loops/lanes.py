@@ -16,7 +16,6 @@ from ctxlm_ds.data.numba_random import FEISTEL_ROUNDS, compiled, hash_words, inl
 
 UNITS_A_SUM = 32
 PURPOSE = "lanes"
-NO_MARK = -1
 
 
 class Units(NamedTuple):
@@ -108,15 +107,8 @@ def read_window(
 ) -> bool:
     """Write the positions from `begin` of an epoch's stream; return False if it ends before or a token is damaged.
 
-    Args:
-        into: receives the tokens.
-        special: receives True at marks.
-        tokens: those of the dataset.
-        template: its `cls_id` marks the beginning of a unit; if that is read backward, its `sep_id` does.
-        units: ranges of the units.
-        order: order of the epoch.
-        begin: first position.
-        backward: read the tokens of each unit from its last to its first.
+    `special` receives True at marks. The `cls_id` marks the beginning of a unit, or the `sep_id` if the tokens of each
+    unit are read backward.
     """
     if begin < 0 or begin + len(into) > order.sums[-1]:
         return False

@@ -31,14 +31,10 @@ from ctxlm_ds.data.sample import NO_LABEL
 def sentence_rows(
     table: SentenceTable, room: int, crosses: bool, separated: bool, documents: tuple[int, int]
 ) -> Iterator[NDArray[Any]]:
-    """Yield the records of a range of documents.
+    """Yield the records of documents [first, after the last).
 
-    Args:
-        table: sentences of the dataset.
-        room: positions of a row next to [CLS] and one separator.
-        crosses: continue a row after a document's end.
-        separated: end every sentence with a separator.
-        documents: first document, and the one after the last.
+    `room` is the positions of a row next to [CLS] and one separator. A row that `crosses` continues after a document's
+    end; `separated` sentences end with a separator each.
     """
     first, after = documents
     place = np.array([first, table.bounds[first], 0], dtype=np.int64)
