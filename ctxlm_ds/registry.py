@@ -126,7 +126,7 @@ FORMATS = Registry(
         "segment_pair": "ctxlm_ds.data.formats.pairs:SegmentPair",
         "sentence_order": "ctxlm_ds.data.formats.pairs:SentenceOrder",
         "given_pairs": "ctxlm_ds.data.formats.pairs:GivenPairs",
-        "doc_segments": "ctxlm_ds.data.formats.segments:DocSegments",
+        "doc_segments": "ctxlm_ds.data.formats.pairs:DocSegments",
         "text_and_pair": "ctxlm_ds.data.formats.text_and_pair:TextAndPair",
         "sentence_pair": "ctxlm_ds.data.formats.pairs:SentencePair",
         "full_sentences": "ctxlm_ds.data.formats.sentences:FullSentences",

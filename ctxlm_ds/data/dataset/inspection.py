@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.console import byte_progress
-from ctxlm_ds.data.dataset.metadata import check_digest, file_digest, manifest_path, write_manifest
+from ctxlm_ds.data.dataset.metadata import file_digest, manifest_path, write_manifest
 from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.tokenizers.base import Tokenizer
@@ -234,10 +234,9 @@ def scan_tokens(dataset: IndexedDataset) -> tuple[str, int, int]:
 
 def _check_digests(dataset: IndexedDataset, bin_digest: str) -> list[str]:
     proofs = []
+    dataset.check_recorded("bin", bin_digest)
+    dataset.check_recorded("idx", dataset.index_digest)
     for where, recorded in dataset.recorded_digests():
-        for extension, digest in {"bin": bin_digest, "idx": dataset.index_digest}.items():
-            if extension in recorded:
-                check_digest(dataset_file(dataset.prefix, extension), digest, recorded[extension], where)
         # The JSON's own line in the manifest was checked when the dataset was opened.
         names = [f".{extension}" for extension in ("bin", "idx", "json") if extension in recorded]
         if names:
@@ -245,22 +244,13 @@ def _check_digests(dataset: IndexedDataset, bin_digest: str) -> list[str]:
     return proofs or ["checksums: none recorded (a dataset of Megatron)"]
 
 
-def check_spans_digest(dataset: IndexedDataset) -> None:
-    """Raise DataError if the sha256 of .spans is not a recorded one."""
-    path = dataset_file(dataset.prefix, "spans")
-    digest = file_digest(path)
-    for where, recorded in dataset.recorded_digests():
-        if "spans" in recorded:
-            check_digest(path, digest, recorded["spans"], where)
-
-
 def _spans_proof(dataset: IndexedDataset) -> str:
     """Return how many tokens the given spans have. Raises DataError if .spans is damaged."""
     flags, in_spans, spans = dataset.continues_span, 0, 0
-    check_spans_digest(dataset)
+    path = dataset_file(dataset.prefix, "spans")
+    dataset.check_recorded("spans", file_digest(path))
     starts = np.unique(dataset.first_tokens(np.arange(dataset.num_sequences)))
     if flags.max(initial=0) > 1 or flags[starts[starts < len(flags)]].any():
-        path = dataset_file(dataset.prefix, "spans")
         raise DataError(f"{path}: not a flag for each token, 0 at the first of each sequence; it is damaged")
     for first in range(0, len(flags), _BLOCK_TOKENS):
         block = flags[first : first + _BLOCK_TOKENS]

@@ -25,8 +25,7 @@ import numpy as np
 
 from ctxlm_ds.atomic import PARTIAL_MARK, is_full_disk, stop_signals_interrupt
 from ctxlm_ds.console import byte_progress, format_size
-from ctxlm_ds.data.dataset.inspection import check_spans_digest
-from ctxlm_ds.data.dataset.metadata import METADATA_VERSION, check_digest
+from ctxlm_ds.data.dataset.metadata import METADATA_VERSION, file_digest
 from ctxlm_ds.data.dataset.reader import IndexedDataset, OpeningProof, dataset_file
 from ctxlm_ds.data.dataset.writer import EXTENSIONS, IndexedDatasetWriter, LockedFolder, publish_parts, refuse_existing
 from ctxlm_ds.errors import DataError
@@ -126,9 +125,8 @@ def _write(output: str, parts: Sequence[MergeInput], folder: LockedFolder, overw
                     dataset = part.open()
                     digest = writer.add_dataset(dataset, progress.update)
                     if part.has_spans:
-                        check_spans_digest(dataset)
-                    for source, recorded in part.bin_digests:
-                        check_digest(dataset_file(part.prefix, "bin"), digest, recorded, source)
+                        dataset.check_recorded("spans", file_digest(dataset_file(part.prefix, "spans")))
+                    dataset.check_recorded("bin", digest)
                 errors = "".join(islice(_error_lines(parts), _MAX_ERROR_LINES))
                 writer.prepare(_merged_metadata(parts), errors)
                 progress.update(needed)
@@ -156,8 +154,8 @@ def _build_key(parts: Sequence[MergeInput]) -> str:
     """Return a sha256 (hex) of what decides a joined dataset: the checksums of its parts, in order."""
     decided = []
     for part in parts:
-        spans = [part.metadata["sha256"]["spans"]] if part.has_spans else []
-        decided.append([part.idx_digest, *(digest for _, digest in part.bin_digests[:1]), *spans])
+        spans = part.metadata["sha256"]["spans"] if part.has_spans else None
+        decided.append([part.idx_digest, *filter(None, (part.bin_digest, spans))])
     return hashlib.sha256(json.dumps(["joined", METADATA_VERSION, decided]).encode()).hexdigest()
 
 
@@ -211,18 +209,18 @@ class MergeInput:
     dtype: np.dtype[Any]
     num_bytes: int
     """Size that .bin and .idx take while they are written."""
-    bin_digests: tuple[tuple[Path, str], ...]
-    """Recorded sha256 (hex) of .bin, each with the file that records it."""
+    bin_digest: str | None
+    """Recorded sha256 (hex) of .bin, if any."""
     idx_digest: str
 
     @classmethod
     def of(cls, prefix: str) -> MergeInput:
         """Open a dataset and keep what was found. Raises DataError if it is damaged."""
         found = IndexedDataset(prefix)
-        digests = tuple((where, recorded["bin"]) for where, recorded in found.recorded_digests() if "bin" in recorded)
+        digest = next((recorded["bin"] for _, recorded in found.recorded_digests() if "bin" in recorded), None)
         num_bytes = found.tokens.nbytes + 16 * (found.num_sequences + found.num_documents)
         num_bytes += found.num_tokens * found.has_spans
-        return cls(found.prefix, found.proof, found.dtype, num_bytes, digests, found.index_digest)
+        return cls(found.prefix, found.proof, found.dtype, num_bytes, digest, found.index_digest)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -379,8 +377,8 @@ def _check_doubles(parts: Sequence[MergeInput]) -> None:
 
 def _contents(part: MergeInput) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:
     """Yield the sha256 of .bin and .idx of the part, and of those that it was joined from; none without tokens."""
-    if part.bin_digests and part.proof.num_tokens:
-        yield (part.bin_digests[0][1], part.idx_digest), part.metadata
+    if part.bin_digest and part.proof.num_tokens:
+        yield (part.bin_digest, part.idx_digest), part.metadata
     for record in part.metadata.get("parts") or []:
         sha256 = record.get("sha256")
         if record.get("tokens") and isinstance(sha256, dict) and {"bin", "idx"} <= sha256.keys():

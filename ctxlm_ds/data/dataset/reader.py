@@ -112,11 +112,14 @@ class IndexedDataset:
     def index_digest(self) -> str:
         """Return the sha256 (hex) of the .idx. Raises DataError if a recorded one differs."""
         digest = hashlib.sha256(self.arrays.file.data).hexdigest()
-        path = dataset_file(self.prefix, "idx")
-        for where, recorded in self.recorded_digests():
-            if "idx" in recorded:
-                check_digest(path, digest, recorded["idx"], where)
+        self.check_recorded("idx", digest)
         return digest
+
+    def check_recorded(self, extension: str, digest: str) -> None:
+        """Raise DataError if a recorded sha256 of a file is another one."""
+        for where, recorded in self.recorded_digests():
+            if extension in recorded:
+                check_digest(dataset_file(self.prefix, extension), digest, recorded[extension], where)
 
     def recorded_digests(self) -> Iterator[tuple[Path, dict[str, str]]]:
         """Yield the files that hold checksums of this dataset, each with its checksums by extension."""
@@ -178,7 +181,6 @@ def _file_state(path: Path) -> tuple[int, int, int]:
 
 
 def _suggestion(prefix: Path) -> str:
-    """Name the datasets that the user may have meant."""
     if prefix.suffix in (".bin", ".idx", ".json") and prefix.with_suffix(".idx").is_file():
         return f"; a dataset is named without its extension: {prefix.with_suffix('')}"
     try:

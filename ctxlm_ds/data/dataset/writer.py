@@ -243,7 +243,6 @@ class IndexedDatasetWriter:
                 fsync_path(path)
 
     def _write_index(self) -> None:
-        """Write the .idx from the lengths and document ends on the disk."""
         self._files["idx"], self._digests["idx"] = open(self._part("idx"), "wb"), hashlib.sha256()  # noqa: SIM115
         code = next(code for code, known in DTYPES.items() if known == self.dtype)
         self._write("idx", HEADER.pack(MAGIC, VERSION, code, self.num_sequences, self.num_documents + 1))

@@ -1,6 +1,7 @@
-"""Pairs of segments: BERT's, ALBERT's in order, single sentences (Liu 2019), and the two texts of a record.
+"""Pairs of segments: BERT's, ALBERT's in order, single sentences (Liu 2019), ELECTRA's, and the two texts of a record.
 
-The first three have a label. Given pairs are [CLS] A [SEP] B [SEP] of tasks such as MNLI and MRPC; no label is read.
+The first three have a label. ELECTRA's rows of one document are one segment or two (Clark 2020; google-research/electra
+build_pretraining_dataset.py). Given pairs are [CLS] A [SEP] B [SEP] of tasks such as MNLI and MRPC; no label is read.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 RANDOM_NEXT = 0.5
 """BERT's share of random next segments."""
 SEGMENTS = 2
+DIVIDED_SETTINGS = ("short_seq_prob", "one_segment_prob")
 
 
 class PairSection(RowSection):
@@ -142,6 +144,50 @@ class SentencePair(PairFormat):
 
     def joins_sentences(self, data: DataSection) -> bool:
         return False
+
+
+class DocSegmentsSection(PairSection):
+    """Rows of sentences of one document, most of them divided into two segments (ELECTRA)."""
+
+    fixed: ClassVar[tuple[str, ...]] = (*PairSection.fixed, *DIVIDED_SETTINGS)
+
+    sample_format: str = "doc_segments"
+    short_seq_prob: Probability = 0.05
+    """Share of rows whose target length is drawn shorter (ELECTRA 0.05)."""
+    one_segment_prob: Probability = 0.1
+    """Share of rows that are not divided (ELECTRA 0.1)."""
+
+
+class DocSegments(RowFormat):
+    """The rows of ELECTRA: sentences of one document until they reach the row's length, then cut to it."""
+
+    name = "doc_segments"
+    section = DocSegmentsSection
+    makes_pairs = True
+    framing = "ctxlm_ds.data.formats.loops.segments:frame_segments"
+    looks_up_sentences = True
+
+    def own_settings(self, data: DataSection) -> dict[str, Any]:
+        return {name: getattr(data, name) for name in DIVIDED_SETTINGS}
+
+    def records(self, table: SentenceTable, making: Making, duplicate: int) -> Iterator[Records]:
+        from ctxlm_ds.data.formats.loops.ranges import document_ranges, in_order
+        from ctxlm_ds.data.formats.loops.segments import SegmentSettings, make_rows
+        from ctxlm_ds.data.numba_random import stream_key
+
+        self.room(making)
+        self.require_sentences(making, table.is_split)
+        settings = SegmentSettings(
+            seq_length=making.settings.seq_length,
+            specials=self.section.special_tokens(making.template.double_separator),
+            key=stream_key(making.settings.seed, self.name),
+            duplicate=duplicate,
+            **making.settings.own,
+        )
+        return in_order(partial(make_rows, table, settings), document_ranges(table.bounds), making.workers)
+
+    def second_starts(self, records: Records, numbers: Numbers, lengths: Numbers) -> Numbers:
+        return records["b_start"][numbers] + 2
 
 
 class GivenPairsSection(PairSection):

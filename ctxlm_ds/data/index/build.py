@@ -173,7 +173,6 @@ def _write_index(
     workers: int,
     folder: Path,
 ) -> None:
-    """Write every file of an index into `folder`."""
     require_room(folder, place, tokenizer.vocab_size)
     counts = _write_samples(folder, place, tokenizer, workers)
     if place.settings.static_masking is not None:

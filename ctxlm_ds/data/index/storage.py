@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from ctxlm_ds.atomic import fsync_path, fsync_tree, write_text
+from ctxlm_ds.atomic import fsync_path, fsync_tree, read_object, write_text
 from ctxlm_ds.data.dataset.metadata import check_digest, file_digest
 from ctxlm_ds.errors import DataError, RunLockedError
 from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock
@@ -124,7 +124,7 @@ def verify_files(directory: Path, meta: dict[str, Any], trust: bool = False) -> 
     With `trust` a file is not read if it is as verified.json says that it was when it was last compared: same size,
     inode, and times of the last change of its contents and of these facts.
     """
-    recorded = _read_verified(directory)
+    recorded = read_object(directory / VERIFIED_NAME) or {}
     known = recorded if trust else {}
     states = {name: _file_state(directory / name) for name in meta["files"]}
     unread = [name for name, state in states.items() if known.get(name) != [meta["files"][name]["sha256"], *state]]
@@ -140,15 +140,6 @@ def verify_files(directory: Path, meta: dict[str, Any], trust: bool = False) -> 
     if settled and settled != recorded:
         with suppress(OSError):  # the folder may be read-only
             write_text(directory / VERIFIED_NAME, json.dumps(settled) + "\n")
-
-
-def _read_verified(directory: Path) -> dict[str, Any]:
-    """Return verified.json; empty if it is missing or damaged."""
-    try:
-        known = json.loads((directory / VERIFIED_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return known if isinstance(known, dict) else {}
 
 
 def _file_state(path: Path) -> tuple[int, int, int, int]:

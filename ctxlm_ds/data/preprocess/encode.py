@@ -66,7 +66,6 @@ class ChunkEncoder:
         self._sentence_prefix = encoded_prefix(config, tokenizer)
 
     def __call__(self, chunk: Chunk) -> EncodedChunk:
-        """Return the documents of a chunk as tokens."""
         documents: list[dict[str, str]] = []
         result = EncodedChunk(chunk.position, chunk.bytes_read)
         for document in parse_chunk(chunk, self.config.json_keys, self.config.spans_key):

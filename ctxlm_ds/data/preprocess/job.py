@@ -235,7 +235,6 @@ class _Job:
         ]
 
     def _consume(self) -> None:
-        """Write all chunks and save the progress from time to time."""
         config = self.config
         num_bytes = total_bytes(self.sources, config.shard)
         encoder = partial(ChunkEncoder, self.tokenizer_path, config)
@@ -314,12 +313,10 @@ class _Job:
 
 
 def _unknown_of(key: str) -> str:
-    """Return the name of the count of unknown tokens under a key."""
     return f"unknown tokens: {key}"
 
 
 def _check_joined(config: PreprocessConfig) -> None:
-    """Raise DataError if the texts of several keys cannot be sequences of one document."""
     if not config.join_keys:
         return
     if len(config.json_keys) < 2:

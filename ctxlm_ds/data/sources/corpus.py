@@ -120,7 +120,6 @@ class Corpus:
         check_keys(self.sources, self.json_keys, key_flags)
 
     def __iter__(self) -> Iterator[str]:
-        """Yield every text of every document."""
         for document in self.documents():
             yield from document.values()
 

@@ -85,7 +85,6 @@ def _skip_line(stream: IO[bytes]) -> tuple[bytes, int]:
 
 
 def _ends_record(format: str, line: bytes | bytearray) -> bool:
-    """Return whether a complete line ends a record."""
     if format == "text":
         return not line.strip()
     return format == "jsonl" or line.startswith(DOC_END)

@@ -147,7 +147,6 @@ def read_hf(
 
 
 def _open_hf(name: str, json_keys: Sequence[str]) -> Any:
-    """Return a streaming data set with the columns `json_keys`."""
     import datasets
 
     path, _, query = name.removeprefix(HF_SCHEME).partition("?")

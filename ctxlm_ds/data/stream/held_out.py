@@ -85,15 +85,13 @@ def tokens_per_word(batches: Iterable[Batch], term: LossTerm, counts: WordCounts
 
 
 def unigram_figures(train_prefix: Path, heldout_prefix: Path) -> tuple[float, float]:
-    """Return the loss of the unigram distribution, and how often its most frequent token is right."""
-    probabilities, tokens = unigram(train_prefix), IndexedDataset(heldout_prefix).tokens
-    return unigram_loss(train_prefix, heldout_prefix), float((tokens == probabilities.argmax()).mean())
+    """Return the cross entropy in nats of held-out tokens under the (add-one) unigram distribution of the training.
 
-
-def unigram_loss(train_prefix: Path, heldout_prefix: Path) -> float:
-    """Return the cross entropy in nats of held-out tokens under the (add-one) unigram distribution of the training."""
-    heldout = IndexedDataset(heldout_prefix).tokens
-    return float(-np.log(unigram(train_prefix, int(heldout.max()) + 1))[heldout].mean())
+    Also return how often its most frequent token is right.
+    """
+    tokens = IndexedDataset(heldout_prefix).tokens
+    shares = unigram(train_prefix, int(tokens.max()) + 1)
+    return float(-np.log(shares)[tokens].mean()), float((tokens == shares.argmax()).mean())
 
 
 def unigram(train_prefix: Path, least_size: int = 0) -> NDArray[np.float64]:

@@ -178,7 +178,6 @@ class TrainLoader:
             yield self._step(arrays, plan.global_batch_size, self._stream.epoch_of(first_row))
 
     def _pieces(self, plan: BatchPlan) -> int:
-        """Return the pieces of work of a step."""
         return 0 if self._idle else -(-plan.micro_batches // self._at_once)
 
     def restart(self, start_row: int) -> TrainLoader:

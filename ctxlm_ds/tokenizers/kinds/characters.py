@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ class CharacterSettings:
 
 
 class CharacterTokenizer(Tokenizer):
-    """Word ids like any other tokenizer; characters by `char_ids` and `character_table`."""
+    """Word ids like any other tokenizer; characters by `char_ids`."""
 
     kind = "characters"
 
@@ -58,11 +57,6 @@ class CharacterTokenizer(Tokenizer):
     def char_ids(self, words: Sequence[str], size: int = WORD_CHARACTERS) -> NDArray[np.int32]:
         """Return the characters of words, [w, size]."""
         return char_ids(words, size)
-
-    @cached_property
-    def character_table(self) -> NDArray[np.int32]:
-        """Characters of each id, [vocab_size, 50]."""
-        return char_ids(self.words)
 
     @property
     def words(self) -> list[str]:

@@ -60,7 +60,6 @@ def count_positions(units: Units, first: int, after: int) -> int:
 
 @compiled
 def _sum_positions(units: Units, order: UnitOrder) -> None:
-    """Write `order.sums`."""
     places = np.empty(UNITS_A_SUM, dtype=np.int64)
     total = 0
     for number in range(len(order.sums) - 1):

@@ -77,7 +77,7 @@ def test_words_stand_by_frequency_behind_the_three_of_bilm(elmo: tuple[Path, Cha
     lines = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
     assert lines == ["<S>", "</S>", "<UNK>", *ordered[:197]]
     assert [tokenizer.id_to_token(number) for number in range(200)] == lines
-    np.testing.assert_array_equal(tokenizer.character_table, BilmUnicodeChars().encode(lines))
+    np.testing.assert_array_equal(tokenizer.char_ids(tokenizer.words), BilmUnicodeChars().encode(lines))
 
 
 def test_ids_behind_the_protocol(elmo: tuple[Path, CharacterTokenizer], tmp_path: Path) -> None:
