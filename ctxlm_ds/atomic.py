@@ -39,12 +39,6 @@ def _own_mark() -> str:
     return f"{os.uname().nodename[:_MAX_HOST_CHARACTERS]}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def report_leftovers(path: Path) -> None:
-    """Warn of unfinished versions of `path`; their writers may have been killed or run on another host."""
-    for left in sorted(path.parent.glob(f"{glob.escape(path.name)}{PARTIAL_MARK}*")):
-        logger.warning("%s is left from an interrupted run; remove it if none is running", left)
-
-
 def is_full_disk(error: BaseException) -> bool:
     """Return whether an error means a full disk, an exceeded quota, or a file larger than allowed."""
     return isinstance(error, OSError) and error.errno in FULL_DISK_ERRORS
@@ -95,7 +89,9 @@ def output_folder(path: Path, replace: bool = True) -> Iterator[Path]:
     that write one path, the first to finish wins.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    report_leftovers(path)
+    # Their writers may have been killed, or run on another host.
+    for left in sorted(path.parent.glob(f"{glob.escape(path.name)}{PARTIAL_MARK}*")):
+        logger.warning("%s is left from an interrupted run; remove it if none is running", left)
     partial = partial_path(path)
     with stop_signals_interrupt():
         partial.mkdir()

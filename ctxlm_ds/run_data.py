@@ -38,11 +38,7 @@ class RunData:
 
 
 def build_data(config: RunConfig, tokenizer: Tokenizer, topology: Topology) -> RunData:
-    """Build or open what a run reads.
-
-    Raises:
-        ConfigError, DataError: a prompt or a source does not fit, or a rank has other data; raised on every rank.
-    """
+    """Build or open what a run reads; a prompt or source that does not fit, or a rank's other data, raise on all."""
     objective = build_objective(config.objective, tokenizer)
     prompts = encode_prompts(config.evaluation.prompts, config.data, objective, tokenizer)
     logger.info("reading the data")

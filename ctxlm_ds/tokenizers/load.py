@@ -80,7 +80,7 @@ def load_tokenizer(path: str | Path, split_special_tokens: bool | None = None) -
         config["split_special_tokens"] = split_special_tokens
     special_map = _read_json(folder / "special_tokens_map.json")
     training = training_record(folder)
-    kind = next((kind for kind in _kinds() if kind.recognizes(json.loads(backend.to_str()), training)), None)
+    kind = next((kind for kind in tokenizer_kinds() if kind.recognizes(json.loads(backend.to_str()), training)), None)
     files = {}
     for name in kind.files if kind else ():
         if not (folder / name).is_file():
@@ -101,11 +101,7 @@ def load_tokenizer(path: str | Path, split_special_tokens: bool | None = None) -
 
 
 def resolve(config: RunConfig) -> tuple[RunConfig, Tokenizer]:
-    """Return the recipe with the size of the vocabulary, and its tokenizer.
-
-    Raises:
-        ConfigError: the recipe names no tokenizer, or the model has fewer embedding rows than the tokenizer has ids.
-    """
+    """Return the recipe with the size of the vocabulary, and its tokenizer; raises ConfigError if they do not fit."""
     if config.tokenizer.path is None:
         raise ConfigError(
             "tokenizer.path is not set: name the folder that made the dataset, e.g. --set tokenizer.path=tok "
@@ -129,7 +125,7 @@ def log_unused_rows(rows: int, tokens: int) -> None:
         logger.log(level, text, f"{rows:,}", f"{tokens:,}")
 
 
-def _kinds() -> Iterator[TokenizerKind]:
+def tokenizer_kinds() -> Iterator[TokenizerKind]:
     return map(TOKENIZERS.get, TOKENIZERS.names())
 
 
@@ -139,7 +135,8 @@ def find_vocabulary(path: Path) -> Path | None:
     Raises TokenizerError if the folder has several of them.
     """
     if path.is_file():
-        return path.with_name(path.name.removesuffix("merges.txt") + "vocab.json") if _is_merges(path) else path
+        is_merges = path.name.endswith("merges.txt")
+        return path.with_name(path.name.removesuffix("merges.txt") + "vocab.json") if is_merges else path
     if not path.is_dir() or PARTIAL_MARK in path.resolve().name or any((path / name).exists() for name in _WHOLE):
         return None
     found = [file for pattern in _VOCABULARIES for file in sorted(path.glob(pattern)) if file.is_file()]
@@ -149,17 +146,13 @@ def find_vocabulary(path: Path) -> Path | None:
     return found[0] if found else None
 
 
-def _is_merges(file: Path) -> bool:
-    return file.name.endswith("merges.txt")
-
-
 def _load_vocabulary(file: Path, split_special_tokens: bool | None) -> Tokenizer:
     """Return the tokenizer of a vocabulary file, which gives the ids that its original gives.
 
     A tokenizer_config.json next to it counts. Raises TokenizerError if the file is of no known kind or damaged, or its
     neighbour is missing.
     """
-    read = next((kind.read for kind in _kinds() if kind.vocabulary == file.suffix and kind.read), None)
+    read = next((kind.read for kind in tokenizer_kinds() if kind.vocabulary == file.suffix and kind.read), None)
     if read is None:
         raise TokenizerError(f"{file}: no tokenizer; give a folder, a vocab.txt, vocab.json or *.model (sentencepiece)")
     config = _read_json(file.with_name(_CONFIG_FILE))

@@ -22,9 +22,8 @@ from typing import Any
 
 from ctxlm_ds.atomic import is_full_disk, is_same
 from ctxlm_ds.errors import ConfigError, TokenizerError
-from ctxlm_ds.registry import TOKENIZERS
 from ctxlm_ds.tokenizers.base import Tokenizer, TokenizerType
-from ctxlm_ds.tokenizers.load import load_tokenizer, training_record
+from ctxlm_ds.tokenizers.load import load_tokenizer, tokenizer_kinds, training_record
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -112,8 +111,7 @@ def sampled_texts(texts: Iterable[str], max_bytes: int, seed: int = 0) -> Iterat
 
 def tokenizer_types() -> dict[str, TokenizerType]:
     """Return every type that can be trained, by name, of all kinds; default sizes are those of the released models."""
-    kinds = (TOKENIZERS.get(name) for name in TOKENIZERS.names())
-    return {name: entry for kind in kinds for name, entry in kind.types.items()}
+    return {name: entry for kind in tokenizer_kinds() for name, entry in kind.types.items()}
 
 
 def train_tokenizer(

@@ -67,10 +67,7 @@ def learn(
 
 
 def count_words(texts: Iterable[str], pre_tokenizer: Any, normalizer: Any = None) -> dict[str, int]:
-    """Return occurrences by word, in code-point order. Memory grows with the number of different words.
-
-    `pre_tokenizer` cuts the words out of the normalized text.
-    """
+    """Return occurrences by word, in code-point order; memory grows with the number of different words."""
     from tokenizers import trainers
 
     # A vocabulary of one learns nothing; the words that a trainer has counted are part of its state.

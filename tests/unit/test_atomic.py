@@ -62,8 +62,8 @@ def test_leftovers_are_told_and_only_those_of_this_output(tmp_path: Path, caplog
     left = atomic.partial_path(tmp_path / "out[1]")
     left.mkdir()
     atomic.partial_path(tmp_path / "out1").mkdir()
-    with caplog.at_level(logging.WARNING, logger="ctxlm_ds"):
-        atomic.report_leftovers(tmp_path / "out[1]")
+    with caplog.at_level(logging.WARNING, logger="ctxlm_ds"), atomic.output_folder(tmp_path / "out[1]"):
+        pass
     assert caplog.messages == [f"{left} is left from an interrupted run; remove it if none is running"]
     assert atomic.partial_path(tmp_path / "out[1]") != left
 

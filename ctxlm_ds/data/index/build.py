@@ -188,10 +188,7 @@ def _write_index(
 
 
 def require_room(folder: Path, place: IndexPlace, vocab_size: int) -> None:
-    """Refuse to begin an index that cannot fit on the disk of `folder`: its least size, by the tokens to be covered.
-
-    Raises DataError if the disk has less room.
-    """
+    """Raise DataError if the disk of `folder` lacks room for the least size of an index, by the tokens to cover."""
     settings, bounds = place.settings, place.dataset.arrays.documents[list(place.documents)]
     first, after = place.dataset.first_tokens(bounds).tolist()
     tokens = (after - first) * settings.num_duplicates

@@ -111,10 +111,7 @@ def copy_examples(
 
 
 class SampleReader:
-    """Samples by number: the tokens of their records, framed by the sample format.
-
-    Every method raises DataError if the index or the dataset is damaged.
-    """
+    """Samples by number, framed by the sample format; every method raises DataError for a damaged index or dataset."""
 
     def __init__(
         self, records: NDArray[Any], dataset: IndexedDataset, template: SequenceTemplate, sample_format: SampleFormat
@@ -235,10 +232,7 @@ _Share = tuple[SampleIndex, NDArray[np.int64], NDArray[np.int64]]
 
 
 class RowSource:
-    """The rows of several indexes, one after another, as one row space.
-
-    Reading raises DataError if an index or a dataset is damaged.
-    """
+    """The rows of several indexes, one after another; reading raises DataError for a damaged index or dataset."""
 
     def __init__(self, indexes: Sequence[SampleIndex]) -> None:
         self.indexes = list(indexes)

@@ -208,10 +208,7 @@ def _is_german(line: str, match: re.Match[str]) -> bool:
 
 
 def _word_ends_sentence(word: str, line: str, match: re.Match[str], is_first: bool) -> bool:
-    """Return whether the full stop between `word`, which may open its line, and what follows ends the sentence.
-
-    What follows does not begin with lower case.
-    """
+    """Return whether the full stop between `word`, which may open its line, and no lower case ends the sentence."""
     lower, following = word.lower(), match["next"]
     if is_first and _LIST_NUMBER.match(word):
         return False

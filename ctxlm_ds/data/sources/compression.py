@@ -37,29 +37,18 @@ _DECODERS: dict[str, Callable[[], Any]] = {
 }
 
 
-class _Member:
-    """One compressed member: gzip member, xz or bz2 stream, zstd frame."""
-
-    def __init__(self, compression: str) -> None:
-        self._compression = compression
-        self._decoder = _DECODERS[compression]()
-        self.eof = False
-
-    def step(self, data: memoryview) -> tuple[bytes, memoryview, bool]:
-        """Return output, the input that is left, and True if output is still pending. Raises what is in _DAMAGE."""
-        decoder = self._decoder
-        if self._compression == "zst":
-            output = decoder.decompress(data[:_ZSTD_INPUT_BYTES])
-            self.eof = decoder.eof
-            taken = min(len(data), _ZSTD_INPUT_BYTES) - (len(decoder.unused_data) if self.eof else 0)
-            return output, data[taken:], False
-        output = decoder.decompress(data, _OUTPUT_BYTES)
-        self.eof = decoder.eof
-        if self.eof:
-            return output, memoryview(decoder.unused_data), False
-        if self._compression == "gz":
-            return output, memoryview(decoder.unconsumed_tail), len(output) == _OUTPUT_BYTES
-        return output, memoryview(b""), not decoder.needs_input  # xz and bz2 keep unused input
+def _step(compression: str, decoder: Any, data: memoryview) -> tuple[bytes, memoryview, bool]:
+    """Return output, the input that is left, and True if output is still pending. Raises what is in _DAMAGE."""
+    if compression == "zst":
+        output = decoder.decompress(data[:_ZSTD_INPUT_BYTES])
+        taken = min(len(data), _ZSTD_INPUT_BYTES) - (len(decoder.unused_data) if decoder.eof else 0)
+        return output, data[taken:], False
+    output = decoder.decompress(data, _OUTPUT_BYTES)
+    if decoder.eof:
+        return output, memoryview(decoder.unused_data), False
+    if compression == "gz":
+        return output, memoryview(decoder.unconsumed_tail), len(output) == _OUTPUT_BYTES
+    return output, memoryview(b""), not decoder.needs_input  # xz and bz2 keep unused input
 
 
 def compression_of(path: str) -> str:
@@ -76,7 +65,8 @@ class Decompressor(io.RawIOBase):
         """Description of the damage, once the part before it is read; empty for none."""
         self._raw = raw
         self._compression = compression
-        self._decoder: _Member | None = None
+        self._decoder: Any = None
+        """Of one member: gzip member, xz or bz2 stream, zstd frame."""
         self._input = memoryview(b"")
         self._output = memoryview(b"")
         self._pending = False
@@ -110,7 +100,7 @@ class Decompressor(io.RawIOBase):
             if self._decoder is None:
                 self._decoder = self._next_member()
             if self._decoder is not None:
-                output, self._input, self._pending = self._decoder.step(self._input)
+                output, self._input, self._pending = _step(self._compression, self._decoder, self._input)
                 self._output = memoryview(output)
                 self._produced += len(output)
                 if self._decoder.eof:
@@ -132,10 +122,10 @@ class Decompressor(io.RawIOBase):
         self._input = memoryview(block)
         return True
 
-    def _next_member(self) -> _Member | None:
+    def _next_member(self) -> Any:
         """Return a decoder for the next member; None for padding (gzip and xz allow zeros between members)."""
         if self._compression in ("gz", "xz") and self._produced:
             self._input = memoryview(bytes(self._input).lstrip(b"\0"))
             if not self._input:
                 return None
-        return _Member(self._compression)
+        return _DECODERS[self._compression]()

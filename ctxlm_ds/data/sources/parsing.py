@@ -35,10 +35,7 @@ class _Unfit(Exception):
 
 
 def parse_chunk(chunk: Chunk, json_keys: Sequence[str], spans_key: str = "") -> Iterator[Document | BadRecord]:
-    """Yield the document of each record, or the reason against it, in order.
-
-    With `spans_key` (jsonl and one key only) documents are SpannedDocument.
-    """
+    """Yield the document of each record (with `spans_key` a SpannedDocument), or the reason against it, in order."""
     records, to_document = _FORMATS[chunk.format]
     if spans_key:
         to_document = partial(_from_spanned_json, spans_key=spans_key)

@@ -50,10 +50,7 @@ class PlannedRows:
 
 
 class RowOrder:
-    """All rows once per epoch.
-
-    Position t is row order_e[t mod n] of epoch e = t div n, order_e being a permutation keyed by (seed, e).
-    """
+    """All rows once per epoch: position t is row order_e[t mod n] of epoch e = t div n; (seed, e) is order_e's key."""
 
     def __init__(self, num_rows: int, seed: int) -> None:
         self.num_rows = num_rows

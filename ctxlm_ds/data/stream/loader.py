@@ -28,7 +28,7 @@ from ctxlm_ds.data.numba_random import stream_key
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.blend import LaneOrder, PlannedRows, RowOrder, RowStream, train_stream
 from ctxlm_ds.data.stream.collate import collate_arrays, count_labels, split_fields, to_batches
-from ctxlm_ds.errors import ConfigError, CtxlmError, DataError
+from ctxlm_ds.errors import CtxlmError, DataError
 from ctxlm_ds.process.launchers import die_with_launcher
 from ctxlm_ds.recipe.schema import EvaluationConfig, TrainingConfig
 from ctxlm_ds.recipe.sections import DataSection
@@ -56,18 +56,10 @@ class BatchPlan:
     size_at: Callable[[int], int] | None = None
     """Returns the global batch size of the step that begins at a row; without it, it is constant."""
 
-    def __post_init__(self) -> None:
-        share = self.micro_batch_size * self.data_parallel_size
-        if self.global_batch_size % share:
-            nearest = max(1, round(self.global_batch_size / share)) * share
-            raise ConfigError(
-                f"training.global_batch_size {self.global_batch_size} is not a multiple of training.micro_batch_size "
-                f"{self.micro_batch_size} times data-parallel size {self.data_parallel_size}; the nearest is {nearest}"
-            )
-
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of one rank in a step."""
+        """Micro-batches of one rank in a step; recipe/layout.py requires that the ranks have equally many."""
+        assert self.global_batch_size % (self.micro_batch_size * self.data_parallel_size) == 0
         return self.global_batch_size // (self.micro_batch_size * self.data_parallel_size)
 
     def offsets(self) -> NDArray[np.int64]:
@@ -106,10 +98,7 @@ class Step:
 
 
 class BatchBuilder:
-    """The work of a loader process: planned rows to a flat micro-batch.
-
-    The masks of a sample are keyed by (seed, sample, epoch, index).
-    """
+    """The work of a loader process: planned rows to a flat micro-batch, masked under (seed, sample, epoch, index)."""
 
     def __init__(self, rows: RowSource, objective: Objective, data: DataSection, seed: int, purpose: str) -> None:
         self.rows = rows
@@ -121,6 +110,13 @@ class BatchBuilder:
     def __call__(self, planned: PlannedRows) -> NDArray[np.int32]:
         """Return the micro-batch as one array (collate.collate_arrays)."""
         return collate_arrays(self.objective, self.fields, *self.examples(planned))
+
+    def __getitem__(self, planned: PlannedRows) -> NDArray[np.int32] | CtxlmError:
+        """Return the same for torch's DataLoader, or a user's error, whose message thus stays unchanged."""
+        try:
+            return self(planned)
+        except CtxlmError as error:
+            return error
 
     def examples(self, planned: PlannedRows) -> tuple[Any, NDArray[np.int64]]:
         """Return the examples of all rows, and [b + 1] where each row's begin."""
@@ -135,11 +131,8 @@ class TrainLoader:
     """An endless stream of steps from row `start_row` (the number of rows consumed so far).
 
     `ranks` is this data-parallel rank and their number. With `idle` the steps have no micro-batches, for a pipeline
-    stage that reads no data. With a GPU `device` the fields are on it.
-
-    Raises:
-        ConfigError: the global batch cannot be divided evenly among the ranks.
-        DataError: there are no rows, or a worker process died (while iterating).
+    stage that reads no data. With a GPU `device` the fields are on it. Raises DataError if there are no rows, and while
+    iterating if a worker process died.
     """
 
     def __init__(
@@ -205,7 +198,7 @@ class TrainLoader:
         # Compiles what the workers run, so that each finds it in its memory.
         self._builder(next(self._planned()))
         loader: DataLoader[Any] = DataLoader(
-            _WorkerSide(self._builder),
+            self._builder,
             sampler=self._planned(),
             batch_size=None,
             num_workers=self._num_workers,
@@ -302,19 +295,6 @@ class EvalLoader:
             return PlannedRows(np.where(planned.rows < self._num_rows, planned.rows, -1), planned.epochs)
         planned = self._order.at(positions % self._order.num_rows)
         return PlannedRows(np.where(positions < self._num_rows, planned.rows, -1), planned.epochs)
-
-
-class _WorkerSide:
-    """The builder as DataLoader's dataset; a user's error is returned, so that its message stays unchanged."""
-
-    def __init__(self, builder: BatchBuilder) -> None:
-        self._builder = builder
-
-    def __getitem__(self, planned: PlannedRows) -> NDArray[np.int32] | CtxlmError:
-        try:
-            return self._builder(planned)
-        except CtxlmError as error:
-            return error
 
 
 def _close_at_exit(reference: weakref.ref[TrainLoader]) -> None:

@@ -25,7 +25,7 @@ from ctxlm_ds.data.stream import collate as collate_module
 from ctxlm_ds.data.stream import loader as loader_module
 from ctxlm_ds.data.stream.blend import RowOrder
 from ctxlm_ds.data.stream.loader import BatchPlan, EvalLoader, Step, TrainLoader, step_rows
-from ctxlm_ds.errors import ConfigError, DataError
+from ctxlm_ds.errors import DataError
 from ctxlm_ds.objectives.base import Objective, build_objective
 from ctxlm_ds.objectives.masked_lm import MaskedLM
 from ctxlm_ds.recipe.schema import RunConfig
@@ -295,11 +295,6 @@ def test_evaluation_has_its_own_share_of_masks(tmp_path: Path) -> None:
     assert labels((rows, objective, config)) == labels(plain)
     step = steps_of((rows, objective, config), 1)[0]
     assert 0.45 < step.counts["masked_lm"] / step.num_tokens < 0.55
-
-
-def test_uneven_batches_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"global_batch_size 10 is not a multiple of .*micro_batch_size 4 .* 2"):
-        BatchPlan(10, 4, 0, 2)
 
 
 def test_no_rows_are_refused() -> None:
