@@ -131,10 +131,8 @@ def train_tokenizer(
     vocabulary and a warning. The folder must not exist, or with `source`, which says in its record what the texts are,
     be made from the same with the same settings. `settings` are those of the type's settings class.
 
-    Raises:
-        ConfigError: an impossible setting.
-        TokenizerError: there is no text, the folder was made otherwise (the message names the differences), or the
-            disk is full.
+    Raises ConfigError for an impossible setting; TokenizerError if there is no text, the folder was made otherwise (the
+    message names the differences), or the disk is full.
     """
     output_dir = Path(output_dir)
     chosen = _checked_settings(type, vocab_size, settings)

@@ -69,15 +69,6 @@ class Making(NamedTuple):
     """Threads; the samples do not depend on their number."""
 
     @property
-    def num_documents(self) -> int:
-        return self.documents[1] - self.documents[0]
-
-    @property
-    def num_sentences(self) -> int:
-        first, after = self.sentences
-        return after - first
-
-    @property
     def sentences(self) -> tuple[int, int]:
         """The first sequence of the documents, and the one after the last."""
         first, after = self.dataset.arrays.documents[list(self.documents)].tolist()
@@ -99,6 +90,12 @@ class MadeSamples(NamedTuple):
     pieces: Iterator[tuple[Records, Numbers | None]]
     """[n] records (index/record.py), and [r] how many samples each row has that ends among them; None if packing forms
     the rows."""
+
+    @classmethod
+    def of_all(cls, making: Making, pieces: Iterator[Records]) -> MadeSamples:
+        """Return samples of all documents and sentences that have a row each, or that packing combines."""
+        (document, after), (sentence, end) = making.documents, making.sentences
+        return cls(after - document, end - sentence, ((records, None) for records in pieces))
 
 
 class SampleFormat(ABC):

@@ -49,8 +49,9 @@ class Blocks(SampleFormat):
 
         dataset, settings = making.dataset, making.settings
         bounds, num_documents = text_bounds(dataset, making.template.sep_id, settings.packing, making.documents)
+        first, after = making.sentences
         pieces = block_pieces(bounds, settings.seq_length, settings.max_sequences_per_row)
-        return MadeSamples(num_documents, making.num_sentences, pieces)
+        return MadeSamples(num_documents, after - first, pieces)
 
 
 class ChunksSection(DataSection):
@@ -72,5 +73,4 @@ class Chunks(SampleFormat):
         first, after = making.tokens
         if first == after:
             raise DataError(f"{making.dataset.prefix}: no text; check what was preprocessed")
-        pieces = ((records, None) for records in even_records(first, after, making.settings.seq_length))
-        return MadeSamples(making.num_documents, making.num_sentences, pieces)
+        return MadeSamples.of_all(making, even_records(first, after, making.settings.seq_length))

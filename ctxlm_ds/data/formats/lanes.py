@@ -58,8 +58,7 @@ class Lanes(SampleFormat):
                 "check what was preprocessed"
             )
         # A is positions of an epoch's stream, B the units that it has.
-        pieces = ((records, None) for records in even_records(0, rows * length, length, units))
-        return MadeSamples(making.num_documents, making.num_sentences, pieces)
+        return MadeSamples.of_all(making, even_records(0, rows * length, length, units))
 
     def token_counts(self, num_tokens: Numbers) -> Numbers:
         return (num_tokens + self.shifted) * self.lane_directions

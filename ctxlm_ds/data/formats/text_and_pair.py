@@ -73,8 +73,7 @@ class TextAndPair(SampleFormat):
                 f"{dataset.prefix}: {after - first} tokens of text are not more than a row of data.seq_length {length} "
                 "has; shorten the rows, or check what was preprocessed"
             )
-        pieces = ((records, None) for records in self._records(making, first, after))
-        return MadeSamples(making.num_documents, making.num_sentences, pieces)
+        return MadeSamples.of_all(making, self._records(making, first, after))
 
     def _records(self, making: Making, first: int, after: int) -> Iterator[Records]:
         """Yield the records of tokens `first` to `after` - 1: those of all passes forward, then those backward."""
@@ -83,10 +82,10 @@ class TextAndPair(SampleFormat):
         from ctxlm_ds.data.numba_random import stream_key
 
         settings, offsets = making.settings, read_only(making.dataset.arrays.offsets.view(UNALIGNED))
-        begin, shift = making.sentences[0], shift_of(making.dataset)
+        (begin, end), shift = making.sentences, shift_of(making.dataset)
         half, key = settings.seq_length // 2, stream_key(settings.seed, self.name)
         for backward in (False, True) if settings.own["both_directions"] else (False,):
-            text = TextStream(offsets, shift, begin, making.num_sentences, first, after, backward)
+            text = TextStream(offsets, shift, begin, end - begin, first, after, backward)
             for duplicate in range(settings.num_duplicates):
                 yield from rows_of(text, RowSettings(half, settings.seq_length - half - SPECIALS, key, duplicate))
 

@@ -146,10 +146,8 @@ def build_rows(
     `workers` are threads, by default the processor cores that this process may use; the files do not depend on them.
     `verify` says which files of an index that another process has built are compared with their checksums.
 
-    Raises:
-        DataError: a dataset does not fit the tokenizer or the sample format, an index is damaged, or the disk
-            refuses it or lacks room.
-        ConfigError: seq_length is too short for the sample format, or static masking without an objective.
+    Raises DataError if a dataset does not fit the tokenizer or the sample format, an index is damaged, or the disk
+    refuses it or lacks room; ConfigError if seq_length is too short for the sample format.
     """
     workers = workers or len(os.sched_getaffinity(0))
 
@@ -212,17 +210,15 @@ def _write_samples(directory: Path, place: IndexPlace, tokenizer: Tokenizer, wor
     made = sample_format.make(Making(place.dataset, place.documents, settings, SequenceTemplate.of(tokenizer), workers))
     num_tokens = 0
     with ExitStack() as stack:
-        file = stack.enter_context(NpyAppender(directory / "samples.npy", SAMPLE_DTYPE))
-        rows = _RowsFiles(directory, stack) if sample_format.forms_rows and settings.packing else None
-        for records, counts in made.pieces:
-            if rows is not None and counts is not None:
-                rows.append(np.arange(file.count, file.count + len(records)), counts)
-            file.append(records)
-            num_tokens += int(records["num_tokens"].sum(dtype=np.int64))
-    if settings.packing and rows is None:
-        lengths, most = open_array(directory, "samples")["num_tokens"], settings.max_sequences_per_row
-        with ExitStack() as stack:
-            rows = _RowsFiles(directory, stack)
+        rows = _RowsFiles(directory, stack) if settings.packing else None
+        with NpyAppender(directory / "samples.npy", SAMPLE_DTYPE) as file:
+            for records, counts in made.pieces:
+                if rows is not None and counts is not None:
+                    rows.append(np.arange(file.count, file.count + len(records)), counts)
+                file.append(records)
+                num_tokens += int(records["num_tokens"].sum(dtype=np.int64))
+        if rows is not None and not sample_format.forms_rows:
+            lengths, most = open_array(directory, "samples")["num_tokens"], settings.max_sequences_per_row
             for numbers, counts in pack_samples(lengths, settings.seq_length, most, settings.seed, workers):
                 rows.append(numbers, counts)
     return {

@@ -117,10 +117,8 @@ def preprocess(
 ) -> list[PreprocessResult]:
     """Write one dataset per key; all are complete, or none exists. The inputs are files, globs and `hf://` names.
 
-    Raises:
-        DataError: unreadable input, too many bad records, existing output of another build, another process that
-            writes it, or a full disk.
-        TokenizerError: an unfit tokenizer.
+    Raises DataError for unreadable input, too many bad records, existing output of another build, another process that
+    writes it, or a full disk; TokenizerError for an unfit tokenizer.
     """
     if config.workers < 1:
         raise DataError(f"--workers {config.workers}: at least 1 is needed")

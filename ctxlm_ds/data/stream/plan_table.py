@@ -37,9 +37,7 @@ def plan_lines(
 
     Before this start the run has done `steps_done` steps and read `rows_read` rows; its global batch size may have been
     another then, and may grow.
-
-    Raises:
-        DataError: a source that must have a share has no row.
+    Raises DataError if a source that must have a share has no row.
     """
     steps = max(0, training.max_steps - steps_done)
     total_rows, first = training.rows_after(steps, rows_read), training.batch_size_at(rows_read)

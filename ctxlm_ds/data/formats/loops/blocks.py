@@ -36,8 +36,7 @@ def text_bounds(
 ) -> tuple[NDArray[np.int64], int]:
     """Return [t + 1] bounds of the texts of documents [first, after the last) in the token stream, and their number.
 
-    Raises:
-        DataError: documents do not end with the end-of-document token, or nothing can be predicted.
+    Raises DataError if documents do not end with the end-of-document token, or nothing can be predicted.
     """
     if not ends_with_eod(dataset, eod_id):
         raise DataError(

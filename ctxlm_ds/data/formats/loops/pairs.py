@@ -75,9 +75,7 @@ def choose_segments(
     only one sentence left) a run of sentences from another document, and then the unused sentences are put back.
     With `exchanges` the two are exchanged instead, but a lone sentence still gets a run of another document, with the
     label of exchanged segments (google-research/albert create_pretraining_data.py).
-
-    Returns:
-        How many pairs there are (at most one per sentence), and how many of them have a random next segment.
+    Return how many pairs there are (at most one per sentence), and how many of them have a random next segment.
     """
     count = num_random = 0
     for document in range(first, after):
