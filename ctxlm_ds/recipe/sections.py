@@ -181,6 +181,10 @@ class ValidationSource(Section):
         return {"name": value.rstrip("/").rpartition("/")[2], "path": value} if isinstance(value, str) else value
 
 
+MOST_SEQUENCES = "max_sequences_per_row"
+"""Setting of the sample formats whose rows may share."""
+
+
 class DataSection(Section):
     """Datasets and how they become rows; the sample format adds further settings."""
 
@@ -233,12 +237,16 @@ class DataSection(Section):
     @property
     def sequences_per_row(self) -> int:
         """Maximum number of sequences per row."""
-        return 1
+        return int(getattr(self, MOST_SEQUENCES, 1)) if self.shares_rows else 1
+
+    @property
+    def idle_settings(self) -> tuple[str, ...]:
+        return (MOST_SEQUENCES,) if MOST_SEQUENCES in type(self).model_fields and not self.shares_rows else ()
 
     @property
     def passes(self) -> int:
         """Passes over a dataset per epoch of its sample index."""
-        return 1
+        return int(getattr(self, "num_duplicates", 1))
 
     def problems(self, model: ModelSection) -> Iterator[Problem]:
         """Yield problems of this section, alone or with the model."""

@@ -1,8 +1,5 @@
 """The interface of all tokenizers, over the `tokenizers` library, and of a kind of tokenizer (registry TOKENIZERS).
 
-In: text. Out: ids without special tokens.
-Not here: special-token templates (samples insert them), reading folders (load.py).
-
 Folders are written by hand, not with transformers' save_pretrained, for two reasons. transformers 5 rebuilds
 BertTokenizer and RobertaTokenizer from the vocabulary and tokenizer_config.json and ignores tokenizer.json's own
 normalizer and pre-tokenizer, so every setting that decides ids is written in both places. And the same tokenizer gives

@@ -1,12 +1,10 @@
-"""Encode many texts to one flat array of ids. Text repeats its words, so each word is tokenized once.
-
-In: a tokenizer, texts. Out: exactly the ids of `Tokenizer.encode_batch`, flat, with the length of each text.
+"""Encode many texts to one flat array, with exactly the ids of `Tokenizer.encode_batch`, each word once.
 
 BERT's WordPiece and byte-level BPE tokenize the pieces of a text apart from each other, and a space always divides two
 pieces. So the text is cut at its spaces, and a word's ids are looked up. An unknown word is cut once more, at the
 punctuation in it; a part still unknown goes through the `tokenizers` library, plain ASCII straight to its model.
 Every other tokenizer (a normalizer that sees across spaces, added tokens with spaces in them) goes through the library
-text by text, and so does a text with the name of a special token. Not here: which texts (data/preprocess/job.py).
+text by text, and so does a text with the name of a special token.
 """
 
 from __future__ import annotations

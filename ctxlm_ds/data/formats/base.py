@@ -189,18 +189,6 @@ class RowSection(DataSection):
     def shares_rows(self) -> bool:
         return self.packing
 
-    @property
-    def sequences_per_row(self) -> int:
-        return self.max_sequences_per_row if self.packing else 1
-
-    @property
-    def passes(self) -> int:
-        return self.num_duplicates
-
-    @property
-    def idle_settings(self) -> tuple[str, ...]:
-        return () if self.packing else ("max_sequences_per_row",)
-
     @staticmethod
     def special_tokens(double_separator: bool) -> int:
         """Return how many special tokens frame a sample; `double_separator` counts two between A and B."""

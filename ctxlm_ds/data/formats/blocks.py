@@ -26,14 +26,6 @@ class BlocksSection(DataSection):
     def shares_rows(self) -> bool:
         return self.reset_at_documents
 
-    @property
-    def sequences_per_row(self) -> int:
-        return self.max_sequences_per_row if self.reset_at_documents else 1
-
-    @property
-    def idle_settings(self) -> tuple[str, ...]:
-        return () if self.reset_at_documents else ("max_sequences_per_row",)
-
 
 class Blocks(SampleFormat):
     """Blocks as Megatron's GPTDataset cuts them (loops/blocks.py)."""

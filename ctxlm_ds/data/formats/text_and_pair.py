@@ -36,10 +36,6 @@ class TextAndPairSection(DataSection):
     num_duplicates: Annotated[int, Field(ge=1, le=MOST_PASSES)] = 1
     """Passes over the corpus with newly drawn segments in one epoch."""
 
-    @property
-    def passes(self) -> int:
-        return self.num_duplicates
-
     def problems(self, model: ModelSection) -> Iterator[Problem]:
         yield from super().problems(model)
         if self.seq_length < LEAST_LENGTH:

@@ -1,11 +1,8 @@
 """ELMo (Peters 2018): words by frequency for the softmax, the characters of each word for the input.
 
-The vocabulary is bilm-tf's (<S> </S> <UNK> first, then words by falling frequency, vocab.txt one a line), the
-character table that of its UnicodeCharsVocabulary: the UTF-8 bytes of a word between <bow> and <eow>, padded to 50,
-each plus one, so that 0 is free for positions outside the sentence: 262 ids.
-
-bilm-tf spells the words outside its vocabulary too, and predicts <UNK> for them. A dataset holds ids, so such words
-have ids behind the vocabulary (`input_words`). A word without an id is <UNK> at the input, too.
+The vocabulary is bilm-tf's (docs/tokenizers.md), the characters are those of its UnicodeCharsVocabulary: the UTF-8
+bytes of a word between <bow> and <eow>, padded to 50, each plus one, so that 0 is free for positions outside the
+sentence: 262 ids. Words outside the vocabulary that the input spells have ids behind it (`input_words`).
 """
 
 from __future__ import annotations

@@ -1,16 +1,10 @@
-"""Blocks for causal language models: the documents of a dataset one after another, cut into full rows.
+"""Blocks for causal language models: the documents of a dataset one after another, cut into full rows (docs/data.md).
 
-A piece is a range of tokens of which all but the last are inputs. Each input predicts the token after it, so that
-pieces of one text overlap by one token and every token but the text's first is predicted exactly once (Megatron's
-GPTDataset cuts its blocks of seq_length + 1 in the same way). `reset_at_documents` decides what the text is:
-
-- true: each document. A row holds several pieces, which never see each other. An end-of-document token is predicted and
-  is never an input: Megatron's --reset-attention-mask, --reset-position-ids and --eod-mask-loss have an input without
-  influence and without a label there.
-- false: the dataset. A row is one piece; across a document's end it predicts the next document's first token.
-
-A row ends when it is full or, with `reset`, when its sequence slots are: then the next document starts the next row and
-the rest is padding. So rows follow from the documents' lengths only.
+A piece is a range of tokens of which all but the last are inputs, as in Megatron's GPTDataset. `reset_at_documents`
+decides what the text is that pieces are cut of: each document (an end-of-document token is predicted and never an
+input; Megatron's --reset-attention-mask, --reset-position-ids and --eod-mask-loss have an input without influence and
+label there), or the dataset. A row ends when it is full or its sequence slots are; the rest is padding. So rows follow
+from the documents' lengths only.
 """
 
 from __future__ import annotations

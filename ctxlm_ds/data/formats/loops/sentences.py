@@ -1,16 +1,10 @@
-"""Rows of consecutive full sentences.
+"""Rows of consecutive full sentences (docs/data.md).
 
 Separated rows follow fairseq (data/token_block_utils_fast.pyx). The text is a stream in which a separator ends each
-sentence and one more each document but the last. A row is [CLS] and a slice of the stream: sentences and document
-separators are added while they fit, so that a row may begin with a document's separator. Two differences: fairseq
-leaves a sentence that is longer than a row out of training, here it is cut into rows; and a row without any text is
-left out. Dense rows have separators between documents and at the end of the row only; a sentence longer than a row
-fills the current row and is cut at its end.
-
-In a dataset without --split-sentences the sentences are unknown. It becomes a stream of full rows, also cut
-inside sentences (fairseq's break mode `none`).
-
-A row begins where the one before it ends, so that one thread walks the documents, at some nanoseconds per sentence.
+sentence and one more each document but the last. A row is [CLS] and a slice of the stream, so that it may begin with a
+document's separator; a row without any text is left out, which fairseq does not do. A sentence longer than a row is cut
+into rows, in dense rows at the end of the current one. A row begins where the one before it ends, so that one thread
+walks the documents, at some nanoseconds per sentence.
 """
 
 from __future__ import annotations
