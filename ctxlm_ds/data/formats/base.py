@@ -93,7 +93,7 @@ class MadeSamples(NamedTuple):
 
     @classmethod
     def of_all(cls, making: Making, pieces: Iterator[Records]) -> MadeSamples:
-        """Return samples of all documents and sentences that have a row each, or that packing combines."""
+        """Return samples of all documents and sentences, one per row or combined by packing."""
         (document, after), (sentence, end) = making.documents, making.sentences
         return cls(after - document, end - sentence, ((records, None) for records in pieces))
 

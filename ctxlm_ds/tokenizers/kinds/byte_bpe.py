@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,44 +81,12 @@ class ByteBpeSettings:
     """Further special tokens. RoBERTa: after <unk>; GPT-2: before <|endoftext|>."""
 
 
-def train_roberta_bpe(texts: Iterable[str], settings: ByteBpeSettings) -> Tokenizer:
-    """Train RoBERTa's vocabulary on `texts` (iterated once)."""
-    first, last = (*FIRST_SPECIAL_TOKENS, *settings.special_tokens), (MASK_TOKEN,)
-    return roberta_tokenizer(_train(texts, settings, first, last), settings_record(settings, "frequency"))
-
-
-def train_gpt2_bpe(texts: Iterable[str], settings: ByteBpeSettings) -> Tokenizer:
-    """Train GPT-2's vocabulary on `texts` (iterated once): 256 bytes, the merges, <|endoftext|>."""
-    last = (*settings.special_tokens, END_OF_TEXT)
-    return gpt2_tokenizer(_train(texts, settings, (), last), settings_record(settings, "frequency"))
-
-
-def roberta_tokenizer(backend: Any, training: dict[str, Any]) -> Tokenizer:
-    """Return a tokenizer with RoBERTa's special tokens and template."""
-    from tokenizers import processors
-
-    tokenizer = ByteBpeTokenizer(backend, TokenizerFacts(dict(ROLES), training=training))
-    backend.post_processor = processors.RobertaProcessing(
-        ("</s>", tokenizer.sep_id), ("<s>", tokenizer.cls_id), trim_offsets=True,
-        add_prefix_space=backend.pre_tokenizer.add_prefix_space,
-    )  # fmt: skip
-    return tokenizer
-
-
-def gpt2_tokenizer(backend: Any, training: dict[str, Any]) -> Tokenizer:
-    """Return a tokenizer whose only special role is GPT-2's end of a document."""
-    from tokenizers import processors
-
-    roles = dict.fromkeys(DECODER_ROLES, END_OF_TEXT)
-    tokenizer = ByteBpeTokenizer(backend, TokenizerFacts(roles, training=training))
-    backend.post_processor = processors.ByteLevel(trim_offsets=False)
-    return tokenizer
-
-
-def _train(texts: Iterable[str], settings: ByteBpeSettings, first: tuple[str, ...], last: tuple[str, ...]) -> Any:
-    """Train with special tokens before and after the bytes and merges."""
+def train(texts: Iterable[str], settings: ByteBpeSettings, is_roberta: bool) -> Tokenizer:
+    """Train on `texts` (iterated once): RoBERTa's vocabulary, or GPT-2's of 256 bytes, the merges and <|endoftext|>."""
     from tokenizers import normalizers, pre_tokenizers, trainers
 
+    first = (*FIRST_SPECIAL_TOKENS, *settings.special_tokens) if is_roberta else ()
+    last = (MASK_TOKEN,) if is_roberta else (*settings.special_tokens, END_OF_TEXT)
     normalizer = None
     if settings.normalization != "none":
         normalizer = getattr(normalizers, settings.normalization.upper())()
@@ -131,7 +100,24 @@ def _train(texts: Iterable[str], settings: ByteBpeSettings, first: tuple[str, ..
     )
     vocab, merges = learn(cut_long_words(texts), trainer, pre_tokenizer, normalizer)
     vocab |= {token: len(vocab) + number for number, token in enumerate(last)}
-    return build_backend(vocab, merges, (*first, *last), settings.add_prefix_space, normalizer)
+    backend = build_backend(vocab, merges, (*first, *last), settings.add_prefix_space, normalizer)
+    return with_template(backend, is_roberta, settings_record(settings, "frequency"))
+
+
+def with_template(backend: Any, is_roberta: bool, training: dict[str, Any]) -> Tokenizer:
+    """Return a tokenizer with RoBERTa's roles and template, or whose only role is GPT-2's end of a document."""
+    from tokenizers import processors
+
+    roles = ROLES if is_roberta else dict.fromkeys(DECODER_ROLES, END_OF_TEXT)
+    tokenizer = ByteBpeTokenizer(backend, TokenizerFacts(dict(roles), training=training))
+    if is_roberta:
+        backend.post_processor = processors.RobertaProcessing(
+            ("</s>", tokenizer.sep_id), ("<s>", tokenizer.cls_id), trim_offsets=True,
+            add_prefix_space=backend.pre_tokenizer.add_prefix_space,
+        )  # fmt: skip
+    else:
+        backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    return tokenizer
 
 
 def build_backend(
@@ -184,14 +170,14 @@ def _read(file: Path, config: dict[str, Any]) -> Tokenizer:
         raise TokenizerError(f"{merges_file} and {file.name} do not belong together ({lost}); restore both")
     merges = [(left, right) for left, right in pairs]
     backend = build_backend(vocab, merges, special, bool(config.get("add_prefix_space", False)))
-    return (roberta_tokenizer if is_roberta else gpt2_tokenizer)(backend, {})
+    return with_template(backend, is_roberta, {})
 
 
 _CHOICES = {"normalization": NORMALIZATIONS}
 BYTE_BPE = TokenizerKind(
     ByteBpeTokenizer, _recognizes, vocabulary=".json", read=_read,
     types={
-        "bpe": TokenizerType(train_roberta_bpe, ByteBpeSettings, 50_265, 5 + 256, choices=_CHOICES),
-        "gpt2": TokenizerType(train_gpt2_bpe, ByteBpeSettings, 50_257, 1 + 256, choices=_CHOICES),
+        "bpe": TokenizerType(partial(train, is_roberta=True), ByteBpeSettings, 50_265, 5 + 256, choices=_CHOICES),
+        "gpt2": TokenizerType(partial(train, is_roberta=False), ByteBpeSettings, 50_257, 1 + 256, choices=_CHOICES),
     },
 )  # fmt: skip

@@ -9,8 +9,9 @@ vocabulary has no end-of-document token. Its line end, which is no word of BERT'
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,38 +64,34 @@ class Gpt1Settings:
     special_tokens: tuple[str, ...] = ()
 
 
-def train_gpt1(texts: Iterable[str], settings: Gpt1Settings) -> Tokenizer:
-    """Train on `texts` (iterated once) with BERT's words; memory grows with the number of different words."""
-    from tokenizers import normalizers, pre_tokenizers
-
-    return _train(texts, settings, normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer())
-
-
-def train_gpt1_words(texts: Iterable[str], settings: Gpt1Settings) -> Tokenizer:
-    """Train as `train_gpt1`, on texts of the cleaning rule `gpt_words`."""
-    return _train(texts, settings, *_words_pipeline())
-
-
 def read_words(tokenizer: Tokenizer) -> Tokenizer:
     """Return a tokenizer with the same vocabulary for texts of the cleaning rule `gpt_words`."""
     from tokenizers import Tokenizer as Backend
 
     backend = Backend.from_str(tokenizer.backend.to_str())
-    backend.normalizer, backend.pre_tokenizer = _words_pipeline()
+    backend.normalizer, backend.pre_tokenizer = _given_words()
     return Gpt1Tokenizer(backend, tokenizer.facts)
 
 
-def _words_pipeline() -> tuple[Any, Any]:
+def _bert_words() -> tuple[Any, Any]:
+    from tokenizers import normalizers, pre_tokenizers
+
+    return normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+
+
+def _given_words() -> tuple[Any, Any]:
     """Return a normalizer, and a pre-tokenizer whose words are line ends and runs without white space."""
     from tokenizers import Regex, normalizers, pre_tokenizers
 
     return normalizers.Lowercase(), pre_tokenizers.Split(Regex(r"\n|\S+"), behavior="removed", invert=True)
 
 
-def _train(texts: Iterable[str], settings: Gpt1Settings, normalizer: Any, pre_tokenizer: Any) -> Tokenizer:
+def train(texts: Iterable[str], settings: Gpt1Settings, words: Callable[[], tuple[Any, Any]]) -> Tokenizer:
+    """Train on `texts` (iterated once); memory grows with the number of different words."""
     from tokenizers import AddedToken, decoders, models
     from tokenizers import Tokenizer as Backend
 
+    normalizer, pre_tokenizer = words()
     counts = count_words(cut_long_words(texts), pre_tokenizer, normalizer)
     counts.pop(LINE_END.removesuffix(WORD_END), None)
     last = (*settings.special_tokens, LINE_END)
@@ -124,7 +121,7 @@ def _recognizes(content: dict[str, Any], training: dict[str, Any]) -> bool:
 GPT1 = TokenizerKind(
     Gpt1Tokenizer, _recognizes,
     types={
-        "gpt1": TokenizerType(train_gpt1, Gpt1Settings, 40_478, 2 + 2, ALPHABET_ADVICE),
-        "gpt1-words": TokenizerType(train_gpt1_words, Gpt1Settings, 40_478, 2 + 2, ALPHABET_ADVICE),
+        "gpt1": TokenizerType(partial(train, words=_bert_words), Gpt1Settings, 40_478, 2 + 2, ALPHABET_ADVICE),
+        "gpt1-words": TokenizerType(partial(train, words=_given_words), Gpt1Settings, 40_478, 2 + 2, ALPHABET_ADVICE),
     },
 )  # fmt: skip
