@@ -24,8 +24,6 @@ GAMMA = np.uint64(0x9E3779B97F4A7C15)
 FLOAT_SCALE = 2.0**-53
 FEISTEL_ROUNDS = 6
 
-CACHE_PREFIX = "compiled-"
-
 
 @lru_cache
 def _cache_folder() -> str:
@@ -41,7 +39,7 @@ def _cache_folder() -> str:
     home = package / "__pycache__"
     if not os.access(home if home.exists() else package, os.W_OK):
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ctxlm_ds"
-    return str(home / f"{CACHE_PREFIX}{digest.hexdigest()[:16]}")
+    return str(home / f"compiled-{digest.hexdigest()[:16]}")
 
 
 def compiled(function: Any, **options: Any) -> Any:

@@ -219,7 +219,7 @@ def _train(kind: TokenizerType, texts: Iterable[str], settings: Any) -> Tokenize
         text = "the text is too small for a vocabulary of %d: it gave %d tokens"
         logger.warning(text, settings.vocab_size, trained.vocab_size)
     if strips_marks(trained):
-        _log_stripped_marks(share_with_marks(text for (text,) in sample), hasattr(settings, "lowercase"))
+        _log_stripped_marks((text for (text,) in sample), hasattr(settings, "lowercase"))
     rate = float(report[ALL_LANGUAGES]["unknown_rate"])
     if rate > MOST_UNKNOWN and kind.against_unknown:
         text = "%.1f %% of the tokens of the training text are unknown; %s"
@@ -227,8 +227,11 @@ def _train(kind: TokenizerType, texts: Iterable[str], settings: Any) -> Tokenize
     return trained
 
 
-def _log_stripped_marks(share: float, can_keep: bool) -> None:
-    """Say that accents are stripped; warn if many words have such marks."""
+def _log_stripped_marks(texts: Iterable[str], can_keep: bool) -> None:
+    """Say that accents are stripped; warn if many words between blanks have a letter with a mark."""
+    words = Counter(word for text in texts for word in text.split())
+    marked = [word for word in words if "Mn" in map(unicodedata.category, unicodedata.normalize("NFD", word))]
+    share = sum(words[word] for word in marked) / max(1, words.total())
     text = "the tokenizer lower-cases and strips accents" + ("; --cased keeps them" if can_keep else "")
     if share > MOST_MARKED:
         logger.warning("%s: %.0f %% of the words have accents or vowel signs, which are lost", text, 100 * share)
@@ -286,17 +289,6 @@ def strips_marks(tokenizer: Tokenizer) -> bool:
         return False
     kept = unicodedata.normalize("NFC", normalizer.normalize_str("é").lower())
     return "e" in kept and "é" not in kept
-
-
-def share_with_marks(texts: Iterable[str]) -> float:
-    """Return the share of the words between blanks that have a letter with a mark (an accent, a vowel sign)."""
-    words = Counter(word for text in texts for word in text.split())
-    marked = sum(count for word, count in words.items() if not word.isascii() and _has_mark(word))
-    return marked / max(1, words.total())
-
-
-def _has_mark(word: str) -> bool:
-    return any(unicodedata.category(character) == "Mn" for character in unicodedata.normalize("NFD", word))
 
 
 def _count_whole_words(words: Counter[str], tokenizer: Tokenizer) -> int:

@@ -26,7 +26,7 @@ from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.index.record import HELD_OUT_SEED
 from ctxlm_ds.data.numba_random import stream_key
 from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.data.stream.blend import LaneOrder, PlannedRows, RowOrder, RowStream, train_stream
+from ctxlm_ds.data.stream.blend import LaneOrder, PlannedRows, RowOrder, train_stream
 from ctxlm_ds.data.stream.collate import collate_arrays, count_labels, split_fields, to_batches
 from ctxlm_ds.errors import CtxlmError, DataError
 from ctxlm_ds.process.launchers import die_with_launcher
@@ -73,12 +73,6 @@ class BatchPlan:
             plan = self if self.size_at is None else replace(self, global_batch_size=self.size_at(row))
             yield row, plan
             row += plan.global_batch_size
-
-
-def step_rows(stream: RowStream, plan: BatchPlan, start_row: int) -> Iterator[PlannedRows]:
-    """Yield one rank's [micro_batches, micro_batch_size] rows of every step from `start_row`, endlessly."""
-    for first_row, step in plan.steps(start_row):
-        yield stream.at(first_row + step.offsets())
 
 
 @dataclass(slots=True)
@@ -212,7 +206,8 @@ class TrainLoader:
 
     def _planned(self) -> Iterator[PlannedRows]:
         """Yield the rows of each piece of work: some micro-batches of a step, or all."""
-        for step in step_rows(self._stream, self._plan, self._start_row):
+        for first_row, plan in self._plan.steps(self._start_row):
+            step = self._stream.at(first_row + plan.offsets())
             for first in range(0, len(step.rows), self._at_once):
                 piece = slice(first, first + self._at_once)
                 yield PlannedRows(step.rows[piece].ravel(), step.epochs[piece].ravel())

@@ -24,7 +24,7 @@ from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream import collate as collate_module
 from ctxlm_ds.data.stream import loader as loader_module
 from ctxlm_ds.data.stream.blend import RowOrder
-from ctxlm_ds.data.stream.loader import BatchPlan, EvalLoader, Step, TrainLoader, step_rows
+from ctxlm_ds.data.stream.loader import BatchPlan, EvalLoader, Step, TrainLoader
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.objectives.base import Objective, build_objective
 from ctxlm_ds.objectives.masked_lm import MaskedLM
@@ -374,7 +374,8 @@ def test_errors_of_workers_keep_their_message(tmp_path: Path, workers: int) -> N
 
 def test_order_of_a_huge_row_space_needs_no_memory() -> None:
     plan = BatchPlan(64, 8, 3, 4)
-    planned = list(itertools.islice(step_rows(RowOrder(10**12, 1), plan, start_row=7 * 10**12 + 5), 2))
+    stream, steps = RowOrder(10**12, 1), itertools.islice(plan.steps(7 * 10**12 + 5), 2)
+    planned = [stream.at(first_row + step.offsets()) for first_row, step in steps]
     assert {int(epoch) for step in planned for epoch in step.epochs.flat} == {7}
     assert all(0 <= row < 10**12 for step in planned for row in step.rows.flat)
 
