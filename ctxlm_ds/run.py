@@ -33,7 +33,7 @@ from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig, TeacherConfig
 from ctxlm_ds.run_data import RunData, build_data, build_loaders, held_out_words
 from ctxlm_ds.tokenizers.base import Tokenizer
-from ctxlm_ds.tokenizers.load import log_unused_rows, resolve
+from ctxlm_ds.tokenizers.load import resolve
 from ctxlm_ds.training.continuations import Writing, build_continuations
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.model_setup import parallel_context
@@ -87,8 +87,6 @@ def build_run(
         ConfigError, DataError, TokenizerError, CheckpointError: a mistake of the user, on every rank.
     """
     config, tokenizer = resolve_on_every_rank(config, topology)
-    if topology.is_main:
-        log_unused_rows(config.model.vocab_size or 0, tokenizer.output_size)
     manager = CheckpointManager(lock.run_dir, config.checkpoint, topology, lock)
     newest = find_start(config, tokenizer, manager, topology)
     data = build_data(config, tokenizer, topology)

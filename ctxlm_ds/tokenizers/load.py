@@ -9,7 +9,6 @@ vocab.json with merges.txt, also as gpt2-vocab.json with gpt2-merges.txt (byte-l
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +29,6 @@ from ctxlm_ds.tokenizers.base import (
     missing_role,
 )
 from ctxlm_ds.untrusted_json import read_json_object
-
-logger = logging.getLogger("ctxlm_ds")
 
 _CONFIG_FILE = "tokenizer_config.json"
 _VOCABULARIES = ("vocab.txt", "vocab.json", "*-vocab.json", "*.model")
@@ -115,14 +112,6 @@ def resolve(config: RunConfig) -> tuple[RunConfig, Tokenizer]:
             f"{least - 1}; set model.vocab_size to at least {least}, or null"
         )
     return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})}), tokenizer
-
-
-def log_unused_rows(rows: int, tokens: int) -> None:
-    """Log that an embedding has more rows than its tokenizer has tokens; as a warning if most are unused."""
-    if rows > tokens:
-        text = "the embedding has %s rows, the tokenizer %s tokens; model.vocab_size: null takes the tokenizer's size"
-        level = logging.WARNING if rows > 2 * tokens else logging.INFO
-        logger.log(level, text, f"{rows:,}", f"{tokens:,}")
 
 
 def tokenizer_kinds() -> Iterator[TokenizerKind]:

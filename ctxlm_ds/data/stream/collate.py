@@ -74,16 +74,22 @@ def to_batches(
     """
     import torch
 
-    packed = torch.from_numpy(flat)
+    packed, num_rows = torch.from_numpy(flat), len(flat) // _row_size(fields)
     if device is None or device.type != "cuda":
-        return _as_batches(_buffers(packed, fields), fields, micro_batch_size)
-    kernels, copies = torch.cuda.current_stream(device), _copy_stream(device)
-    with torch.cuda.stream(copies):
-        buffers = _buffers(_send(packed, device), fields)
-    kernels.wait_stream(copies)
-    for buffer in buffers:
-        buffer.record_stream(kernels)
-    return _as_batches(buffers, fields, micro_batch_size)
+        buffers = _buffers(packed, fields)
+    else:
+        kernels, copies = torch.cuda.current_stream(device), _copy_stream(device)
+        with torch.cuda.stream(copies):
+            buffers = _buffers(_send(packed, device), fields)
+        kernels.wait_stream(copies)
+        for buffer in buffers:
+            buffer.record_stream(kernels)
+    tensors: dict[str, tuple[torch.Tensor, ...]] = {}
+    for buffer, is_float in zip(buffers, (False, True), strict=True):
+        group = [field for field in fields if (field.dtype == FLOAT) == is_float]
+        for field, piece in zip(group, buffer.split([num_rows * field.columns for field in group]), strict=True):
+            tensors[field.name] = piece.view(num_rows, field.columns).split(micro_batch_size)
+    return [Batch(dict(zip(tensors, pieces, strict=True))) for pieces in zip(*tensors.values(), strict=True)]
 
 
 def _send(packed: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -104,18 +110,6 @@ def _buffers(packed: torch.Tensor, fields: Sequence[Field]) -> tuple[torch.Tenso
     integers = sum(field.columns for field in fields if field.dtype != FLOAT)
     end = len(packed) // _row_size(fields) * integers
     return packed[:end].long(), packed[end:].view(torch.float32)
-
-
-def _as_batches(
-    buffers: tuple[torch.Tensor, torch.Tensor], fields: Sequence[Field], micro_batch_size: int
-) -> list[Batch]:
-    num_rows = sum(map(len, buffers)) // _row_size(fields)
-    tensors: dict[str, tuple[torch.Tensor, ...]] = {}
-    for buffer, is_float in zip(buffers, (False, True), strict=True):
-        group = [field for field in fields if (field.dtype == FLOAT) == is_float]
-        for field, piece in zip(group, buffer.split([num_rows * field.columns for field in group]), strict=True):
-            tensors[field.name] = piece.view(num_rows, field.columns).split(micro_batch_size)
-    return [Batch(dict(zip(tensors, pieces, strict=True))) for pieces in zip(*tensors.values(), strict=True)]
 
 
 def _row_size(fields: Sequence[Field]) -> int:

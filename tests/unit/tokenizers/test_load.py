@@ -17,7 +17,7 @@ from tokenizers import models, pre_tokenizers, trainers
 from ctxlm_ds.apps.text.preprocess_data import check_merges
 from ctxlm_ds.atomic import partial_path
 from ctxlm_ds.errors import TokenizerError
-from ctxlm_ds.tokenizers.load import find_vocabulary, load_tokenizer, log_unused_rows
+from ctxlm_ds.tokenizers.load import find_vocabulary, load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.text import make_documents
 
@@ -300,13 +300,3 @@ def test_what_does_not_decide_the_ids_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="no tokenizer; give"):
         load_tokenizer(tmp_path / "x.bin")
     assert find_vocabulary(tmp_path / "wordpiece") is None
-
-
-def test_rows_without_a_token_are_told(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "ctxlm_ds")
-    for rows in (30_522, 8_000, 4_000):
-        log_unused_rows(rows, 4_000)
-    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
-    assert caplog.messages[0] == (
-        "the embedding has 30,522 rows, the tokenizer 4,000 tokens; model.vocab_size: null takes the tokenizer's size"
-    )
