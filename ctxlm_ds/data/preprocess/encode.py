@@ -19,9 +19,6 @@ from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.word_cache import flat_encoder
 
-SpannedIds = tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.uint8]]
-"""Ids of all sequences, [tokens]; tokens of each sequence; [tokens] 1 at a token that continues a span."""
-
 
 class EncodedDocuments(NamedTuple):
     """The documents of a chunk under one key."""
@@ -141,8 +138,8 @@ def encoded_prefix(config: PreprocessConfig, tokenizer: Tokenizer) -> str:
 
 def encode_spanned(
     tokenizer: Tokenizer, texts: Sequence[str], split: Sequence[Sequence[str]], spans: Sequence[Spans], prefix: str
-) -> SpannedIds:
-    """Encode the sequences of texts, and mark the tokens of each given span.
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.uint8]]:
+    """Return ids of all sequences [tokens], tokens of each, and [tokens] 1 at a token that continues a given span.
 
     A token belongs to a span if they share a character. So a span that begins or ends inside a token covers all of it.
     `split` has the sequences of each text, `prefix` stands before each but a text's first and is not in the text.

@@ -83,7 +83,6 @@ class LaneOrder:
             )
 
     def at(self, positions: NDArray[np.int64]) -> PlannedRows:
-        """Return the rows at positions (any shape), and the epoch in which each is read."""
         steps, lanes = np.divmod(positions, self.lanes)
         epochs, places = np.divmod(steps, self.steps_per_epoch)
         return PlannedRows(lanes * self.steps_per_epoch + places, epochs)
@@ -252,7 +251,6 @@ class BlendedRows:
         self._starts = np.cumsum(self._counts) - self._counts
 
     def at(self, positions: NDArray[np.int64]) -> PlannedRows:
-        """Return the rows at positions (any shape), and the epoch of its source in which each is read."""
         sources, numbers = self.order.at(positions.ravel())
         epochs, within = np.divmod(numbers, self._counts[sources])
         # Places of the same epoch of the same source, one group after another.

@@ -20,7 +20,6 @@ from ctxlm_ds.tokenizers.training_words import count_words, settings_record
 
 BEGIN, END, UNK = "<S>", "</S>", "<UNK>"
 ROLES = {"pad": END, "unk": UNK, "cls": BEGIN, "sep": END}
-WORD_RULES = ("punctuation", "whitespace")
 
 WORD_CHARACTERS = 50
 BEGIN_SENTENCE_CHARACTER, END_SENTENCE_CHARACTER = 257, 258
@@ -40,31 +39,6 @@ class CharacterSettings:
     """Further special tokens, after <UNK>."""
     input_words: int | None = None
     """Most words after the vocabulary, which the input spells and which are <UNK> as labels; none by default."""
-
-
-class CharacterTokenizer(Tokenizer):
-    """Word ids like any other tokenizer; characters by `char_ids`."""
-
-    kind = "characters"
-
-    @property
-    def output_size(self) -> int:
-        return min(self.vocab_size, int(self.facts.training.get("requested_vocab_size", self.vocab_size)))
-
-    def char_ids(self, words: Sequence[str], size: int = WORD_CHARACTERS) -> NDArray[np.int32]:
-        """Return the characters of words, [w, size]."""
-        return char_ids(words, size)
-
-    @property
-    def words(self) -> list[str]:
-        """Words in the order of their ids."""
-        return [self.id_to_token(number) for number in range(self.vocab_size)]
-
-    def word_start_mask(self) -> NDArray[np.bool_]:
-        return np.ones(self.vocab_size, dtype=np.bool_)
-
-    def write_vocabulary(self, folder: Path, model: dict[str, Any]) -> None:
-        write_lines(folder / "vocab.txt", sorted(model["vocab"], key=model["vocab"].get)[: self.output_size])
 
 
 _SENTENCE_CHARACTERS = {BEGIN: BEGIN_SENTENCE_CHARACTER, END: END_SENTENCE_CHARACTER}
@@ -88,6 +62,28 @@ def char_ids(words: Sequence[str], size: int = WORD_CHARACTERS) -> NDArray[np.in
             table[number] = PADDING_CHARACTER
             table[number, :3] = BEGIN_WORD_CHARACTER, _SENTENCE_CHARACTERS[word], END_WORD_CHARACTER
     return table
+
+
+class CharacterTokenizer(Tokenizer):
+    """Word ids like any other tokenizer; characters by `char_ids`."""
+
+    kind = "characters"
+    char_ids = staticmethod(char_ids)
+
+    @property
+    def output_size(self) -> int:
+        return min(self.vocab_size, int(self.facts.training.get("requested_vocab_size", self.vocab_size)))
+
+    @property
+    def words(self) -> list[str]:
+        """Words in the order of their ids."""
+        return [self.id_to_token(number) for number in range(self.vocab_size)]
+
+    def word_start_mask(self) -> NDArray[np.bool_]:
+        return np.ones(self.vocab_size, dtype=np.bool_)
+
+    def write_vocabulary(self, folder: Path, model: dict[str, Any]) -> None:
+        write_lines(folder / "vocab.txt", sorted(model["vocab"], key=model["vocab"].get)[: self.output_size])
 
 
 def train_characters(texts: Iterable[str], settings: CharacterSettings) -> CharacterTokenizer:
@@ -114,7 +110,7 @@ CHARACTERS = TokenizerKind(
     lambda content, training: training.get("kind") == CharacterTokenizer.kind,
     types={
         "elmo": TokenizerType(
-            train_characters, CharacterSettings, 793_471, 3 + 1, choices={"words": WORD_RULES},
+            train_characters, CharacterSettings, 793_471, 3 + 1, choices={"words": ("punctuation", "whitespace")},
             against_unknown="raise --vocab-size or lower --min-frequency, so that more words have an id",
         )
     },
