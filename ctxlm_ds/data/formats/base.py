@@ -145,8 +145,8 @@ class SampleFormat(ABC):
         if not is_split:
             raise DataError(
                 f"{making.dataset.prefix}: data.sample_format {self.name} needs sentences, but each sequence of this "
-                "dataset is a document; preprocess it again with --split-sentences, or use full_sentences or "
-                "doc_sentences"
+                "dataset is a document; preprocess it again with --split-sentences, or use doc_sentences or "
+                "full_sentences"
             )
 
     def reader(self, dataset: IndexedDataset, template: SequenceTemplate) -> Fill:
