@@ -27,6 +27,7 @@ from ctxlm_ds.process.signals import StopSignal
 logger = logging.getLogger("ctxlm_ds")
 
 EXIT_INTERRUPTED = 130
+NODE = -1
 RANK_0_WAIT_S, POLL_S = 10.0, 0.5
 TEARDOWN_S, INTERRUPTED_TEARDOWN_S = 60.0, 3.0
 SHOWN_CHARACTERS = 300
@@ -45,20 +46,28 @@ _SOURCE_PLACE = re.compile(r"\[\S+:\d+\] ")
 
 @dataclass(frozen=True)
 class FailureRecord:
-    """The end of one rank."""
+    """The end of one rank, by what it left or by what its launcher says."""
 
     time_unix_s: float
-    rank: int
+    rank: int  # NODE if the node itself failed
     host: str
     exit_status: int
     error: str  # the exception's type
     message: str
     traceback: str | None = None  # None for a user's mistake
     consequence: bool = False  # True if another rank's end is the reason for this one
+    signal: int | None = None  # that ended it
+
+    @property
+    def what(self) -> str:
+        """Error and message."""
+        return ": ".join(str(part).strip() for part in (self.error, self.message) if part)
 
     def describe(self) -> str:
         """Describe rank, host and error in one line, a user's mistake by all its lines."""
-        text = f"rank {self.rank} on {self.host}: {self.error}: {str(self.message).strip()}"
+        if self.rank == NODE:
+            return f"node {self.host} failed"
+        text = f"rank {self.rank} on {self.host}{' ' if self.signal else ': '}{self.what}"
         return shortened(text) if self.traceback else text
 
 
@@ -70,7 +79,7 @@ def shortened(text: str) -> str:
 
 def read_failures(folder: Path) -> list[FailureRecord]:
     """Read the intact records of one attempt, the likely reason first: causes before consequences, each by time."""
-    records = [record for path in sorted(folder.glob("rank-*.json")) if (record := read_record(path)) is not None]
+    records = filter(None, map(read_record, sorted(folder.glob("rank-*.json"))))
     return sorted(records, key=lambda record: (record.consequence, record.time_unix_s))
 
 
@@ -122,21 +131,19 @@ class FailureReport:
             round(time.time(), 6), self.rank, socket.gethostname(), exit_status(error), type(error).__name__,
             _message(error), lines, is_consequence(error),
         )  # fmt: skip
-        if is_users(error) and record.rank != 0 and self._rank_0_says_so(record):
+        # A start that failed must not make a run directory.
+        folder = attempt_folder(self.run_dir) if self.run_dir is not None and self.run_dir.is_dir() else None
+        if is_users(error) and record.rank != 0 and self._rank_0_says_so(record, folder):
             return record.exit_status
         # A launcher that asks to stop from here on does so because of this error.
         self._stop_signal.requested = True
-        if (folder := self._folder()) is not None:
+        if folder is not None:
             write_record(folder, record)
         if not (stopping and record.consequence):
             self._say(record, error)
         return record.exit_status
 
-    def _folder(self) -> Path | None:
-        """Return the folder of records; None without a run directory (a start that failed must not make one)."""
-        return attempt_folder(self.run_dir) if self.run_dir is not None and self.run_dir.is_dir() else None
-
-    def _rank_0_says_so(self, record: FailureRecord) -> bool:
+    def _rank_0_says_so(self, record: FailureRecord, folder: Path | None) -> bool:
         """Return whether rank 0 ends with the same message: by its record, or because the launcher stops this rank.
 
         Neither comes for a mistake that only this rank can see (a file missing on its node).
@@ -145,7 +152,7 @@ class FailureReport:
         while time.monotonic() < deadline_s:
             if self._stop_signal.requested and not stopped_before:
                 return True
-            other = None if (folder := self._folder()) is None else read_record(folder / "rank-00000.json")
+            other = None if folder is None else read_record(folder / "rank-00000.json")
             if other is not None and other.time_unix_s >= self._started_unix_s - RANK_0_WAIT_S:
                 return (other.error, other.message) == (record.error, record.message)
             time.sleep(min(POLL_S, RANK_0_WAIT_S / 10))
@@ -185,8 +192,10 @@ def is_consequence(error: BaseException | None) -> bool:
 
 def exit_status(error: BaseException) -> int:
     """Return the process's exit status for an exception (errors.py)."""
-    if isinstance(error, (errors.TrainingError, KeyboardInterrupt)):
-        return EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else errors.EXIT_TRAINING_ERROR
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    if isinstance(error, errors.TrainingError):
+        return errors.EXIT_TRAINING_ERROR
     return errors.EXIT_USER_ERROR if is_users(error) else errors.EXIT_UNEXPECTED
 
 

@@ -31,7 +31,7 @@ SKIP = "skip"  # a batch was skipped: step, why, loss, grad_norm, rows
 ROLLBACK = "rollback"  # back from a bad batch: step, to_step, why, loss, grad_norm, rows, passed_over
 ANOMALY = "anomaly"  # the run stopped at a bad batch: step, why, loss, grad_norm, rows
 SAVE_FAILED = "save_failed"  # a checkpoint could not be written: step, why
-FAILURE = "failure"  # the job saw its ranks end badly: why, exit_status, first_rank, attempt
+FAILURE = "failure"  # the job saw its ranks end badly: why, exit_status, first_rank (-1: a node), attempt
 REQUEUE = "requeue"  # the job put itself back into the queue: why, how
 GIVE_UP = "give_up"  # the job stopped restarting: why
 

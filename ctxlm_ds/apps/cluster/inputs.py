@@ -13,11 +13,13 @@ import sys
 from collections import ChainMap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.errors import CtxlmError
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.recipe.sections import RowSettings
+
+if TYPE_CHECKING:
+    from ctxlm_ds.data.index.build import IndexPlace
 
 ROOT_NAME = "ctxlm-staged"
 DATA_ENDS = ("bin", "idx", "spans")
@@ -29,38 +31,35 @@ def input_problems(config: RunConfig) -> list[str]:
     Raises:
         ImportError: numpy or tokenizers is not installed here.
     """
-    problems = list(_data_problems(config.tokenizer.path, config.row_settings))
+    problems = []
+    if config.tokenizer.path is None or not config.data.train:
+        problems.append("tokenizer.path and data.train are needed; name them in the recipe or with --set")
+    else:
+        problems += [str(place) for place in _index_places(config) if isinstance(place, CtxlmError)]
     start = config.initialize_from
     if start is not None and not Path(start).is_dir():
         problems.append(f"initialize_from: {start} is not a folder")
     return problems
 
 
-def _data_problems(tokenizer_path: str | None, settings: RowSettings) -> Iterator[str]:
+def _index_places(config: RunConfig) -> Iterator[IndexPlace | CtxlmError]:
+    """Yield the place of the sample index of each part of a dataset that a run reads, or what is wrong with it."""
     from ctxlm_ds.data.index.build import IndexPlace
+    from ctxlm_ds.data.stream.run_datasets import held_out_parts, train_parts
     from ctxlm_ds.tokenizers.load import load_tokenizer
 
-    if tokenizer_path is None or not settings.data.train:
-        yield "tokenizer.path and data.train are needed; name them in the recipe or with --set"
-        return
+    settings = config.row_settings
     try:
-        tokenizer, parts = load_tokenizer(tokenizer_path), _parts(settings)
+        tokenizer = load_tokenizer(str(config.tokenizer.path))
+        train, held_out = train_parts(settings.data), held_out_parts(settings.data).values()
     except CtxlmError as error:
-        yield str(error)
+        yield error
         return
-    for part, held_out in parts:
+    for part, is_held_out in [*((part, False) for part in train), *((part, True) for part in held_out)]:
         try:
-            IndexPlace.of(part, tokenizer, settings, held_out)
+            yield IndexPlace.of(part, tokenizer, settings, is_held_out)
         except CtxlmError as error:
-            yield str(error)
-
-
-def _parts(settings: RowSettings) -> list[tuple[Any, bool]]:
-    """Return the parts of datasets that a run reads, and whether each is held out."""
-    from ctxlm_ds.data.stream.run_datasets import held_out_parts, train_parts
-
-    held_out = held_out_parts(settings.data).values()
-    return [*((part, False) for part in train_parts(settings.data)), *((part, True) for part in held_out)]
+            yield error
 
 
 def staging_lines(config: RunConfig, into: Path) -> Iterator[str]:
@@ -68,7 +67,7 @@ def staging_lines(config: RunConfig, into: Path) -> Iterator[str]:
     from ctxlm_ds.data.dataset.reader import IndexedDataset
     from ctxlm_ds.recipe.source_rules import source_names
 
-    indexes = _finished_indexes(config.tokenizer.path, config.row_settings)
+    indexes = _finished_indexes(config)
     sources = [one.path for one in config.data.train] + [one.path for one in config.data.validation]
     for source in dict.fromkeys(sources):
         folder = copy_of(source, into).parent
@@ -103,16 +102,15 @@ def copy_of(source: str, into: Path) -> Path:
     return into.resolve() / ROOT_NAME / folder / Path(source).name
 
 
-def _finished_indexes(tokenizer_path: str | None, settings: RowSettings) -> dict[Path, str]:
+def _finished_indexes(config: RunConfig) -> dict[Path, str]:
     """Return the prefix of the dataset of each sample index that is built; every node will build the others."""
-    from ctxlm_ds.data.index.build import IndexPlace
-    from ctxlm_ds.tokenizers.load import load_tokenizer
-
-    if tokenizer_path is None:
-        return {}
-    tokenizer = load_tokenizer(tokenizer_path)
-    places = [IndexPlace.of(part, tokenizer, settings, held_out) for part, held_out in _parts(settings)]
-    return {place.directory: str(place.dataset.prefix) for place in places if (place.directory / "meta.json").is_file()}
+    found = {}
+    for place in () if config.tokenizer.path is None else _index_places(config):
+        if isinstance(place, CtxlmError):
+            raise place
+        if (place.directory / "meta.json").is_file():
+            found[place.directory] = str(place.dataset.prefix)
+    return found
 
 
 def main() -> None:

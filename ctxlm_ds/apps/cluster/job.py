@@ -7,44 +7,62 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any
 
 from ctxlm_ds.apps.cluster.job_context import JobContext, JobSignals, log, read_context, show
-from ctxlm_ds.apps.cluster.rank_output import report
+from ctxlm_ds.apps.cluster.rank_output import OUTPUT_NAME, LogFilter, gather_failures, report
 from ctxlm_ds.apps.cluster.rank_start import (
     CANCELLED,
     Outcome,
     RankStart,
-    RankStarter,
-    cut_short,
+    begin,
     finish,
     fruitless_starts,
     list_starts,
     newest_checkpoint,
     note_cut_short,
+    read_outcome,
+    srun_command,
+    start_srun,
+    step_environment,
 )
 from ctxlm_ds.apps.cluster.slurm_commands import (
     DISABLED,
     LEAST_TIME_S,
     Job,
-    broken_nodes,
+    cancel_steps,
+    has_broken,
     requeue,
     show_job,
     still_ours,
+    stop_delay_s,
     time_left_s,
 )
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_UNEXPECTED, EXIT_USER_ERROR, ClusterError, ConfigError, CtxlmError
 from ctxlm_ds.process.run_files import read_status
-from ctxlm_ds.process.run_history import ATTEMPTS_DIR, FAILURE, GIVE_UP, REQUEUE, append_event, is_completed
+from ctxlm_ds.process.run_history import (
+    ATTEMPTS_DIR,
+    FAILURE,
+    GIVE_UP,
+    JOB_ATTEMPT,
+    REQUEUE,
+    append_event,
+    is_completed,
+    read_history,
+)
 
-DELAY_GROWTH = 4.0
-MAX_DELAY_S = 600.0
+DELAY_GROWTH, MAX_DELAY_S = 4.0, 600.0
+WAIT_FOR_LOCK_S = 180
+POLL_S, ANSWER_S, LAST_OUTPUT_S = 0.5, 20.0, 30.0
 OWNS = ("RUNNING", "PENDING", "CONFIGURING", "SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_HOLD")
 """States of a job that has the run or will resume it. A completing job gives it back soon."""
 FINE = (Outcome.COMPLETED, Outcome.STOPPED_FOR_GOOD)
@@ -77,13 +95,8 @@ def decide(
 ) -> Action:
     """Return the action of the first row that fits.
 
-    Args:
-        outcome: of the start.
-        still_ours: the job has been neither cancelled nor requeued.
-        time_is_up: the job itself was asked to stop (ahead of its limit, preemption), or too little time is left.
-        broken_nodes: a node of the ranks is down.
-        may_continue: CTXLM_RESTART is not off.
-        gives_up: as many starts in a row as allowed made no progress, this one included.
+    `still_ours`: the job has been neither cancelled nor requeued; `time_is_up`: it was asked to stop, or too little
+    time is left; `gives_up`: as many starts in a row as allowed made no progress, this one included.
     """
     if outcome in FINE:
         return Action.DONE
@@ -103,7 +116,7 @@ def refuse_run_of_another(run_dir: Path, own_id: str | None, show: Callable[[str
 
     Without `own_id`, before a job is queued, a job that was queued and is still waiting has it too.
     """
-    newest = next(iter(list_starts(run_dir)[-1:]), None)
+    newest = next(reversed(list_starts(run_dir)), None)
     job_ids = [] if own_id is not None else [read_status(run_dir).get("submitted")]
     job_ids += [newest.job_id] if newest is not None and not is_completed(run_dir) else []
     for job_id in map(str, filter(None, job_ids)):
@@ -124,6 +137,7 @@ class Supervisor:
 
     def __init__(self, context: JobContext, signals: JobSignals) -> None:
         self._context, self._signals, self._run_dir = context, signals, context.run_dir
+        self._tries = 0
 
     def run(self) -> int:
         """Return the job's exit status."""
@@ -134,18 +148,79 @@ class Supervisor:
                 return 0
         elif not context.restarts and not context.in_series:
             refuse_run_of_another(run_dir, context.job_id)
-        starter = RankStarter(context, self._signals, self._on_term)
-        for record in cut_short(run_dir, context.job_id):
-            why = note_cut_short(run_dir, record)
-            log(f"start {record.name} on {record.nodes} ended with its job: {why}")
+        for line in note_cut_short(run_dir, context.job_id):
+            log(line)
         while True:
-            start = starter.start()
+            start = self._start()
             action = self._next_action(start)
             if action is not Action.RESTART:
                 return self.end(action, start)
-            self._note(start, FAILURE)
+            self._note_failure(start)
             self._report(start)
             self._pause(start)
+
+    def _start(self) -> RankStart:
+        """Run the ranks to their end and judge it. Raises OSError if the run directory cannot be written."""
+        context, signals = self._context, self._signals
+        name = f"{JOB_ATTEMPT}{context.job_id}-{context.restarts}-{self._tries}"
+        record = begin(context.run_dir, name, context.job_id, context.node_list)
+        self._tries += 1
+        again = f", restart {context.restarts}" if context.restarts else ""
+        log(f"start {name} on {context.node_list}{again}; {record.describe()}")
+        if signals:
+            return RankStart(record, Outcome.STOPPED, f"{signals.name} came before the start", 0)
+        folder, before = context.run_dir / ATTEMPTS_DIR / name, len(read_history(context.run_dir))
+        # Before the user's own option, which wins.
+        wait = ["--wait-for-lock", str(WAIT_FOR_LOCK_S)]
+        words = [context.settings.python, "-m", "ctxlm_ds.pretrain", *wait, *context.words]
+        command = srun_command(words, context.settings, *context.task_words)
+        with LogFilter(folder / OUTPUT_NAME, show) as lines:
+            step = start_srun(command, step_environment(context.environ, name, context.nodes[0]))
+            status = self.watch(step, lines.line)
+        if status < 0:
+            cancel_steps(context.job_id)
+        failures = gather_failures(folder, lines.slurm_lines, lines.held)
+        return RankStart(record, *read_outcome(context, before, status, failures, bool(signals)), failures)
+
+    def watch(self, step: subprocess.Popen[str], on_line: Callable[[str], None]) -> int:
+        """Return srun's exit status when all its output has been read; negative if a signal ended it.
+
+        `on_line` is called with each line of the output, from one thread.
+        """
+
+        def read_lines() -> None:
+            for line in step.stdout or ():
+                on_line(line.rstrip("\n"))
+
+        reader = threading.Thread(target=read_lines, name="srun-output", daemon=True)
+        reader.start()
+        passed_on = 0
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                status = step.wait(POLL_S)
+                reader.join(timeout=LAST_OUTPUT_S)
+                return status
+            if self._signals.count == passed_on:
+                continue
+            passed_on = self._signals.count
+            if self._signals.name == "SIGUSR1":
+                self._notice()
+            step.send_signal(signal.SIGUSR1)  # every rank saves and stops; srun itself ends at TERM
+            if self._signals.name == "SIGTERM":
+                self._on_term()
+
+    def _notice(self) -> None:
+        """Say how near the time limit is; wait if a short job's notice of it came at its very beginning."""
+        left = ""
+        with contextlib.suppress(ClusterError):
+            job = show_job(self._context.job_id, ANSWER_S)
+            delay_s = stop_delay_s(job, time.time())
+            if delay_s > 0:
+                log(f"notice of the time limit comes early; the ranks get it in {format_duration(delay_s)}")
+                self._signals.sleep(delay_s)
+            left_s = time_left_s(job, time.time())
+            left = f", {format_duration(left_s)} before the time limit" if math.isfinite(left_s) else ""
+        log(f"SIGUSR1{left}: the ranks save and stop")
 
     def _next_action(self, start: RankStart) -> Action:
         """Collect the facts and decide."""
@@ -154,11 +229,11 @@ class Supervisor:
         # This start is not on record yet.
         this_one = record.checkpoint_step == newest_checkpoint(self._run_dir)
         return decide(
-            start.ended.outcome,
+            start.outcome,
             still_ours=job.restarts <= context.restarts and still_ours(job),
             time_is_up=bool(self._signals) or job.state != "RUNNING" or time_left_s(job, time.time()) < LEAST_TIME_S,
-            broken_nodes=start.ended.outcome is Outcome.FAILED and bool(broken_nodes(context.nodes)),
-            may_continue=context.settings.restart != "off",
+            broken_nodes=start.outcome is Outcome.FAILED and has_broken(context.nodes),
+            may_continue=context.settings.restarts,
             gives_up=len(fruitless_starts(self._run_dir, record)) + this_one >= context.settings.max_restarts,
         )
 
@@ -172,35 +247,35 @@ class Supervisor:
 
     def end(self, action: Action, start: RankStart) -> int:
         """Carry out every action but a restart; return the exit status."""
-        ended = start.ended
-        if action is Action.CONTINUE_LATER:
-            return self._continue_later(start)
-        if action is Action.LEAVE:
-            return self._leave(start)
-        if ended.outcome in FINE:
-            log(ended.describe())
+        if action is Action.DONE:
+            log(start.describe())
             return 0
+        if action is Action.CONTINUE_LATER:
+            self._continue_later(start)
+            return 0
+        if action is Action.LEAVE:
+            self._leave(start)
+            return start.exit_status
+        self._note_failure(start)
         if action is Action.GIVE_UP:
             self._give_up(start)
         else:
-            self._note(start, FAILURE)
-            log(f"{ended.outcome.value}; not started again")
+            log(f"{start.outcome.value}; not started again")
             self._report(start)
-        return ended.exit_status or EXIT_UNEXPECTED
+        return start.exit_status or EXIT_UNEXPECTED
 
-    def _continue_later(self, start: RankStart) -> int:
-        if start.ended.outcome is Outcome.FAILED:
-            self._note(start, FAILURE)
+    def _continue_later(self, start: RankStart) -> None:
+        if start.outcome is Outcome.FAILED:
+            self._note_failure(start)
             self._report(start)
-        log(f"{start.ended.describe()}; putting the job back into the queue")
+        log(f"{start.describe()}; putting the job back into the queue")
         try:
             how = self._put_back()
         except ClusterError as error:
-            self._note(start, FAILURE, how=str(error))
+            self._note_failure(start, str(error))
             raise
-        self._note(start, REQUEUE, how=how)
+        finish(self._run_dir, start.record, REQUEUE, start.why, how)
         log(how)
-        return 0
 
     def _put_back(self) -> str:
         job_id = self._context.job_id
@@ -216,26 +291,27 @@ class Supervisor:
                 f"{error}. To continue, submit again; as an array of tasks that follow each other: --array=1-10%1"
             ) from error
 
-    def _leave(self, start: RankStart) -> int:
+    def _leave(self, start: RankStart) -> None:
         """Leave a job that Slurm or a person has requeued or cancelled."""
-        requeued = show_job(self._context.job_id).restarts > self._context.restarts
-        how = "Slurm has requeued the job" if requeued else CANCELLED
-        self._note(start, REQUEUE if requeued else FAILURE, how=how)
-        log(f"{start.ended.describe()}; {how}{'' if requeued else '; to resume: submit the same command again'}")
-        return start.ended.exit_status
+        if show_job(self._context.job_id).restarts > self._context.restarts:
+            how = "Slurm has requeued the job"
+            finish(self._run_dir, start.record, REQUEUE, start.why, how)
+            log(f"{start.describe()}; {how}")
+        else:
+            self._note_failure(start, CANCELLED)
+            log(f"{start.describe()}; {CANCELLED}; to resume: submit the same command again")
 
     def _on_term(self) -> None:
         """Put the job back when Slurm ends it at its time limit: SIGKILL may come before the ranks have saved."""
         try:
             job = show_job(self._context.job_id, patience_s=0.0)
-            may_continue = self._context.settings.restart != "off" and job.restarts <= self._context.restarts
+            may_continue = self._context.settings.restarts and job.restarts <= self._context.restarts
             if job.state != "RUNNING" and still_ours(job) and may_continue:
                 log(f"Slurm ends the job ({job.given('Reason') or 'preempted'}): {self._put_back()}")
         except ClusterError as error:
             log(str(error))
 
     def _give_up(self, start: RankStart) -> None:
-        self._note(start, FAILURE)
         fruitless = fruitless_starts(self._run_dir, start.record)
         self._report(start)
         why = f"gave up: {len(fruitless)} starts in a row made no progress; {start.record.describe()}"
@@ -249,13 +325,12 @@ class Supervisor:
         for line in report(start.failures, self._run_dir / ATTEMPTS_DIR / start.record.name):
             show(line)
         if not start.failures:
-            show(f"error: {start.ended.why}")
+            show(f"error: {start.why}")
 
-    def _note(self, start: RankStart, event: str, **details: Any) -> None:
-        if event == FAILURE:
-            first = start.failures[0].rank if start.failures else None
-            details = {"exit_status": start.ended.exit_status, "first_rank": first, **details}
-        finish(self._run_dir, start.record, event, start.ended.why, **details)
+    def _note_failure(self, start: RankStart, how: str | None = None) -> None:
+        first = start.failures[0].rank if start.failures else None
+        details = {"exit_status": start.exit_status, "first_rank": first}
+        finish(self._run_dir, start.record, FAILURE, start.why, how, **details)
 
 
 if __name__ == "__main__":

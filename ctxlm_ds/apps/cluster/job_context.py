@@ -76,29 +76,14 @@ class JobSignals:
 class JobSettings:
     """How a job starts its ranks, and what it does when they end early."""
 
-    restart: str = "requeue"
+    restarts: bool = True
     max_restarts: int = 4  # starts in a row that leave no new checkpoint before the job gives up
     restart_delay_s: float = 10.0
     """Pause before a restart in this allocation, four times longer with each start without progress."""
     srun_options: tuple[str, ...] = ()
-    container: str = ""  # image for apptainer
-    container_options: tuple[str, ...] = ()
-    pyxis: str = ""  # image for srun --container-image
-    pyxis_options: tuple[str, ...] = ()
-    container_python: str = "python3"
-
-    def wrap(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Return srun's options and the words that it runs, in the image of the settings if there is one."""
-        if self.pyxis:
-            return [f"--container-image={self.pyxis}", *self.pyxis_options], list(words)
-        if self.container:
-            return [], ["apptainer", "exec", "--nv", *self.container_options, self.container, *words]
-        return [], list(words)
-
-    @property
-    def python(self) -> str:
-        """The interpreter that runs the ranks."""
-        return self.container_python if self.container or self.pyxis else sys.executable
+    of_srun: tuple[str, ...] = ()  # srun's options for an image of pyxis
+    inside: tuple[str, ...] = ()  # words before a command that run it in an image of apptainer
+    python: str = sys.executable  # of the ranks
 
 
 def read_settings(environ: Mapping[str, str]) -> JobSettings:
@@ -109,16 +94,16 @@ def read_settings(environ: Mapping[str, str]) -> JobSettings:
     container, pyxis = environ.get("CTXLM_CONTAINER", ""), environ.get("CTXLM_PYXIS", "")
     if container and pyxis:
         raise ConfigError(f"CTXLM_CONTAINER={container} and CTXLM_PYXIS={pyxis}: set one of them in slurm/env.sh")
+    enter = ("apptainer", "exec", "--nv", *_words(environ, "CTXLM_CONTAINER_OPTIONS"), container)
+    of_srun = (f"--container-image={pyxis}", *_words(environ, "CTXLM_PYXIS_OPTIONS"))
     return JobSettings(
-        restart=restart,
+        restarts=restart != "off",
         max_restarts=int(_number(environ, "CTXLM_MAX_RESTARTS", 4, lowest=1)),
         restart_delay_s=_number(environ, "CTXLM_RESTART_DELAY_S", 10.0, lowest=0),
         srun_options=_words(environ, "CTXLM_SRUN_OPTIONS"),
-        container=container,
-        container_options=_words(environ, "CTXLM_CONTAINER_OPTIONS"),
-        pyxis=pyxis,
-        pyxis_options=_words(environ, "CTXLM_PYXIS_OPTIONS"),
-        container_python=environ.get("CTXLM_CONTAINER_PYTHON") or "python3",
+        of_srun=of_srun if pyxis else (),
+        inside=enter if container else (),
+        python=environ.get("CTXLM_CONTAINER_PYTHON") or "python3" if container or pyxis else sys.executable,
     )
 
 
@@ -210,7 +195,7 @@ def plan_tasks(environ: Mapping[str, str]) -> tuple[dict[str, int], tuple[str, .
     """
     nodes = expand_hostlist(environ["SLURM_JOB_NODELIST"])
     counts = expand_tasks(environ.get("SLURM_TASKS_PER_NODE") or f"1(x{len(nodes)})")
-    tasks = {node: count for node, count in zip(nodes, counts)}  # noqa: B905 (Python 3.9 runs this)
+    tasks = dict(zip(nodes, counts))  # noqa: B905 (Python 3.9 runs this)
     gpus = environ.get("SLURM_GPUS_ON_NODE", "")
     num_gpus = int(gpus) if gpus.isdigit() else 0
     if set(counts) != {1} or num_gpus <= 1:
@@ -222,7 +207,7 @@ def plan_tasks(environ: Mapping[str, str]) -> tuple[dict[str, int], tuple[str, .
             f"--ntasks-per-node={num_gpus}"
         )
     options = (f"--ntasks={num_gpus * len(nodes)}", f"--ntasks-per-node={num_gpus}", "--cpus-per-task=1")
-    return {node: num_gpus for node in nodes}, options
+    return dict.fromkeys(nodes, num_gpus), options
 
 
 def find_run(
@@ -234,12 +219,10 @@ def find_run(
         ConfigError: the recipe or the options are wrong (a container has printed its message already).
         ClusterError: the container cannot run.
     """
-    if not settings.container and not settings.pyxis:
-        check_installed()
+    if not settings.inside and not settings.of_srun:
         return read_recipe(words, world_size)
-    program = [settings.python, "-m", "ctxlm_ds.apps.cluster.job_context", str(world_size)]
-    options, inside = settings.wrap([*program, *words])
-    command = ["srun", "--nodes=1", "--ntasks=1", *options, *inside] if settings.pyxis else inside
+    one_task = ["srun", "--nodes=1", "--ntasks=1", *settings.of_srun] if settings.of_srun else settings.inside
+    command = [*one_task, settings.python, "-m", "ctxlm_ds.apps.cluster.job_context", str(world_size), *words]
     try:
         done = subprocess.run(
             command, env=dict(environ), stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=False
@@ -259,6 +242,7 @@ def find_run(
 
 def read_recipe(words: Sequence[str], world_size: int) -> tuple[str, int]:
     """Check the recipe in this process; return the run's folder and the number of steps."""
+    check_installed()
     from ctxlm_ds.apps.plan.check_run import parse_arguments
     from ctxlm_ds.recipe.check import check_config
     from ctxlm_ds.recipe.load import load_config
@@ -271,7 +255,6 @@ def read_recipe(words: Sequence[str], world_size: int) -> tuple[str, int]:
 
 def main() -> None:
     """Print the answer for WORLD_SIZE WORDS... as one marked line."""
-    check_installed()
     found = read_recipe(sys.argv[2:], int(sys.argv[1]))
     sys.stdout.write(MARK + json.dumps(found) + "\n")
 

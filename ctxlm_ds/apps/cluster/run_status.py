@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ctxlm_ds.apps.cluster.slurm_commands import call
 from ctxlm_ds.apps.cluster.sweep import SWEEP_NAME
@@ -27,14 +27,21 @@ from ctxlm_ds.process.run_files import STATUS_NAME, read_status
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, HISTORY_NAME
 from ctxlm_ds.process.run_lock import LOCK_NAME, STALE_AFTER_S, look_at_lock, this_process
 
+Kind = TypeVar("Kind")
+
 RUN_FILES = (STATUS_NAME, HISTORY_NAME, LOCK_NAME, ATTEMPTS_DIR, CHECKPOINTS_DIR)
 SQUEUE_TIMEOUT_S = 5.0
 STALE_S = 2 * STALE_AFTER_S  # age at which a heartbeat is stale; clocks of nodes may differ a little
 LARGEST = 1e18
+KINDS: dict[str, type] = {
+    **dict.fromkeys(("step", "of", "skipped", "rollbacks"), int),
+    **dict.fromkeys(("loss", "tokens_per_second", "left_s"), float),
+    **dict.fromkeys(("last_failure", "job_id", "log"), str),
+}
+"""Values of status.json that are shown as they are."""
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPENDED", "STOPPED")
 ACTIVE = ("RUNNING", "CONFIGURING", "COMPLETING", "SIGNALING", "STAGE_OUT")  # Slurm's states
 DEFAULT_RUNS = "runs/*"
-HEADINGS = ("run", "state", "step", "loss", "tokens/s", "left", "checkpoint", "restarts", "skipped", "job")
 UNKNOWN = "-"
 
 
@@ -111,7 +118,7 @@ def ask_queue(job_ids: Iterable[str]) -> dict[str, str]:
 
 def _jobs(values: Mapping[str, Any]) -> list[str]:
     """Return the job that has the run, and the one that was submitted last."""
-    return [job for name in ("job_id", "submitted") if (job := _text(values.get(name))) is not None]
+    return [job for name in ("job_id", "submitted") if (job := _read(values, name, str)) is not None]
 
 
 def _status(run_dir: Path, values: Mapping[str, Any], queue: Mapping[str, str]) -> RunStatus:
@@ -122,18 +129,23 @@ def _status(run_dir: Path, values: Mapping[str, Any], queue: Mapping[str, str]) 
     if not values and is_run(run_dir):
         status.state = "no status.json"
         return status
-    for name in ("step", "of", "skipped", "rollbacks"):
-        if (number := _number(values.get(name))) is not None:
-            setattr(status, name, int(number))
-    status.restarts = max(0, int(_number(values.get("starts")) or 1) - 1)
-    for name in ("loss", "tokens_per_second", "left_s"):
-        setattr(status, name, _number(values.get(name)))
-    for name in ("last_failure", "job_id", "log"):
-        setattr(status, name, _text(values.get(name)))
+    for name, kind in KINDS.items():
+        if (value := _read(values, name, kind)) is not None:
+            setattr(status, name, value)
+    status.restarts = max(0, (_read(values, "starts", int) or 1) - 1)
     status.state, status.why = _judge(run_dir, values, queue)
-    if (checkpoint := _text(values.get("checkpoint"))) is not None:
+    if (checkpoint := _read(values, "checkpoint", str)) is not None:
         _add_checkpoint(status, run_dir / CHECKPOINTS_DIR / Path(checkpoint).name)
     return status
+
+
+def _read(values: Mapping[str, Any], name: str, kind: type[Kind]) -> Kind | None:
+    """Return a text or a finite number; None for anything else, which a file may hold."""
+    value = values.get(name)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
+    if kind is str:
+        return value if isinstance(value, kind) and value else None
+    return kind(value) if is_number else None  # type: ignore[call-arg]
 
 
 def _add_checkpoint(status: RunStatus, folder: Path) -> None:
@@ -148,7 +160,7 @@ def _add_checkpoint(status: RunStatus, folder: Path) -> None:
 
 def _judge(run_dir: Path, values: Mapping[str, Any], queue: Mapping[str, str]) -> tuple[str, str | None]:
     """Return the state and the reason: by the live holder of the lock, by Slurm's queue, then by the file."""
-    state, why = _text(values.get("state")) or "never started", _text(values.get("why"))
+    state, why = _read(values, "state", str) or "never started", _read(values, "why", str)
     holder, silence = _look_at_holder(run_dir)
     if holder and not silence:
         return ("running" if state == "running" else "starting"), None
@@ -180,23 +192,13 @@ def _look_at_holder(run_dir: Path) -> tuple[str, str]:
     return holder, "" if lock.age_s < STALE_S else f"no heartbeat of {holder} for {lock.age_s / 60:.0f} minutes"
 
 
-def _number(value: Any) -> float | None:
-    """Return a finite number, or None: a file may hold anything."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
-    return float(value) if is_number else None
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
 def cells(status: RunStatus) -> dict[str, str]:
     """Return a run's row of the table by heading."""
-    last = "" if status.of is None else f"/{status.of}"
-    checkpoint = UNKNOWN if status.checkpoint is None else status.checkpoint
+    checkpoint = UNKNOWN
     if status.checkpoint is not None:
         age = "damaged" if status.checkpoint_problem else f"{format_duration(status.checkpoint_age_s or 0)} ago"
         checkpoint = f"{status.checkpoint.rpartition('-')[2].lstrip('0') or '0'}, {age}"
+    last = "" if status.of is None else f"/{status.of}"
     return {
         "run": status.run,
         "state": status.state,
@@ -223,14 +225,13 @@ def details(status: RunStatus) -> list[str]:
     """Return everything about one run, a fact per line."""
     if status.state == "no such folder":
         return [f"{status.run}: no such folder; give a run directory such as runs/NAME, or a folder of runs"]
-    pairs = [(name, text) for name, text in cells(status).items() if name != "run"]
-    more = {"log": status.log, "last failure": None if status.last_failure == status.why else status.last_failure}
-    pairs[1:1] = [("why", status.why)] if status.why else []
-    pairs += [(name, text) for name, text in more.items() if text]
-    width = max(len(name) for name, _ in pairs)
-    below = "\n" + " " * (width + 4)
-    lines = [status.run, *(f"  {name.ljust(width)}  {below.join(text.splitlines())}" for name, text in pairs)]
-    return [*lines, f"  {status.checkpoint_problem}"] if status.checkpoint_problem else lines
+    (_, run), state, *others = cells(status).items()
+    failure = None if status.last_failure == status.why else status.last_failure
+    more = {"log": status.log, "last failure": failure, "damaged": status.checkpoint_problem}
+    facts = [state, ("why", status.why), *others, *more.items()]
+    # A user's mistake may have several lines.
+    rows = [(name if not n else "", line) for name, text in facts for n, line in enumerate((text or "").splitlines())]
+    return [run, *aligned(rows, left=(0, 1))]
 
 
 def show(statuses: Sequence[RunStatus], as_json: bool) -> None:
@@ -240,9 +241,10 @@ def show(statuses: Sequence[RunStatus], as_json: bool) -> None:
     elif len(statuses) == 1:
         print("\n".join(details(statuses[0])))
     else:
-        rows = [HEADINGS, *(list(cells(status).values()) for status in statuses)]
+        rows = [cells(status) for status in statuses]
+        table = [list(rows[0]), *(list(row.values()) for row in rows)]
         facts = [f"{status.run}: {fact}" for status in statuses for fact in remarks(status)]
-        print("\n".join([*aligned(rows, left=(0, 1), indent=""), *facts]))
+        print("\n".join([*aligned(table, left=(0, 1), indent=""), *facts]))
 
 
 def main() -> None:

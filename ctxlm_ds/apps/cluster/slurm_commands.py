@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -17,9 +16,6 @@ TIMEOUT_S = 120.0
 PATIENCE_S = 600.0
 RETRY_DELAY_S = 5.0
 DISABLED = "disabled"
-_FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=")
-# Their values may look like fields: a command's arguments, for example.
-_WHOLE_LINES = ("Command", "WorkDir", "Comment", "StdErr", "StdIn", "StdOut", "AdminComment", "SystemComment")
 # With less time left another start in this allocation is not worthwhile.
 LEAST_TIME_S = 90.0
 # If the limit is shorter than --signal's time, Slurm sends the notice at the job's very beginning.
@@ -70,12 +66,10 @@ def time_left_s(job: Job, now_s: float) -> float:
 
 def stop_delay_s(job: Job, now_s: float) -> float:
     """Return how long to wait before a notice reaches the ranks; non-zero only if a short job got it at its start."""
-    end_s = _unix_s(job.given("EndTime"), math.inf)
-    limit_s = end_s - _unix_s(job.given("StartTime"), now_s)
-    left_s = end_s - now_s
-    if limit_s > SHORT_LIMIT_S or left_s <= TOO_EARLY * limit_s:
-        return 0.0
-    return left_s - LATE_ENOUGH * limit_s
+    left_s = time_left_s(job, now_s)
+    limit_s = now_s + left_s - _unix_s(job.given("StartTime"), now_s)
+    is_early = limit_s <= SHORT_LIMIT_S and left_s > TOO_EARLY * limit_s
+    return left_s - LATE_ENOUGH * limit_s if is_early else 0.0
 
 
 def _unix_s(text: str, default: float) -> float:
@@ -131,24 +125,21 @@ def named(job_id: str) -> str:
 
 
 def parse_fields(text: str) -> dict[str, str]:
-    """Parse lines of `A=1 B=x y C=`; a value may hold spaces, the first field of a name counts."""
+    """Parse `A=1 B=x` from the second line on, because a job's name in the first line may look like a field.
+
+    The first field of a name counts: the texts that a user writes (Command, Comment) come last.
+    """
     fields: dict[str, str] = {}
-    for line in text.splitlines():
-        found = list(_FIELD.finditer(line))
-        if found and found[0][1] in _WHOLE_LINES:
-            found = found[:1]
-        ends = [following.start() for following in found[1:]] + [len(line)]
-        for match, end in zip(found, ends):  # noqa: B905 (outside of containers Python 3.9 runs this)
-            fields.setdefault(match[1], line[match.end() : end].strip())
+    for word in text.partition("\n")[2].split():
+        name, _, value = word.partition("=")
+        fields.setdefault(name, value)
     return fields
 
 
-def broken_nodes(nodes: Sequence[str]) -> list[str]:
-    """Return the nodes that are down or do not answer, each with its state."""
-    lines = insist(["sinfo", "--noheader", "--Node", "--nodes", ",".join(nodes), "--format", "%N %t"]).splitlines()
-    states = dict(line.split() for line in lines if len(line.split()) == 2)
-    broken = ((node, state) for node, state in sorted(states.items()) if "*" in state or state.startswith(_BROKEN))
-    return [f"{node} ({state})" for node, state in broken]
+def has_broken(nodes: Sequence[str]) -> bool:
+    """Return whether one of the nodes is down or does not answer."""
+    states = insist(["sinfo", "--noheader", "--Node", "--nodes", ",".join(nodes), "--format=%t"]).split()
+    return any("*" in state or state.startswith(_BROKEN) for state in states)
 
 
 def cancel_steps(job_id: str) -> None:

@@ -64,6 +64,9 @@ def _sizes_parser() -> argparse.ArgumentParser:
     add("--nodes", type=at_least(1), default=1, metavar="N")
     add("--ranks", "--ntasks-per-node", type=at_least(1), metavar="N", help="of each node (default: its GPUs, or one)")
     add("--gpus-per-node", metavar="[TYPE:]N")
+    add(
+        "--array", "-a", metavar="TASKS", help="of a sweep (default: all): 0-7%%2; or 1-10%%1, jobs that follow another"
+    )
     return parser
 
 
@@ -77,16 +80,18 @@ def main(argv: Sequence[str] | None = None, submits: bool = True) -> None:
     lines = "\n".join(PROFILE_LINE.findall(profile.read_text(encoding="utf-8")))
     sizes, options = _sizes_parser().parse_known_args(shlex.split(lines, comments=True))
     args, own_options = parser.parse_known_args(words, sizes)  # the command line wins, and comes last
-    gpus = [] if args.gpus_per_node is None else [f"--gpus-per-node={args.gpus_per_node}"]
-    args.ranks = args.ranks or _count(args.gpus_per_node)
-    args.tasks = _tasks([*options, *own_options])
-    config, is_complete = check(args, waits=any(word.startswith(WAITS) for word in (*options, *own_options)))
+    options += own_options
+    number = (args.gpus_per_node or "1").rpartition(":")[2]  # of h100:8 or 8
+    args.ranks = args.ranks or max(1, int(number) if number.isdigit() else 1)
+    config, tasks, is_complete = check(args, waits=any(word.startswith(WAITS) for word in options))
     if submits and is_complete:
         print("not queued, there is nothing to train; a larger training.max_steps continues a run")
         return
-    sizes_of_job = [f"--nodes={args.nodes}", f"--ntasks-per-node={args.ranks}", *gpus]
-    job = [*sizes_of_job, *options, *own_options, str(scripts / "pretrain.sbatch")]
-    hand_over(args, config.directory, job, profile, submits)
+    gpus = [] if args.gpus_per_node is None else [f"--gpus-per-node={args.gpus_per_node}"]
+    array = args.array or (f"0-{tasks[-1].number}" if tasks else None)
+    arrays = [] if array is None else [f"--array={array}"]
+    job = [f"--nodes={args.nodes}", f"--ntasks-per-node={args.ranks}", *gpus, *arrays, *options]
+    hand_over(args, config.directory, tasks, [*job, str(scripts / "pretrain.sbatch")], profile, submits)
 
 
 def check_main(argv: Sequence[str] | None = None) -> None:
@@ -94,15 +99,11 @@ def check_main(argv: Sequence[str] | None = None) -> None:
     main(argv, submits=False)
 
 
-def check(args: argparse.Namespace, waits: bool = False) -> tuple[RunConfig, bool]:
+def check(args: argparse.Namespace, waits: bool = False) -> tuple[RunConfig, list[SweepTask], bool]:
     """Check the recipe of every task, what it reads and what it has done, and describe the first.
 
-    Args:
-        args: of the command line.
-        waits: True if the job waits for others, which may have its run until then.
-
-    Returns:
-        The recipe without a sweep, and whether all its runs are complete.
+    Returns the recipe without a sweep, the sweep's tasks, and whether all runs are complete. A job that `waits` for
+    others may find them in its run.
 
     Raises:
         ConfigError: a setting is wrong, an input is missing or does not fit, or another job has the run.
@@ -110,13 +111,12 @@ def check(args: argparse.Namespace, waits: bool = False) -> tuple[RunConfig, boo
     """
     world_size = args.nodes * args.ranks
     whole = load_config(args.recipe, args.set, world_size)
-    common, tasks = _sweep_tasks(args, whole.directory)
-    configs = [
-        load_config(args.recipe, [*common, *task.settings], world_size, dict.fromkeys(task.settings, task.place))
-        for task in tasks
-    ]
+    tasks = [] if args.sweep is None else _sweep_tasks(args.sweep, args.array)
+    common = [setting for setting in args.set if not (tasks and setting.startswith(RUN_DIR))]
+    runs = [(task.settings_in(whole.directory), task.place) for task in tasks] or [([], "")]
+    configs = [load_config(args.recipe, [*common, *own], world_size, dict.fromkeys(own, place)) for own, place in runs]
     first = argparse.Namespace(**vars(args), config=args.recipe, world_size=world_size, print=False)
-    first.set = [*common, *tasks[0].settings]
+    first.set = [*common, *runs[0][0]]
     check_only(first)
     for config in configs:
         try:
@@ -128,8 +128,8 @@ def check(args: argparse.Namespace, waits: bool = False) -> tuple[RunConfig, boo
     progress = [read_progress(config.directory, config) for config in configs]
     begun = [each for each in progress if each is not None]
     num_complete = sum(each.complete for each in begun)
-    if len(tasks) > 1 and begun:
-        print(f"  {len(tasks)} tasks: {num_complete} complete already, {len(begun) - num_complete} to resume")
+    if len(runs) > 1 and begun:
+        print(f"  {len(runs)} tasks: {num_complete} complete already, {len(begun) - num_complete} to resume")
     try:
         problems = dict.fromkeys(line for config in configs for line in input_problems(config))
     except ImportError as error:
@@ -138,29 +138,17 @@ def check(args: argparse.Namespace, waits: bool = False) -> tuple[RunConfig, boo
         if problems:
             raise ConfigError("\n  ".join([f"{args.recipe}: the job would end at its beginning", *problems]))
         print("  tokenizer and data: found")
-    return whole, num_complete == len(tasks)
+    return whole, tasks, num_complete == len(runs)
 
 
-def _sweep_tasks(args: argparse.Namespace, run_dir: Path) -> tuple[list[str], list[SweepTask]]:
-    """Return the settings of all tasks, and the tasks of --array with their run directories; one without a sweep."""
-    if args.sweep is None:
-        return args.set, [SweepTask("", [])]
-    tasks = [
-        SweepTask(task.place, [*task.settings, f"{RUN_DIR}{run_dir / str(number)}"])
-        for number, task in enumerate(read_sweep(args.sweep))
-        if args.tasks is None or number in args.tasks
-    ]
+def _sweep_tasks(sweep: Path, array: str | None) -> list[SweepTask]:
+    """Return the tasks of a sweep that are in --array."""
+    every = read_sweep(sweep)
+    wanted = range(len(every)) if array is None else tasks_of_array(array)
+    tasks = [task for task in every if task.number in wanted]
     if not tasks:
-        raise ConfigError(f"--array: {args.sweep} has none of these tasks")
-    return [setting for setting in args.set if not setting.startswith(RUN_DIR)], tasks
-
-
-def _tasks(options: Sequence[str]) -> set[int] | None:
-    """Return the numbers of sbatch's last --array; None without one."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--array", "-a")
-    array = parser.parse_known_args(options)[0].array
-    return None if array is None else tasks_of_array(array)
+        raise ConfigError(f"--array: {sweep} has none of these tasks")
+    return tasks
 
 
 def scripts_folder() -> Path:
@@ -184,61 +172,53 @@ def find_profile(name: str | None, scripts: Path) -> Path:
     return found.resolve()
 
 
-def hand_over(args: argparse.Namespace, run_dir: Path, job: Sequence[str], profile: Path, submits: bool) -> None:
+def hand_over(
+    args: argparse.Namespace, run_dir: Path, tasks: list[SweepTask], job: list[str], profile: Path, submits: bool
+) -> None:
     """Ask sbatch whether a checked job can run; queue it if `submits`.
 
-    Args:
-        args: of the command line.
-        run_dir: of the run, or the folder of a sweep's runs.
-        job: options of sbatch, and the script.
-        profile: settings of the cluster.
-        submits: False only asks.
-
-    Raises:
-        ConfigError: sbatch refuses the job, or is not there.
+    `run_dir` is the folder of the runs of a sweep's `tasks`; `job` has options of sbatch, and the script. Raises
+    ConfigError if sbatch refuses the job, or is not there.
     """
     if shutil.which("sbatch") is None:
         if submits:
             raise ConfigError("sbatch: not found; submit on a login node of the cluster")
         print("  sbatch: not asked, it is not installed here")
         return
-    num_tasks = 0 if args.sweep is None else len(read_sweep(args.sweep))
-    log = f"{run_dir}/%a/slurm-%A.log" if num_tasks else f"{run_dir}/slurm-%j.log"
-    words = [f"--job-name={run_dir.name}", f"--output={log}", *([f"--array=0-{num_tasks - 1}"] if num_tasks else [])]
-    words += [*job, args.recipe]
+    log = f"{run_dir}/%a/slurm-%A.log" if tasks else f"{run_dir}/slurm-%j.log"
+    words = [f"--job-name={run_dir.name}", f"--output={log}", *job, args.recipe]
     words += [] if args.deepspeed_config is None else ["--deepspeed_config", args.deepspeed_config]
-    words += [OPTION, str(run_dir / SWEEP_NAME)] if num_tasks else []
+    words += [OPTION, str(run_dir / SWEEP_NAME)] if tasks else []
     words += ["--set", *args.set] if args.set else []
     environ = {**os.environ, "CTXLM_ENV": str(profile), "CTXLM_HOME": str(Path(job[-1]).parent.parent)}
     # The number of its trial is not that of the job.
     print(f"  {TRIAL_NUMBER.sub('to start', _sbatch('--test-only', words, environ).strip())}")
     if not submits:
         return
-    _make_folders(run_dir, args.sweep, num_tasks)
+    make_run_dir(run_dir)  # Slurm needs it for the log
+    if tasks:
+        _make_sweep(run_dir, args.sweep)
     job_id = _sbatch("--parsable", words, environ).strip().split(";")[0]
     size = f"{counted(args.nodes, 'node')} x {counted(args.ranks, 'rank')}"
-    tasks, logs = (f"{counted(num_tasks, 'task')} of ", f"{run_dir}/*") if num_tasks else ("", str(run_dir))
-    print(f"job {job_id}: {run_dir.name}, {tasks}{size}; log: {logs}/slurm-{job_id}.log")
+    of_sweep, logs = (f"{counted(len(tasks), 'task')} of ", f"{run_dir}/*") if tasks else ("", str(run_dir))
+    print(f"job {job_id}: {run_dir.name}, {of_sweep}{size}; log: {logs}/slurm-{job_id}.log")
     print(f"next: ctxlm status {run_dir} --watch 60")
     print(f"next: scancel --signal=INT {job_id}          (save and stop)", flush=True)
     # Name the job in its run, so that a second one is refused before this one begins.
-    if not num_tasks:
+    if not tasks:
         update_status(run_dir, submitted=job_id)
-    for task in sorted(set(range(num_tasks)) & (args.tasks or set(range(num_tasks)))):
-        update_status(run_dir / str(task), submitted=f"{job_id}_{task}")
+    for task in tasks:
+        update_status(run_dir / str(task.number), submitted=f"{job_id}_{task.number}")
 
 
-def _make_folders(run_dir: Path, sweep: Path | None, num_tasks: int) -> None:
-    """Make the run directories, which Slurm needs for the log, and keep the sweep."""
-    make_run_dir(run_dir)
-    if sweep is None:
-        return
+def _make_sweep(run_dir: Path, sweep: Path) -> None:
+    """Keep the sweep, and make a run directory for each of its tasks."""
     kept, text = run_dir / SWEEP_NAME, sweep.read_text(encoding="utf-8")
     if kept.exists() and kept.read_text(encoding="utf-8") != text:
         raise ConfigError(f"{kept} has other settings than {sweep}; set run_dir to another folder")
     kept.write_text(text, encoding="utf-8")
-    for task in range(num_tasks):
-        (run_dir / str(task)).mkdir(exist_ok=True)
+    for number, _ in enumerate(read_sweep(kept)):
+        (run_dir / str(number)).mkdir(exist_ok=True)
 
 
 def _sbatch(mode: str, words: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -247,12 +227,6 @@ def _sbatch(mode: str, words: Sequence[str], environ: Mapping[str, str]) -> str:
     if done.returncode != 0:
         raise ConfigError(f"{shlex.join(command)}: {done.stderr.strip() or 'refused without a message'}")
     return done.stdout or done.stderr
-
-
-def _count(gpus: str | None) -> int:
-    """Return the number of `h100:8` or `8`; one without it."""
-    number = (gpus or "1").rpartition(":")[2]
-    return max(1, int(number)) if number.isdigit() else 1
 
 
 if __name__ == "__main__":

@@ -17,10 +17,15 @@ RUN_DIR = "run_dir="
 
 @dataclass(frozen=True)
 class SweepTask:
-    """A task of a sweep: where its line is (`lr.txt:2`), and the line's settings."""
+    """A task of a sweep: its number, where its line is (`lr.txt:2`), and the line's settings."""
 
+    number: int
     place: str
     settings: list[str]
+
+    def settings_in(self, folder: Path) -> list[str]:
+        """Return the settings with the task's run directory, in the folder of the sweep's runs."""
+        return [*self.settings, f"{RUN_DIR}{folder / str(self.number)}"]
 
 
 def read_sweep(path: Path) -> list[SweepTask]:
@@ -29,8 +34,18 @@ def read_sweep(path: Path) -> list[SweepTask]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
         raise ConfigError(f"--sweep {path}: {getattr(error, 'strerror', None) or error}") from error
-    read = (_read_line(line, f"{path}:{number}") for number, line in enumerate(lines, 1))
-    tasks = [task for task in read if task.settings]
+    tasks: list[SweepTask] = []
+    for number, line in enumerate(lines, 1):
+        place = f"{path}:{number}"
+        try:
+            settings = shlex.split(line, comments=True)
+        except ValueError as error:
+            raise ConfigError(f"--sweep {place}: {error}") from error
+        for word in settings:
+            if "=" not in word or word.startswith(("-", RUN_DIR)):
+                message = "a line has settings as after --set, without run_dir: a.b=c"
+                raise ConfigError(f"--sweep {place}: {word}: {message}")
+        tasks += [SweepTask(len(tasks), place, settings)] if settings else []
     if not tasks:
         raise ConfigError(f"--sweep {path}: no line with settings; a line is a task: a.b=c ...")
     return tasks
@@ -48,33 +63,18 @@ def tasks_of_array(text: str) -> set[int]:
     return tasks
 
 
-def _read_line(line: str, place: str) -> SweepTask:
-    try:
-        task = SweepTask(place, shlex.split(line, comments=True))
-    except ValueError as error:
-        raise ConfigError(f"--sweep {place}: {error}") from error
-    for word in task.settings:
-        if "=" not in word or word.startswith(("-", RUN_DIR)):
-            raise ConfigError(f"--sweep {place}: {word}: a line has settings as after --set, without run_dir: a.b=c")
-    return task
-
-
-def task_settings(path: Path, task: int) -> list[str]:
-    """Return the settings of a task, its run directory among them. Raises ConfigError if there is no such task."""
-    tasks = read_sweep(path)
-    if task >= len(tasks):
-        raise ConfigError(f"--sweep {path}: has the tasks 0 to {len(tasks) - 1}, and the job is number {task}")
-    return [*tasks[task].settings, f"{RUN_DIR}{path.parent / str(task)}"]
-
-
 def of_task(arguments: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Replace `--sweep FILE` by the settings of this job's task. Raises ConfigError outside of an array."""
+    """Replace `--sweep FILE` by the settings of this job's task. Raises ConfigError without such a task."""
     if OPTION not in arguments:
         return tuple(arguments)
-    place, task = list(arguments).index(OPTION), environ.get("SLURM_ARRAY_TASK_ID", "")
-    if not task.isdigit() or place + 1 == len(arguments):
+    place, number = list(arguments).index(OPTION), environ.get("SLURM_ARRAY_TASK_ID", "")
+    if not number.isdigit() or place + 1 == len(arguments):
         raise ConfigError(f"{OPTION} FILE needs an array; submit with: ctxlm submit RECIPE {OPTION} FILE")
-    settings = task_settings(Path(arguments[place + 1]), int(task))
+    path = Path(arguments[place + 1])
+    tasks = read_sweep(path)
+    if int(number) >= len(tasks):
+        raise ConfigError(f"--sweep {path}: has the tasks 0 to {len(tasks) - 1}, and the job is number {number}")
+    settings = tasks[int(number)].settings_in(path.parent)
     # The command's run_dir, that of all tasks, would be reported as replaced.
     others = [*arguments[:place], *arguments[place + 2 :]]
     others = [settings[-1] if word.startswith(RUN_DIR) else word for word in others]

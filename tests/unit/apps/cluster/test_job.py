@@ -12,7 +12,7 @@ import pytest
 from ctxlm_ds.apps.cluster import job, rank_start
 from ctxlm_ds.apps.cluster.job import Action, Supervisor, decide, refuse_run_of_another
 from ctxlm_ds.apps.cluster.job_context import JobContext, JobSettings, JobSignals
-from ctxlm_ds.apps.cluster.rank_start import Ended, Outcome, RankStart
+from ctxlm_ds.apps.cluster.rank_start import Outcome, RankStart
 from ctxlm_ds.apps.cluster.slurm_commands import Job
 from ctxlm_ds.errors import ClusterError, ConfigError
 from ctxlm_ds.process.run_files import update_status
@@ -76,7 +76,7 @@ def test_who_may_have_it(run_dir: Path, tmp_path: Path) -> None:
 
 def stopped(run_dir: Path) -> RankStart:
     record = rank_start.begin(run_dir, "job-9-0-0", "9", "n1")
-    return RankStart(record, Ended(Outcome.STOPPED, "stopped by signal SIGTERM", 0))
+    return RankStart(record, Outcome.STOPPED, "stopped by signal SIGTERM", 0)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.apps.cluster.rank_output import LogFilter, gather_failures, report
-from ctxlm_ds.process.failure import FailureRecord, write_record
+from ctxlm_ds.process.failure import NODE, FailureRecord, write_record
 from tests.real_disks import memory_disk
 
 KILLED_RANK = """\
@@ -71,10 +71,10 @@ def test_a_plain_traceback_of_rank_0_is_held(tmp_path: Path) -> None:
 0: Traceback (most recent call last):
 0:   File "a.py", line 3, in <module>
 0: ValueError: no
-0: after
+0: 10:00:00 after
 """
     shown, lines = filtered(tmp_path, text)
-    assert shown == ["before", "after"]
+    assert shown == ["before", "10:00:00 after"]
     assert lines.held[0] == [line[3:] for line in text.splitlines()[1:-1]]
 
 
@@ -115,12 +115,12 @@ def lost(folder: Path, rank: int, time_unix_s: float) -> None:
         (False, {1: 1.0}, ["srun: error: n1: task 0: Aborted (core dumped)"], [1, 0],
          "rank 1 on n2: ValueError: broken"),
         # A node that fails comes before the ranks that lose it.
-        (True, {1: 2.0}, ["srun: error: Node failure on n3", "srun: error: n1: task 0: Terminated"], [None, 1, 0],
+        (True, {1: 2.0}, ["srun: error: Node failure on n3", "srun: error: n1: task 0: Terminated"], [NODE, 1, 0],
          "node n3 failed"),
     ],
 )  # fmt: skip
 def test_the_cause_comes_first(
-    tmp_path: Path, is_lost: bool, failed: dict[int, float], lines: list[str], order: list[int | None], told: str
+    tmp_path: Path, is_lost: bool, failed: dict[int, float], lines: list[str], order: list[int], told: str
 ) -> None:
     if is_lost:
         lost(tmp_path, 0, 1.0)

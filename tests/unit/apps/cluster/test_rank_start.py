@@ -15,16 +15,14 @@ from typing import cast
 
 import pytest
 
-from ctxlm_ds.apps.cluster.job_context import JobContext, JobSettings, JobSignals
-from ctxlm_ds.apps.cluster.rank_output import RankFailure
+from ctxlm_ds.apps.cluster.job import Supervisor
+from ctxlm_ds.apps.cluster.job_context import JobContext, JobSettings, JobSignals, read_settings
 from ctxlm_ds.apps.cluster.rank_start import (
     CANCELLED,
-    Ended,
     Outcome,
-    RankStarter,
+    RankStart,
     StartRecord,
     begin,
-    cut_short,
     finish,
     fruitless_starts,
     is_known_host,
@@ -36,17 +34,19 @@ from ctxlm_ds.apps.cluster.rank_start import (
 )
 from ctxlm_ds.apps.cluster.slurm_commands import Job
 from ctxlm_ds.errors import ClusterError
+from ctxlm_ds.process.failure import FailureRecord
 from ctxlm_ds.process.run_files import read_status
 from ctxlm_ds.process.run_history import END, FAILURE, GIVE_UP, REQUEUE, START, append_event, read_history
 
 
-def failure(exit_status: int | None, error: str = "ValueError", signal: int | None = None) -> RankFailure:
-    return RankFailure(1, "n2", exit_status, error, "text", signal=signal)
+def failure(exit_status: int, error: str = "ValueError", signal: int | None = None) -> FailureRecord:
+    return FailureRecord(0.0, 1, "n2", exit_status, error, "text", signal=signal)
 
 
-def judge(run_dir: Path, status: int, *failures: RankFailure, before: int = 0, told: bool = False) -> Ended:
+def judge(run_dir: Path, status: int, *failures: FailureRecord, before: int = 0, told: bool = False) -> RankStart:
     job = SimpleNamespace(run_dir=run_dir, job_id="7", max_steps=100)
-    return read_outcome(cast("JobContext", job), before, status, failures, told)
+    record = StartRecord("job-7-0-0", "7", 0.0, None, "n2")
+    return RankStart(record, *read_outcome(cast("JobContext", job), before, status, failures, told))
 
 
 def end(run_dir: Path, reason: str, completed: bool = False, failed: bool = False) -> None:
@@ -66,7 +66,7 @@ def test_the_last_end_tells_and_not_the_status(tmp_path: Path, reason: str, comp
     """A rank may still be killed while the interpreter shuts down."""
     append_event(tmp_path, START, step=0)
     end(tmp_path, reason, completed)
-    assert judge(tmp_path, 137, failure(None, signal=9)).outcome is expected
+    assert judge(tmp_path, 137, failure(137, signal=9)).outcome is expected
 
 
 def test_an_earlier_start_s_end_is_none(tmp_path: Path) -> None:
@@ -98,8 +98,8 @@ def test_a_lost_end_event_is_told_by_the_checkpoints(tmp_path: Path) -> None:
 
 
 def test_the_notice_may_kill_ranks_that_are_still_importing(tmp_path: Path) -> None:
-    assert judge(tmp_path, 138, failure(None, signal=10), told=True).outcome is Outcome.STOPPED
-    assert judge(tmp_path, 138, failure(None, signal=10)).outcome is Outcome.FAILED
+    assert judge(tmp_path, 138, failure(138, signal=10), told=True).outcome is Outcome.STOPPED
+    assert judge(tmp_path, 138, failure(138, signal=10)).outcome is Outcome.FAILED
     assert judge(tmp_path, 1, failure(1), told=True).outcome is Outcome.FAILED
 
 
@@ -109,17 +109,14 @@ def test_a_lock_that_this_job_left_is_no_user_s_error(tmp_path: Path, holder: st
     assert judge(tmp_path, 2, failure(2, "RunLockedError")).outcome is expected
 
 
-def starter_with(signals: JobSignals) -> RankStarter:
-    return RankStarter(cast("JobContext", SimpleNamespace(job_id="7")), signals, lambda: None)
-
-
 def told_srun(signals: JobSignals, lines: list[str]) -> int:
     """Status of a stand-in for srun that ends at USR1, which it gets because of `signals`."""
     script = "trap 'echo told; exit 5' USR1; echo up; while :; do sleep 0.05; done"
     step = start_srun(["bash", "-c", script], {"PATH": "/usr/bin:/bin"})
     assert step.stdout is not None
     lines.append(step.stdout.readline())  # the trap is set
-    return starter_with(signals).watch(step, lines.append)
+    context = SimpleNamespace(job_id="7", run_dir=Path())
+    return Supervisor(cast("JobContext", context), signals).watch(step, lines.append)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +136,7 @@ def test_the_notice_says_how_near_the_limit_is(
         texts = {name: time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(then)) for name, then in times.items()}
         return Job(job_id, texts)
 
-    monkeypatch.setattr("ctxlm_ds.apps.cluster.rank_start.show_job", show)
+    monkeypatch.setattr("ctxlm_ds.apps.cluster.job.show_job", show)
     signals = JobSignals()
     signals.name, signals.count = "SIGUSR1", 1
     lines: list[str] = []
@@ -148,20 +145,21 @@ def test_the_notice_says_how_near_the_limit_is(
 
 
 def test_ranks_in_containers() -> None:
-    apptainer = JobSettings(container="a.sif", container_options=("--bind", "/d"), srun_options=("--cpu-bind=cores",))
+    options = {"CTXLM_CONTAINER_OPTIONS": "--bind /d", "CTXLM_SRUN_OPTIONS": "--cpu-bind=cores"}
+    apptainer = read_settings({"CTXLM_CONTAINER": "a.sif", **options})
     words = srun_command([apptainer.python, "-m", "x"], apptainer)
     assert " ".join(words).endswith("--cpu-bind=cores apptainer exec --nv --bind /d a.sif python3 -m x")
-    pyxis = JobSettings(pyxis="b.sqsh", pyxis_options=("--container-mounts=/d",))
+    pyxis = read_settings({"CTXLM_PYXIS": "b.sqsh", "CTXLM_PYXIS_OPTIONS": "--container-mounts=/d"})
     words = srun_command([pyxis.python, "-m", "x"], pyxis)
     assert " ".join(words).endswith("--container-image=b.sqsh --container-mounts=/d python3 -m x")
     assert JobSettings().python == sys.executable
 
 
 def test_the_ranks_environment() -> None:
-    found = step_environment({"RANK": "3", "SLURM_CPUS_PER_TASK": "8", "A": "b"}, "job-1-0-0")
-    assert "RANK" not in found and found["A"] == "b" and found["CTXLM_ATTEMPT"] == "job-1-0-0"
+    found = step_environment({"SLURM_CPUS_PER_TASK": "8", "A": "b"}, "job-1-0-0", "localhost")
+    assert found["A"] == "b" and found["CTXLM_ATTEMPT"] == "job-1-0-0" and "MASTER_PORT" not in found
     assert found["SRUN_CPUS_PER_TASK"] == "8", "a step of Slurm 22.05 does not take the job's --cpus-per-task by itself"
-    assert step_environment({"MASTER_PORT": "1"}, "a")["MASTER_PORT"] == "1"
+    assert step_environment({"MASTER_PORT": "1"}, "a", "localhost")["MASTER_PORT"] == "1"
 
 
 def test_hosts() -> None:
@@ -219,10 +217,11 @@ def test_a_start_that_ended_with_its_job_is_found_and_noted(tmp_path: Path) -> N
     done = fail(tmp_path, 0)
     lost = start(tmp_path, 1)
     other = start(tmp_path, 0, job="8")
-    assert cut_short(tmp_path, "7") == [lost] and cut_short(tmp_path, "8") == [other] and done != lost
-    assert "node failure" in note_cut_short(tmp_path, lost)
-    assert cut_short(tmp_path, "7") == []
+    (told,) = note_cut_short(tmp_path, "7")
+    assert lost.name in told and "node failure" in told and done != lost
+    assert list(note_cut_short(tmp_path, "7")) == []
     assert read_history(tmp_path)[-1]["event"] == FAILURE and read_history(tmp_path)[-1]["attempt"] == lost.name
+    assert other.name in next(note_cut_short(tmp_path, "8"))
 
 
 def test_ranks_that_stopped_in_order_are_no_failure(tmp_path: Path) -> None:
@@ -231,7 +230,7 @@ def test_ranks_that_stopped_in_order_are_no_failure(tmp_path: Path) -> None:
     append_event(
         tmp_path, END, step=5, reason="stopped by signal SIGTERM", completed=False, failed=False, attempt=lost.name
     )
-    assert note_cut_short(tmp_path, lost) == "stopped by signal SIGTERM"
+    assert next(note_cut_short(tmp_path, "7")).endswith("stopped by signal SIGTERM")
     assert read_history(tmp_path)[-1]["event"] == REQUEUE
 
 

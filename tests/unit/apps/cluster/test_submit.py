@@ -93,12 +93,12 @@ def test_a_sweep_is_an_array_of_runs(site: Path, capsys: pytest.CaptureFixture[s
     (site / "lr.txt").write_text("optimizer.learning_rate=1e-4\noptimizer.learning_rate=2e-4\n")
     words = told("mine.yaml --sweep lr.txt --array=0-1%1")
     assert words[2:7] == [
-        "--job-name=mine", "--output=runs/mine/%a/slurm-%A.log", "--array=0-1", "--nodes=1", "--ntasks-per-node=1"
+        "--job-name=mine", "--output=runs/mine/%a/slurm-%A.log", "--nodes=1", "--ntasks-per-node=1", "--array=0-1%1"
     ]  # fmt: skip
-    script = f"{site}/slurm/pretrain.sbatch"
-    assert words[7:] == ["--array=0-1%1", script, "mine.yaml", "--sweep", "runs/mine/sweep.txt"]
+    assert words[7:] == [f"{site}/slurm/pretrain.sbatch", "mine.yaml", "--sweep", "runs/mine/sweep.txt"]
     assert Path("runs/mine/1").is_dir() and "next: ctxlm status runs/mine --watch" in capsys.readouterr().out
     assert told("mine.yaml --sweep lr.txt --array=0-1%1") == words, "to resume"
+    assert told("mine.yaml --sweep lr.txt")[6] == "--array=0-1"
     (site / "lr.txt").write_text("optimizer.learning_rate=3e-4\n")
     with pytest.raises(ConfigError, match=r"runs/mine/sweep.txt has other settings"):
         submit.main(["mine.yaml", "--sweep", "lr.txt"])
@@ -136,20 +136,20 @@ def test_a_run_goes_on_or_is_complete(site: Path, capsys: pytest.CaptureFixture[
 
 def test_a_run_of_another_job_is_refused(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
     begin(Path("runs/mine"), "job-18-0-0", "18", "n1")
-    (site / "bin" / "scontrol").write_text("#!/bin/sh\necho JobId=$3 JobState=RUNNING\n")
+    (site / "bin" / "scontrol").write_text("#!/bin/sh\necho JobId=$3 JobName=a; echo JobState=RUNNING\n")
     for main in (submit.main, submit.check_main):
         with pytest.raises(ConfigError, match="runs/mine is the run of job 18, which is running. Wait until it ends"):
             main(["mine.yaml"])
     assert not Path("told").exists()
     told("mine.yaml --dependency=afterany:18")
     assert "warning: runs/mine is the run of job 18" in capsys.readouterr().out
-    (site / "bin" / "scontrol").write_text("#!/bin/sh\necho JobId=$3 JobState=COMPLETED\n")
+    (site / "bin" / "scontrol").write_text("#!/bin/sh\necho JobId=$3 JobName=a; echo JobState=COMPLETED\n")
     told("mine.yaml")
 
 
 def test_a_queued_job_that_has_not_begun_has_its_run(site: Path) -> None:
     told("mine.yaml")
-    (site / "bin" / "scontrol").write_text("#!/bin/sh\necho JobId=$3 JobState=PENDING\n")
+    (site / "bin" / "scontrol").write_text("#!/bin/sh\necho JobId=$3 JobName=a; echo JobState=PENDING\n")
     with pytest.raises(ConfigError, match="runs/mine is the run of job 12, which is pending"):
         submit.main(["mine.yaml"])
     refuse_run_of_another(Path("runs/mine"), "11")  # a job that begins has its run, whatever waits behind it
