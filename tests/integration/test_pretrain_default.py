@@ -15,7 +15,6 @@ from ctxlm_ds.apps.demo.pretrain_default import (
     demonstrated_model,
     heldout_sentences,
     split_corpus,
-    words_in_gap,
 )
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.load import load_config, shipped_recipes
@@ -68,13 +67,6 @@ def test_every_family_of_the_job_shows_what_it_predicts(recipe: str) -> None:
         "electra": ("generator", "fill-mask"), "gpt2": ("", "text-generation"), "llama": ("", "text-generation"),
         "t5": ("", "text2text-generation"), "bart": ("", "text2text-generation"),
     }.get(config.model.family, ("", "fill-mask"))  # fmt: skip
-
-
-def test_words_in_a_gap_of_a_complete_text() -> None:
-    assert words_in_gap("one two {} five .", "one two three four five .") == "three four"
-    assert words_in_gap("one two {} five .", "one two five .") == ""
-    assert words_in_gap("one {} three", "two one three") == "two one three"
-    assert words_in_gap("a {} a", "a") == "a"
 
 
 def test_folders() -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from ctxlm_ds.apps.demo.pretrain_default import run_step
+from ctxlm_ds.apps.demo.pretrain_default import CTXLM, run_step
 from ctxlm_ds.atomic import output_folder, write_text
 from ctxlm_ds.console import aligned, at_least, setup_logging
 from ctxlm_ds.data.preprocess.sentences import split_sentences
@@ -31,8 +32,9 @@ CORPUS = {"train": "train.jsonl", "dev": "heldout.jsonl"}
 SEED = 1
 RATE = 5e-4
 """Learning rate of small models; published ones take 2e-5 to 5e-5."""
-CTXLM = Path(sys.executable).with_name("ctxlm")
 Row = tuple[str, ...]
+Documents = Sequence[tuple[str, list[str]]]
+"""Package and sentences of each module."""
 
 
 def main() -> None:
@@ -75,23 +77,25 @@ def write_tasks(corpus: Path, folder: Path) -> None:
     if folder.exists():
         return
     documents = {part: list(read_documents(corpus / name)) for part, name in CORPUS.items()}
-    names = largest_packages(documents["train"])
-    parts = {
-        "package": {part: package_rows(documents[part], names) for part in SIZES},
-        "follows": {part: following_rows(documents[part]) for part in SIZES},
+    sizes = Counter[str]()
+    for package, sentences in documents["train"]:
+        sizes[package] += len(sentences)
+    names = sorted(sizes, key=lambda name: (-sizes[name], name))[:PACKAGES]
+    tasks: dict[str, tuple[str, Callable[[Documents], list[Row]]]] = {
+        "package": ("the package that a sentence documents", partial(package_rows, names=names)),
+        "follows": ("whether a sentence follows another", following_rows),
     }
-    titles = {"package": "the package that a sentence documents", "follows": "whether a sentence follows another"}
-    with output_folder(folder) as partial:
-        for task, rows_of in parts.items():
+    with output_folder(folder) as unfinished:
+        for task, (title, rows_of) in tasks.items():
             for part, size in SIZES.items():
-                rows = rows_of[part]
+                rows = rows_of(documents[part])
                 random.Random(SEED).shuffle(rows)
                 lines = ["\t".join(("text", "pair", "label")), *map("\t".join, rows[:size])]
-                write_text(partial / task / f"{part}.tsv", "\n".join(lines) + "\n")
+                write_text(unfinished / task / f"{part}.tsv", "\n".join(lines) + "\n")
             columns = {"text": "text", "label": "label"} | ({"pair": "pair"} if task == "follows" else {})
-            write_text(partial / f"{task}.yaml", write_yaml({
-                "title": titles[task], "kind": "classification", "train": "train.tsv", "dev": "dev.tsv",
-                "format": "tsv", "columns": columns, "metrics": ["accuracy"], "max_length": 64,
+            write_text(unfinished / f"{task}.yaml", write_yaml({
+                "title": title, "kind": "classification", "train": "train.tsv", "dev": "dev.tsv", "format": "tsv",
+                "columns": columns, "metrics": ["accuracy"], "max_length": 64,
             }))  # fmt: skip
 
 
@@ -101,22 +105,14 @@ def read_documents(path: Path) -> Iterator[tuple[str, list[str]]]:
         raise DataError(f"{path}: the corpus of make pretrain is missing; remove {path.parent.parent} and start again")
     for line in path.read_text(encoding="utf-8").splitlines():
         document = json.loads(line)
-        lines = [part for paragraph in document["text"].split("\n") for part in split_sentences(paragraph)]
-        sentences = [" ".join(sentence.split()) for sentence in lines if len(sentence.split()) in WORDS]
         if "title" not in document:
             raise DataError(f"{path}: no package names; the tasks need the corpus of make pretrain")
-        yield document["title"].split(".")[0], sentences
+        parts = [part for paragraph in document["text"].split("\n") for part in split_sentences(paragraph)]
+        words = [part.split() for part in parts]
+        yield document["title"].split(".")[0], [" ".join(one) for one in words if len(one) in WORDS]
 
 
-def largest_packages(documents: Sequence[tuple[str, list[str]]]) -> list[str]:
-    """Return the packages with most sentences."""
-    counts: dict[str, int] = {}
-    for package, sentences in documents:
-        counts[package] = counts.get(package, 0) + len(sentences)
-    return sorted(counts, key=lambda name: (-counts[name], name))[:PACKAGES]
-
-
-def package_rows(documents: Sequence[tuple[str, list[str]]], names: Sequence[str]) -> list[Row]:
+def package_rows(documents: Documents, names: Sequence[str]) -> list[Row]:
     """Return (sentence, empty, package), as many of each package."""
     found: dict[str, list[Row]] = {name: [] for name in names}
     for package, sentences in documents:
@@ -128,7 +124,7 @@ def package_rows(documents: Sequence[tuple[str, list[str]]], names: Sequence[str
     return [row for rows in found.values() for row in generator.sample(rows, least)]
 
 
-def following_rows(documents: Sequence[tuple[str, list[str]]]) -> list[Row]:
+def following_rows(documents: Documents) -> list[Row]:
     """Return (sentence, another, label): the next one of the module, or one of another module of the same package."""
     generator = random.Random(SEED)
     modules: dict[str, list[list[str]]] = {}

@@ -14,8 +14,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +34,6 @@ from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, load_object
 if TYPE_CHECKING:
     from ctxlm_ds.tokenizers.base import Tokenizer
 
-Rows = list[tuple[str, str, str]]
 SUFFIX = "-docstrings"
 """Recipes of this job are called FAMILY-docstrings."""
 DEFAULT_FAMILY = "bert-docstrings".removesuffix(SUFFIX)
@@ -47,20 +45,20 @@ SMALLEST_VOCABULARY = 8192
 SPAN = "<extra_id_0>"
 """T5's first sentinel, in the place of a gap."""
 SPAN_TOKENS = 12
-MASK = "[MASK]"
 
 
 def main() -> None:
     """Parse the command line and run every step."""
     families = [name.removesuffix(SUFFIX) for name in shipped_recipes() if name.endswith(SUFFIX)]
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--family", choices=families, default=DEFAULT_FAMILY, help=f"default: {DEFAULT_FAMILY}")
-    parser.add_argument("--corpus", nargs="+", default=[], help="your text (files or globs) instead of the docstrings")
-    parser.add_argument("--output-dir", type=Path, help="default: runs/default, with --corpus runs/NAME-OF-CORPUS")
-    parser.add_argument("--recipe", help=f"a path or the name of a shipped recipe; default: FAMILY{SUFFIX}")
-    parser.add_argument("--vocab-size", type=int, help="default: the recipe's")
-    parser.add_argument("--ranks", type=int, default=2, help="DeepSpeed ranks")
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="override settings")
+    add = parser.add_argument
+    add("--family", choices=families, default=DEFAULT_FAMILY, help=f"default: {DEFAULT_FAMILY}")
+    add("--corpus", nargs="+", default=[], help="your text (files or globs) instead of the docstrings")
+    add("--output-dir", type=Path, help="default: runs/default, with --corpus runs/NAME-OF-CORPUS")
+    add("--recipe", help=f"a path or the name of a shipped recipe; default: FAMILY{SUFFIX}")
+    add("--vocab-size", type=int, help="default: the recipe's")
+    add("--ranks", type=int, default=2, help="DeepSpeed ranks")
+    add("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="override settings")
     arguments = parser.parse_args()
     setup_logging()
     recipe = arguments.recipe or arguments.family + SUFFIX
@@ -69,9 +67,9 @@ def main() -> None:
     job = Job(arguments.output_dir or default_folder(arguments.corpus, arguments.family), config)
     job.make_datasets(arguments.corpus, arguments.vocab_size, arguments.ranks)
     job.pretrain(recipe, arguments.set, arguments.ranks)
-    job.run_command("convert", "to-hf", "--checkpoint", job.run_dir, "--output", job.model, "--overwrite")
-    job.run_command("report", job.run_dir)
-    show_results(job)
+    run_step(CTXLM, "convert", "to-hf", "--checkpoint", job.run_dir, "--output", job.model, "--overwrite")
+    run_step(CTXLM, "report", job.run_dir)
+    job.show_results()
     say(f"done in {format_duration(time.monotonic() - started_s)}; the model: {job.model}")
 
 
@@ -81,43 +79,38 @@ def default_folder(corpus: Sequence[str], family: str) -> Path:
     return (checkout() or Path.cwd()) / "runs" / (name if family == DEFAULT_FAMILY else f"{name}-{family}")
 
 
-@dataclass
 class Job:
     """The folder of the job, and the commands that fill it."""
 
-    folder: Path
-    config: RunConfig
-
-    def __post_init__(self) -> None:
-        self.folder = self.folder.absolute()
-        self.corpus, self.tokenizer = self.folder / "corpus", self.folder / "tokenizer"
-        self.run_dir, self.model = self.folder / "run", self.folder / "hf"
-
-    def dataset(self, split: str) -> Path:
-        """Return the prefix of a split's indexed dataset, as Megatron names it."""
-        form = "sentence" if self.config.data.by_sentence else "document"
-        return self.folder / "data" / f"{split}_text_{form}"
+    def __init__(self, folder: Path, config: RunConfig) -> None:
+        folder, self.config = folder.absolute(), config
+        self.corpus, self.tokenizer, self.data = folder / "corpus", folder / "tokenizer", folder / "data"
+        self.run_dir, self.model = folder / "run", folder / "hf"
+        form = "sentence" if config.data.by_sentence else "document"
+        # Megatron's names.
+        self.train, self.heldout = (self.data / f"{split}_text_{form}" for split in ("train", HELDOUT))
 
     def make_datasets(self, inputs: Sequence[str], vocab_size: int | None, workers: int) -> None:
         """Make corpus, tokenizer and datasets if they are missing, as family and sample format need them."""
-        if not inputs:
-            done = (self.corpus / "train.jsonl").exists()
-            self.run_command("docstrings", "--output-dir", self.corpus, done=done)
-        elif not (self.corpus / "train.jsonl").exists():
-            split_corpus(inputs, self.corpus)
-        self.run_command(
-            "tokenizer", "--input", self.corpus / "train.jsonl",
-            "--type", FAMILIES.get(self.config.model.family).tokenizer,
-            "--vocab-size", vocab_size or self.config.model.vocab_size or SMALLEST_VOCABULARY,
-            "--output-dir", self.tokenizer, done=(self.tokenizer / "tokenizer.json").exists(),
-        )  # fmt: skip
-        for split in ("train", HELDOUT):
-            self.run_command(
-                "preprocess", "--input", self.corpus / f"{split}.jsonl", "--json-keys", "text",
-                "--tokenizer", self.tokenizer, "--output-prefix", self.folder / "data" / split,
-                *self._form(), "--workers", workers, "--overwrite",
-                done=self.dataset(split).with_suffix(".json").exists(),
+        if not (self.corpus / "train.jsonl").exists():
+            if inputs:
+                split_corpus(inputs, self.corpus)
+            else:
+                run_step(CTXLM, "docstrings", "--output-dir", self.corpus)
+        if not (self.tokenizer / "tokenizer.json").exists():
+            run_step(
+                CTXLM, "tokenizer", "--input", self.corpus / "train.jsonl",
+                "--type", FAMILIES.get(self.config.model.family).tokenizer,
+                "--vocab-size", vocab_size or self.config.model.vocab_size or SMALLEST_VOCABULARY,
+                "--output-dir", self.tokenizer,
             )  # fmt: skip
+        for split, prefix in (("train", self.train), (HELDOUT, self.heldout)):
+            if not prefix.with_suffix(".json").exists():
+                run_step(
+                    CTXLM, "preprocess", "--input", self.corpus / f"{split}.jsonl", "--json-keys", "text",
+                    "--tokenizer", self.tokenizer, "--output-prefix", self.data / split,
+                    *self._form(), "--workers", workers, "--overwrite",
+                )  # fmt: skip
 
     def _form(self) -> list[str]:
         """Return the options of ctxlm preprocess that the sample format needs."""
@@ -133,17 +126,46 @@ class Job:
         """Train under the deepspeed launcher."""
         run_step(
             # Not the launcher's usual port: another job may run on this machine.
-            Path(sys.executable).with_name("deepspeed"), "--num_gpus", ranks, "--master_port", free_port(),
+            CTXLM.with_name("deepspeed"), "--num_gpus", ranks, "--master_port", free_port(),
             "--module", "ctxlm_ds.pretrain", "--config", recipe, "--deepspeed_config", "zero1",
-            "--set", f"run_dir={self.run_dir}", f"tokenizer.path={self.tokenizer}",
-            f"data.train=[{self.dataset('train')}]",
-            f"data.validation=[{{name: {HELDOUT}, path: {self.dataset(HELDOUT)}}}]", *overrides,
+            "--set", f"run_dir={self.run_dir}", f"tokenizer.path={self.tokenizer}", f"data.train=[{self.train}]",
+            f"data.validation=[{{name: {HELDOUT}, path: {self.heldout}}}]", *overrides,
         )  # fmt: skip
 
-    def run_command(self, name: str, *arguments: object, done: bool = False) -> None:
-        """Run a command of ctxlm, unless it is done."""
-        if not done:
-            run_step(Path(sys.executable).with_name("ctxlm"), name, *arguments)
+    def show_results(self) -> None:
+        """Print the held-out figures next to those of the unigram distribution, and what the model does."""
+        from ctxlm_ds.tokenizers.load import load_tokenizer
+
+        term = OBJECTIVES.get(self.config.objective.name).terms[0].name
+        title = term.replace("_lm", "-LM").replace("_", " ")
+        names = [f"eval/{HELDOUT}/{term}_{figure}" for figure in ("loss", "accuracy")]
+        model = [record for record in read_lines(self.run_dir / METRICS_NAME) if names[0] in record][-1]
+        figures = {
+            f"held-out {title} loss": (model[names[0]], model[names[1]]),
+            "unigram distribution's loss": self.unigram_figures(),
+        }
+        for name, (loss, accuracy) in figures.items():
+            say(f"{name:<28} {loss:.3f} nats (perplexity {math.exp(loss):.0f}), top-1 accuracy {accuracy:.1%}")
+        folder, task = demonstrated_model(self.config.model.family, self.config.objective)
+        tokenizer, corpus = load_tokenizer(self.tokenizer), self.corpus / "heldout.jsonl"
+        say(f"\nheld-out sentences, {task}:")
+        for text, truth, found in DEMONSTRATIONS[task](corpus, str(self.model / folder), tokenizer):
+            say(f"  {text}\n    was: {truth}   {found}")
+        say("")
+
+    def unigram_figures(self) -> tuple[float, float]:
+        """Return loss and accuracy over what the model predicts: if it has targets, all their tokens, sentinels too."""
+        if not issubclass(OBJECTIVES.get(self.config.objective.name), EncoderDecoder):
+            from ctxlm_ds.data.stream.held_out import unigram_figures
+
+            return unigram_figures(self.train, self.heldout)
+        from ctxlm_ds.apps.evaluate.targets import Targets
+
+        every, _ = Targets.of(load_config(self.run_dir / "config.yaml")).unigram_figures()
+        return every.loss, every.accuracy
+
+
+CTXLM = Path(sys.executable).with_name("ctxlm")
 
 
 def run_step(*words: object) -> None:
@@ -152,9 +174,10 @@ def run_step(*words: object) -> None:
     Raises:
         CtxlmError: it failed; its error message is above.
     """
-    say(f"$ {shlex.join(_relative(word) for word in words)}")
+    command = list(map(str, words))
+    say(f"$ {shlex.join(word.replace(f'{Path.cwd()}/', '') for word in command)}")
     environment = dict(os.environ, TOKENIZERS_PARALLELISM="false")
-    status = subprocess.run([str(word) for word in words], env=environment, check=False).returncode
+    status = subprocess.run(command, env=environment, check=False).returncode
     if status != 0:
         raise CtxlmError(f"the step above failed (exit status {status}); fix it and run the same command again")
 
@@ -162,33 +185,6 @@ def run_step(*words: object) -> None:
 def say(line: str) -> None:
     """Print a line before the next command writes."""
     print(line, flush=True)
-
-
-def _relative(word: object) -> str:
-    """Return a word of a command, with paths below the working folder relative to it."""
-    path = Path(str(word))
-    return str(path.relative_to(Path.cwd())) if path.is_absolute() and path.is_relative_to(Path.cwd()) else str(word)
-
-
-def show_results(job: Job) -> None:
-    """Print the held-out figures next to those of the unigram distribution, and what the model does."""
-    from ctxlm_ds.tokenizers.load import load_tokenizer
-
-    term = OBJECTIVES.get(job.config.objective.name).terms[0].name
-    title = term.replace("_lm", "-LM").replace("_", " ")
-    names = [f"eval/{HELDOUT}/{term}_{figure}" for figure in ("loss", "accuracy")]
-    model = [record for record in read_lines(job.run_dir / METRICS_NAME) if names[0] in record][-1]
-    figures = {
-        f"held-out {title} loss": (model[names[0]], model[names[1]]), "unigram distribution's loss": unigram_of(job)
-    }  # fmt: skip
-    for name, (loss, accuracy) in figures.items():
-        say(f"{name:<28} {loss:.3f} nats (perplexity {math.exp(loss):.0f}), top-1 accuracy {accuracy:.1%}")
-    folder, task = demonstrated_model(job.config.model.family, job.config.objective)
-    shown, rows = DEMONSTRATIONS[task](job, job.model / folder, load_tokenizer(job.tokenizer))
-    say(f"\n{shown}:")
-    for text, truth, found in rows:
-        say(f"  {text}\n    was: {truth}   {found}")
-    say("")
 
 
 def split_corpus(inputs: Sequence[str], output_dir: Path) -> None:
@@ -200,10 +196,9 @@ def split_corpus(inputs: Sequence[str], output_dir: Path) -> None:
     from ctxlm_ds.data.sources.corpus import Corpus
 
     with atomic.output_folder(output_dir) as folder:
+        count = 0
         with open(folder / "train.jsonl", "w") as train, open(folder / "heldout.jsonl", "w") as heldout:
-            count = 0
-            for text in Corpus(inputs):
-                count += 1
+            for count, text in enumerate(Corpus(inputs), 1):
                 target = heldout if count % HELDOUT_EVERY == 0 else train
                 target.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
         if count < HELDOUT_EVERY:
@@ -211,18 +206,6 @@ def split_corpus(inputs: Sequence[str], output_dir: Path) -> None:
                 f"{' '.join(inputs)} holds {count} documents; at least {HELDOUT_EVERY} are needed to hold one out (in "
                 "plain text a blank line ends a document)"
             )
-
-
-def unigram_of(job: Job) -> tuple[float, float]:
-    """Return `unigram_figures` of what the model predicts: if it has targets, of all their tokens, sentinels too."""
-    if not issubclass(OBJECTIVES.get(job.config.objective.name), EncoderDecoder):
-        from ctxlm_ds.data.stream.held_out import unigram_figures
-
-        return unigram_figures(job.dataset("train"), job.dataset(HELDOUT))
-    from ctxlm_ds.apps.evaluate.targets import Targets
-
-    every, _ = Targets.of(load_config(job.run_dir / "config.yaml")).unigram_figures()
-    return every.loss, every.accuracy
 
 
 def demonstrated_model(family: str, objective: ObjectiveSection) -> tuple[str, str]:
@@ -241,75 +224,57 @@ def demonstrated_model(family: str, objective: ObjectiveSection) -> tuple[str, s
     raise CtxlmError(f"model.family {family}: no task of transformers shows what it predicts")
 
 
-def fill_masks(job: Job, model: Path, tokenizer: Tokenizer) -> tuple[str, Rows]:
-    """Fill a mask in held-out sentences, next to the most frequent tokens."""
+Rows = list[tuple[str, str, str]]
 
-    def guesses(words: Iterable[str], shares: Iterable[float]) -> str:
-        return ", ".join(f"{word.strip()} {share:.2f}" for word, share in zip(words, shares, strict=True))
 
-    from ctxlm_ds.data.stream.held_out import unigram
-
-    pipeline = quiet_transformers().pipeline("fill-mask", model=str(model), top_k=NUM_GUESSES)
+def fill_masks(corpus: Path, model: str, tokenizer: Tokenizer) -> Rows:
+    """Fill a mask in held-out sentences."""
+    pipeline = quiet_transformers().pipeline("fill-mask", model=model, top_k=NUM_GUESSES)
     rows = []
-    sentences = heldout_sentences(job.corpus / "heldout.jsonl", lambda word: len(encode_next(tokenizer, word)) == 1)
-    for text, word in sentences:
+    for text, word in heldout_sentences(corpus, lambda word: len(encode_next(tokenizer, word)) == 1):
         found = pipeline(text.replace("{}", pipeline.tokenizer.mask_token))
-        filled = guesses([guess["token_str"] for guess in found], [guess["score"] for guess in found])
-        rows.append((text.replace("{}", MASK), word, f"filled: {filled}"))
-    shares = unigram(job.dataset("train"))
-    frequent = (-shares).argsort()[:NUM_GUESSES]
-    always = guesses([tokenizer.decode([int(token)]) for token in frequent], shares[frequent].tolist())
-    return f"masks in held-out sentences (by frequency alone, every one would be filled with {always})", rows
+        guesses = ", ".join(f"{guess['token_str'].strip()} {guess['score']:.2f}" for guess in found)
+        rows.append((text.replace("{}", "[MASK]"), word, f"filled: {guesses}"))
+    return rows
 
 
-def continue_texts(job: Job, model: Path, tokenizer: Tokenizer) -> tuple[str, Rows]:
+def continue_texts(corpus: Path, model: str, tokenizer: Tokenizer) -> Rows:
     """Continue the first half of held-out sentences with the most probable tokens."""
-    pipeline = quiet_transformers().pipeline("text-generation", model=str(model))
+    pipeline = quiet_transformers().pipeline("text-generation", model=model)
     rows = []
-    for text, word in heldout_sentences(job.corpus / "heldout.jsonl"):
+    for text, word in heldout_sentences(corpus):
         prompt, rest = text.split(" {}")
         length = len(encode_next(tokenizer, f"{word}{rest}"))
         written = pipeline(prompt, max_new_tokens=length, do_sample=False, return_full_text=False)
         continued = " ".join(written[0]["generated_text"].split())
         rows.append((f"{prompt} …", f"{word}{rest}", f"continued: {continued}"))
-    return "held-out sentences, continued from their first half", rows
+    return rows
 
 
-def fill_spans(job: Job, model: Path, tokenizer: Tokenizer) -> tuple[str, Rows]:
-    """Fill a gap in held-out sentences with the most probable tokens of a decoder."""
+def fill_spans(corpus: Path, model: str, tokenizer: Tokenizer) -> Rows:
+    """Fill a gap in held-out sentences with the most probable tokens of a decoder, or write the complete sentence."""
     transformers = quiet_transformers()
     writer = transformers.AutoModelForSeq2SeqLM.from_pretrained(model).eval()
     loaded = transformers.AutoTokenizer.from_pretrained(model)
     has_sentinels = tokenizer.token_to_id(SPAN) is not None
-    gap = SPAN if has_sentinels else loaded.mask_token
     rows = []
-    for text, word in heldout_sentences(job.corpus / "heldout.jsonl"):
-        ids = loaded(text.replace("{}", gap), return_tensors="pt").input_ids
+    for text, word in heldout_sentences(corpus):
+        ids = loaded(text.replace("{}", SPAN if has_sentinels else loaded.mask_token), return_tensors="pt").input_ids
         most = SPAN_TOKENS + (0 if has_sentinels else ids.shape[1])
         (tokens,) = writer.generate(ids, max_new_tokens=most, do_sample=False)
-        if has_sentinels:
-            found = loaded.decode(tokens).partition(SPAN)[2].partition("<")[0]
-        else:
-            found = words_in_gap(text, loaded.decode(tokens, skip_special_tokens=True))
-        rows.append((text.replace("{}", MASK), word, f"filled: {' '.join(found.split())}"))
-    return "gaps in held-out sentences", rows
+        found = loaded.decode(tokens, skip_special_tokens=not has_sentinels)
+        found = found.partition(SPAN)[2].partition("<")[0] if has_sentinels else found
+        rows.append((text.replace("{}", "[MASK]"), word, f"filled: {' '.join(found.split())}"))
+    return rows
 
 
-def words_in_gap(text: str, written: str) -> str:
-    """Return what a complete text has in the place of `{}`; all of it if the rest is not that of `text`."""
-    before, after = (part.split() for part in text.split("{}"))
-    words = written.split()
-    inside = words[len(before) : len(words) - len(after)]
-    return " ".join(inside) if [*before, *inside, *after] == words else written
-
-
-DEMONSTRATIONS: dict[str, Callable[[Job, Path, Tokenizer], tuple[str, Rows]]] = {
+DEMONSTRATIONS: dict[str, Callable[[Path, str, Tokenizer], Rows]] = {
     "fill-mask": fill_masks,
     "text-generation": continue_texts,
     "text2text-generation": fill_spans,
 }
-"""By pipeline of transformers, or by the card's tag if there is none: return a title, and rows of held-out text, what
-it lacks, and what the model says."""
+"""By pipeline of transformers, or by the card's tag if there is none: return rows of held-out text, what it lacks, and
+what the model says."""
 
 
 def quiet_transformers() -> Any:
@@ -328,11 +293,8 @@ def encode_next(tokenizer: Tokenizer, text: str) -> list[int]:
 
 def heldout_sentences(corpus: Path, is_good: Callable[[str], bool] = bool) -> list[tuple[str, str]]:
     """Return a few pairs (sentence with one good word replaced by `{}`, the word) from documents far apart."""
-    found = [
-        pair
-        for line in corpus.read_text(encoding="utf-8").splitlines()
-        if (pair := _sentence_without_word(json.loads(line)["text"], is_good)) is not None
-    ]
+    texts = [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
+    found = [pair for text in texts if (pair := _sentence_without_word(text, is_good)) is not None]
     return found[:: max(1, len(found) // NUM_SENTENCES)][:NUM_SENTENCES]
 
 
