@@ -12,14 +12,11 @@ import sys
 from collections.abc import Sequence
 from glob import glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ctxlm_ds.console import at_least, counted, run_command
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.installed import shipped_folder
-
-if TYPE_CHECKING:
-    from ctxlm_ds.apps.init.start import Answers
 
 MAX_HOURS = 8760
 FEW_STEPS = 50
@@ -30,8 +27,9 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
     parser = argparse.ArgumentParser(prog="ctxlm init", description=__doc__)
     add = parser.add_argument
-    add("--family", metavar="NAME", help="family of the model (default: bert)")
-    add("--size", choices=("laptop", "small", "base"), help="shipped recipe to start from (default: laptop)")
+    add("--family", default="bert", metavar="NAME", help="family of the model (default: bert)")
+    sizes_help = "shipped recipe to start from (default: laptop)"
+    add("--size", default="laptop", choices=("laptop", "small", "base"), help=sizes_help)
     add("--text", metavar="FILE", help="text to train on; the commands that prepare it are printed")
     add("--data", metavar="PREFIX", help="dataset to train on (of preprocess, or Megatron's)")
     add("--tokenizer", metavar="DIR", help="tokenizer of the dataset")
@@ -53,15 +51,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if argv is None else list(argv)
     end = arguments.index("--") if "--" in arguments else len(arguments)
     args = parser.parse_args(arguments[:end])
+    originals = {"megatron": args.from_megatron, "run_mlm": args.from_run_mlm}
+    original = next((name for name, file in originals.items() if file is not None), None)
     if args.slurm is not None:
         _copy_slurm(args.slurm)
-    elif args.from_megatron is not None:
-        _migrate("megatron", args.from_megatron, arguments[end + 1 :], args)
-    elif args.from_run_mlm is not None:
-        _migrate("run_mlm", args.from_run_mlm, arguments[end + 1 :], args)
+    elif original is not None:
+        _migrate(original, originals[original], arguments[end + 1 :], args)
+    elif not arguments:
+        parser.error("give --family, and --data or --text")
     else:
-        if not arguments:
-            parser.error("give --family, and --data or --text")
         _start(args)
 
 
@@ -74,16 +72,13 @@ def _copy_slurm(folder: Path) -> None:
     shutil.copytree(source, folder)
     print(f"{folder}: {sum(path.is_file() for path in folder.rglob('*'))} files")
     print(f"next: edit {folder / 'env.sh'} for your cluster")
-    print(f"next: {_cd(folder.parent)}ctxlm submit RECIPE.yaml --nodes 1 --ranks 1")
-
-
-def _cd(folder: Path) -> str:
-    return "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))} && "
+    away = "" if folder.parent.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder.parent))} && "
+    print(f"next: {away}ctxlm submit RECIPE.yaml --nodes 1 --ranks 1")
 
 
 def _start(args: argparse.Namespace) -> None:
     from ctxlm_ds.apps.init.settings import check_output, recipe_text, write_recipe
-    from ctxlm_ds.apps.init.start import Answers, find_machine, new_settings, shipped_recipe
+    from ctxlm_ds.apps.init.start import find_machine, new_settings, shipped_recipe
 
     if args.data is not None and args.text is not None:
         raise ConfigError("--data is a finished dataset, --text is made into one; give one of them")
@@ -91,37 +86,35 @@ def _start(args: argparse.Namespace) -> None:
         raise ConfigError(f"--text {args.text}: no such file; check its name")
     if args.hours is not None and not 0 < args.hours <= MAX_HOURS:
         raise ConfigError(f"--hours {args.hours:g}: expected a number above 0 and up to {MAX_HOURS:,}, a year")
-    answers = Answers(args.family or "bert", args.size or "laptop", args.data, args.text, args.tokenizer, args.hours)
-    base, output = shipped_recipe(answers.family, answers.size), args.output or Path(f"{answers.family}.yaml")
+    base, output = shipped_recipe(args.family, args.size), args.output or Path(f"{args.family}.yaml")
     check_output(output)
     machine = find_machine(args.ranks)
-    settings = new_settings(answers, machine, output.stem)
+    settings = new_settings(args, machine, output.stem)
     head = [f"{base}, for {machine}. Written by `ctxlm init`."]
     write_recipe(output, recipe_text(head, settings))
     steps = settings["training.max_steps"].value
     print(f"{output}: {base} for {machine}, {counted(steps, 'step')}")
-    if answers.hours is not None and steps < FEW_STEPS:
-        told = f"{answers.hours:g} hours allow {counted(steps, 'step')}"
+    if args.hours is not None and steps < FEW_STEPS:
+        told = f"{args.hours:g} hours allow {counted(steps, 'step')}"
         print(f"warning: {told}; give more --hours, or a smaller --size")
-    for line in [*_preparation(answers, base), _launch(output, machine.ranks)]:
+    for line in [*_preparation(args, base), _launch(output, machine.ranks)]:
         print(f"next: {line}")
 
 
-def _preparation(answers: Answers, base: str) -> list[str]:
+def _preparation(args: argparse.Namespace, base: str) -> list[str]:
     """Return the commands that make tokenizer and dataset, if they are not given."""
     from ctxlm_ds.apps.init.start import dataset_prefix, fitting_vocab_size, preprocess_options
     from ctxlm_ds.recipe.load import load_config
     from ctxlm_ds.registry import FAMILIES
 
     config = load_config(base)
-    text, lines = shlex.quote(answers.text or "TEXT"), []
-    tokenizer = answers.tokenizer or "tokenizer"
-    if answers.tokenizer is None:
+    text, tokenizer, lines = shlex.quote(args.text or "TEXT"), args.tokenizer or "tokenizer", []
+    if args.tokenizer is None:
         kind = FAMILIES.get(config.model.family).tokenizer
-        size = fitting_vocab_size(kind, answers.text)
+        size = fitting_vocab_size(kind, args.text)
         option = "" if size is None else f" --vocab-size {size}"
         lines.append(f"ctxlm tokenizer --input {text} --type {kind}{option} --output-dir {tokenizer}")
-    if answers.data is None:
+    if args.data is None:
         options = "".join(f" {option}" for option in preprocess_options(config.data))
         prefix = dataset_prefix(config.data)
         lines.append(

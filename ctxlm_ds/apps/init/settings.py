@@ -208,10 +208,9 @@ def write_recipe(path: Path, text: str, settings: Mapping[str, Setting] | None =
         return load_config(path)
     except BaseException as error:
         path.unlink()
-        if not isinstance(error, ConfigError) or settings is None or not isinstance(error, ProblemsError):
-            raise
-        title = f"{path} is not written, because the recipe would not be valid"
-        raise_problems(title, [replace(one, where=_source(one, settings)) for one in error.problems])
+        if settings is not None and isinstance(error, ProblemsError):
+            title = f"{path} is not written, because the recipe would not be valid"
+            raise_problems(title, [replace(one, where=_source(one, settings)) for one in error.problems])
         raise
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import math
 import os
@@ -10,7 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from glob import glob
 from pathlib import Path
-from typing import Any
 
 from ctxlm_ds.apps.init.settings import Setting
 from ctxlm_ds.console import counted
@@ -92,20 +92,6 @@ def _measure_cpu() -> float:
     return 2.0 * _MATRIX_SIZE**3 / fastest_s
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """What a user says about the run."""
-
-    family: str = "bert"
-    size: str = "laptop"
-    data: str | None = None
-    """Prefix of a dataset."""
-    text: str | None = None
-    """File or pattern of text, from which commands make the dataset."""
-    tokenizer: str | None = None
-    hours: float | None = None
-
-
 @cache
 def recipe_sizes() -> dict[str, dict[str, str]]:
     """Return the shipped recipe of each size, by family."""
@@ -128,30 +114,30 @@ def shipped_recipe(family: str, size: str) -> str:
     return recipes[size]
 
 
-def new_settings(answers: Answers, machine: Machine, name: str) -> dict[str, Setting]:
-    """Return the settings of a recipe that extends a shipped one.
+def new_settings(args: argparse.Namespace, machine: Machine, name: str) -> dict[str, Setting]:
+    """Return the settings of a recipe that extends a shipped one, from the options of `ctxlm init`.
 
     Raises ConfigError if there is no such recipe or dataset, or the model does not fit in the machine's memory.
     """
-    base = shipped_recipe(answers.family, answers.size)
+    base = shipped_recipe(args.family, args.size)
     shipped = load_config(base)
-    settings = {"extends": Setting(base, "all other settings, with their sources"), "name": Setting(name, "")}
-    settings["tokenizer.path"] = Setting(answers.tokenizer or "tokenizer", "" if answers.tokenizer else "made below")
-    prefix = answers.data or dataset_prefix(shipped.data)
-    settings["data.train"] = Setting([prefix], "" if answers.data else "made below")
-    settings["data.split"] = Setting(_SPLIT, "3 % of the documents are held out for evaluation")
-    settings["training.precision"] = Setting(machine.precision, f"of {machine}")
-    changed = shipped.with_values("training", precision=machine.precision)
     shipped_rows = shipped.training.global_batch_size
     batch = math.ceil(shipped_rows / machine.ranks) * machine.ranks
     why = "" if batch == shipped_rows else f", {shipped_rows}, for {machine.ranks} ranks"
-    settings["training.global_batch_size"] = Setting(batch, f"of the shipped recipe{why}")
-    changed = _with_vocabulary(changed.with_values("training", global_batch_size=batch), answers)
-    step_seconds, layout = plan(changed, machine)
-    settings |= layout
-    rows = num_rows(answers.data, shipped.data.seq_length) if answers.data else None
-    settings |= _length(shipped, answers.hours, step_seconds, rows, batch)
-    return settings
+    prefix = args.data or dataset_prefix(shipped.data)
+    settings = {
+        "extends": Setting(base, "all other settings, with their sources"),
+        "name": Setting(name, ""),
+        "tokenizer.path": Setting(args.tokenizer or "tokenizer", "" if args.tokenizer else "made below"),
+        "data.train": Setting([prefix], "" if args.data else "made below"),
+        "data.split": Setting(_SPLIT, "3 % of the documents are held out for evaluation"),
+        "training.precision": Setting(machine.precision, f"of {machine}"),
+        "training.global_batch_size": Setting(batch, f"of the shipped recipe{why}"),
+    }
+    changed = shipped.with_values("training", precision=machine.precision, global_batch_size=batch)
+    step_seconds, layout = plan(_with_vocabulary(changed, args), machine)
+    rows = num_rows(args.data, shipped.data.seq_length) if args.data else None
+    return settings | layout | _length(shipped, args.hours, step_seconds, rows, batch)
 
 
 def num_rows(prefix: str, seq_length: int) -> int:
@@ -196,16 +182,16 @@ def first_recipe_of(tokenizer_kind: str) -> RunConfig | None:
     return next((one for one in recipes if FAMILIES.get(one.model.family).tokenizer == tokenizer_kind), None)
 
 
-def _with_vocabulary(config: RunConfig, answers: Answers) -> RunConfig:
+def _with_vocabulary(config: RunConfig, args: argparse.Namespace) -> RunConfig:
     """Return the recipe with the size of the vocabulary that it will have, which decides the time of a small model."""
-    if answers.tokenizer is not None:
+    if args.tokenizer is not None:
         from ctxlm_ds.tokenizers.load import resolve
 
-        named = config.model_copy(update={"tokenizer": TokenizerConfig(path=answers.tokenizer)})
+        named = config.model_copy(update={"tokenizer": TokenizerConfig(path=args.tokenizer)})
         with contextlib.suppress(TokenizerError):  # the run says what is wrong
             return resolve(named)[0]
         return config
-    size = fitting_vocab_size(FAMILIES.get(config.model.family).tokenizer, answers.text)
+    size = fitting_vocab_size(FAMILIES.get(config.model.family).tokenizer, args.text)
     if size is None or config.model.vocab_size is not None:
         return config
     return config.with_values("model", vocab_size=size)
@@ -216,37 +202,30 @@ def plan(config: RunConfig, machine: Machine) -> tuple[float, dict[str, Setting]
 
     Raises ConfigError if nothing fits in memory.
     """
+    from ctxlm_ds.apps.plan.layouts import Layout
     from ctxlm_ds.apps.plan.plan import Planner
     from ctxlm_ds.apps.plan.search import require_plan, search_layouts
     from ctxlm_ds.models.meter import CPU
-    from ctxlm_ds.recipe.hardware import Cluster, find_gpu
+    from ctxlm_ds.recipe.hardware import Cluster
 
+    source = f"planned for {machine}"
     if machine.gpu is not None:
         cluster = Cluster(machine.gpu, 1, machine.ranks)
         best = require_plan(search_layouts(Planner(config, cluster)), cluster)
-        source = f"planned for {machine}"
-        settings = _settings_of(best.layout, config.parallel.pipeline_layers)
-        layout = {key: Setting(value, source) for key, value in settings.items()}
-        return best.time.total, layout
-    from ctxlm_ds.apps.plan.layouts import Layout
-
-    planner = Planner(config, Cluster(find_gpu("A100-40"), 1, machine.ranks), platform=CPU)
+        found = {"deepspeed": Setting(f"zero{best.layout.zero_stage}", source)}
+        for section, values in best.layout.values(config.parallel.pipeline_layers).items():
+            for key, value in values.items():
+                if section == "training" or value is True or value not in (1, False):
+                    found[f"{section}.{key}"] = Setting(value, source)
+        return best.time.total, found
+    planner = Planner(config, Cluster(GPUS[0], 1, machine.ranks), platform=CPU)
     rows = config.training.global_batch_size // machine.ranks
     micro = math.gcd(rows, 1 << (min(32, config.training.micro_batch_size).bit_length() - 1))
     room = machine.memory_bytes / 2 / machine.ranks
     while micro > 1 and planner.memory(Layout(machine.ranks, micro_batch_size=micro)).total > room:
         micro //= 2
-    settings = {"training.micro_batch_size": Setting(micro, f"planned for {machine}")}
-    return planner.flops / machine.cpu_flops_per_s, settings | {"deepspeed": Setting("zero1", "")}
-
-
-def _settings_of(layout: Any, pipeline_layers: list[int] | None) -> dict[str, Any]:
-    changes: dict[str, Any] = {"deepspeed": f"zero{layout.zero_stage}"}
-    for text in layout.settings(pipeline_layers):
-        key, _, value = text.partition("=")
-        if key in ("training.micro_batch_size", "training.activation_checkpointing") or value not in ("1", "false"):
-            changes[key] = read_yaml(value, key).data
-    return changes
+    settings = {"training.micro_batch_size": Setting(micro, source), "deepspeed": Setting("zero1", "")}
+    return planner.flops / machine.cpu_flops_per_s, settings
 
 
 def _length(

@@ -40,7 +40,8 @@ class Layout:
         """Return the micro-batches of a rank in a step."""
         return global_batch_size // (self.data * self.micro_batch_size)
 
-    def _changes(self, pipeline_layers: list[int] | None) -> dict[str, dict[str, Any]]:
+    def values(self, pipeline_layers: list[int] | None) -> dict[str, dict[str, Any]]:
+        """Return this layout's settings by section; `pipeline_layers` is the setting of the recipe."""
         parallel: dict[str, Any] = {
             "tensor_parallel_size": self.tensor,
             "pipeline_parallel_size": self.pipeline,
@@ -53,18 +54,14 @@ class Layout:
 
     def apply(self, config: RunConfig) -> RunConfig:
         """Return the recipe with this layout's settings."""
-        changes = self._changes(config.parallel.pipeline_layers)
-        return config.model_copy(
-            update={section: getattr(config, section).model_copy(update=new) for section, new in changes.items()}
-        )
+        for section, values in self.values(config.parallel.pipeline_layers).items():
+            config = config.with_values(section, **values)
+        return config
 
     def settings(self, pipeline_layers: list[int] | None) -> list[str]:
-        """Return this layout's settings as `a.b=c` for --set; `pipeline_layers` is the setting of the recipe."""
-        return [
-            f"{section}.{name}={json.dumps(value)}"
-            for section, new in self._changes(pipeline_layers).items()
-            for name, value in new.items()
-        ]
+        """Return this layout's settings as `a.b=c` for --set."""
+        sections = self.values(pipeline_layers)
+        return [f"{one}.{name}={json.dumps(value)}" for one, new in sections.items() for name, value in new.items()]
 
 
 def launch_command(recipe: str, deepspeed: str, settings: Sequence[str], cluster: Cluster) -> str:

@@ -1,11 +1,11 @@
 import struct
+from argparse import Namespace
 
 import numpy as np
 import pytest
 
 from ctxlm_ds.apps.init.settings import recipe_text, write_recipe
 from ctxlm_ds.apps.init.start import (
-    Answers,
     Machine,
     describe_gpu,
     find_machine,
@@ -17,6 +17,13 @@ from ctxlm_ds.apps.init.start import (
 )
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.load import load_config, shipped_recipes
+
+
+def answers(family, size, **given):
+    return Namespace(
+        family=family, size=size, **{"data": None, "text": None, "tokenizer": None, "hours": None, **given}
+    )
+
 
 CPU = Machine(2, None, 5e10, 16e9)
 H100 = Machine(8, describe_gpu("NVIDIA H100", 79.1, True))
@@ -30,7 +37,7 @@ def test_every_size_is_a_shipped_recipe_of_its_family():
 
 
 def test_a_recipe_for_cpus_ends_in_the_time_given(tmp_path):
-    settings = new_settings(Answers("bert", "laptop", hours=0.5), CPU, "mine")
+    settings = new_settings(answers("bert", "laptop", hours=0.5), CPU, "mine")
     config = write_recipe(tmp_path / "mine.yaml", recipe_text([], settings))
     assert (config.name, config.training.precision, config.training.micro_batch_size) == ("mine", "fp32", 32)
     assert config.training.max_steps < 8000
@@ -38,7 +45,7 @@ def test_a_recipe_for_cpus_ends_in_the_time_given(tmp_path):
 
 
 def test_a_recipe_for_gpus_has_the_planners_layout(tmp_path):
-    settings = new_settings(Answers("bert", "base", hours=1), H100, "mine")
+    settings = new_settings(answers("bert", "base", hours=1), H100, "mine")
     config = write_recipe(tmp_path / "mine.yaml", recipe_text([], settings))
     assert (config.training.precision, config.deepspeed) == ("bf16", "zero1")
     assert config.training.global_batch_size % (8 * config.training.micro_batch_size) == 0
