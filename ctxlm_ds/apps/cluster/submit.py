@@ -83,6 +83,8 @@ def main(argv: Sequence[str] | None = None, submits: bool = True) -> None:
     options += own_options
     number = (args.gpus_per_node or "1").rpartition(":")[2]  # of h100:8 or 8
     args.ranks = args.ranks or max(1, int(number) if number.isdigit() else 1)
+    # As it is before torch is imported for the check.
+    environ = {**os.environ, "CTXLM_ENV": str(profile), "CTXLM_HOME": str(scripts.parent)}
     config, tasks, is_complete = check(args, waits=any(word.startswith(WAITS) for word in options))
     if submits and is_complete:
         print("not queued, there is nothing to train; a larger training.max_steps continues a run")
@@ -91,7 +93,7 @@ def main(argv: Sequence[str] | None = None, submits: bool = True) -> None:
     array = args.array or (f"0-{tasks[-1].number}" if tasks else None)
     arrays = [] if array is None else [f"--array={array}"]
     job = [f"--nodes={args.nodes}", f"--ntasks-per-node={args.ranks}", *gpus, *arrays, *options]
-    hand_over(args, config.directory, tasks, [*job, str(scripts / "pretrain.sbatch")], profile, submits)
+    hand_over(args, config.directory, tasks, [*job, str(scripts / "pretrain.sbatch")], environ, submits)
 
 
 def check_main(argv: Sequence[str] | None = None) -> None:
@@ -173,7 +175,12 @@ def find_profile(name: str | None, scripts: Path) -> Path:
 
 
 def hand_over(
-    args: argparse.Namespace, run_dir: Path, tasks: list[SweepTask], job: list[str], profile: Path, submits: bool
+    args: argparse.Namespace,
+    run_dir: Path,
+    tasks: list[SweepTask],
+    job: list[str],
+    environ: Mapping[str, str],
+    submits: bool,
 ) -> None:
     """Ask sbatch whether a checked job can run; queue it if `submits`.
 
@@ -190,7 +197,6 @@ def hand_over(
     words += [] if args.deepspeed_config is None else ["--deepspeed_config", args.deepspeed_config]
     words += [OPTION, str(run_dir / SWEEP_NAME)] if tasks else []
     words += ["--set", *args.set] if args.set else []
-    environ = {**os.environ, "CTXLM_ENV": str(profile), "CTXLM_HOME": str(Path(job[-1]).parent.parent)}
     # The number of its trial is not that of the job.
     print(f"  {TRIAL_NUMBER.sub('to start', _sbatch('--test-only', words, environ).strip())}")
     if not submits:

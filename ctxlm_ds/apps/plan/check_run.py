@@ -1,14 +1,12 @@
-"""The check of a recipe for a planned run, `ctxlm_ds.pretrain --check`, without torch in this process."""
+"""The check of a recipe for a planned run, `ctxlm_ds.pretrain --check`; its last lines alone need torch."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import logging
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -17,8 +15,8 @@ from typing import Any
 
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.checkpoint.saved_state import read_progress
-from ctxlm_ds.console import at_least, counted, program, run_command
-from ctxlm_ds.errors import TokenizerError
+from ctxlm_ds.console import at_least, counted, program
+from ctxlm_ds.errors import CtxlmError, TokenizerError
 from ctxlm_ds.process.cgroups import available_cores, available_memory
 from ctxlm_ds.recipe.check import schedule_warnings
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
@@ -52,7 +50,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def check_only(arguments: argparse.Namespace) -> None:
-    """Check a recipe for a planned number of ranks without importing torch."""
+    """Check a recipe for a planned number of ranks; only what is known of the model's memory needs torch."""
     world_size = arguments.world_size or arguments.ranks
     config = load_config(arguments.config, arguments.set, world_size)
     if needs_teacher(config.objective) and config.teacher.path is not None:
@@ -98,7 +96,6 @@ def deepspeed_settings(arguments: argparse.Namespace, config: RunConfig, world_s
     return build_deepspeed_config(config, load_deepspeed_json(source), world_size, source=f"DeepSpeed config {source}")
 
 
-MODEL_LIMIT_S = 120.0
 PROGRAM_BYTES = 0.7 * GIB
 """Memory that Python and its libraries take in a rank on a CPU (measured: 0.6 GiB)."""
 ACCELERATOR_VARIABLE = "DS_ACCELERATOR"
@@ -156,33 +153,15 @@ def missing_lines(config: RunConfig) -> list[str]:
 
 
 def model_lines(
-    config: RunConfig,
-    deepspeed: Mapping[str, Any],
-    world_size: int,
-    plan_command: str = "ctxlm plan",
-    for_gpus: bool = False,
+    config: RunConfig, deepspeed: Mapping[str, Any], world_size: int, plan_command: str, for_gpus: bool
 ) -> list[str]:
-    """Return parameters and memory of a rank, or why they are unknown here.
-
-    `plan_command` plans the recipe for GPUs; `for_gpus`: the run will have GPUs that this machine may lack.
-    """
+    """Return parameters and memory of a rank, or why they are unknown here."""
     if importlib.util.find_spec("torch") is None:
         return ["  parameters and memory: unknown, torch is not installed here"]
-    asked = json.dumps(
-        {
-            "config": config.model_dump(mode="json"), "deepspeed": deepspeed, "world_size": world_size,
-            "plan_command": plan_command, "for_gpus": for_gpus,
-        }
-    )  # fmt: skip
-    command = [sys.executable, "-m", "ctxlm_ds.apps.plan.check_run"]
     try:
-        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=MODEL_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return [f"  parameters and memory: unknown, the planner took more than {MODEL_LIMIT_S:.0f} s"]
-    if done.returncode == 0:
-        return done.stdout.splitlines()
-    reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1].removeprefix("error: ")
-    return [f"  parameters and memory: unknown, {reason}"]
+        return planned_model(config, deepspeed, world_size, plan_command, for_gpus)
+    except (CtxlmError, ImportError, OSError) as error:
+        return [f"  parameters and memory: unknown, {error}"]
 
 
 def planned_model(
@@ -192,7 +171,10 @@ def planned_model(
     plan_command: str = "ctxlm plan",
     for_gpus: bool = False,
 ) -> list[str]:
-    """Plan the layout of the recipe and return the lines of `model_lines`. Imports torch."""
+    """Plan the layout of the recipe; return parameters and memory of a rank. Imports torch.
+
+    `plan_command` plans the recipe for GPUs; `for_gpus`: the run will have GPUs that this machine may lack.
+    """
     from ctxlm_ds.apps.plan.plan import Planner
     from ctxlm_ds.models.meter import CPU, CUDA
 
@@ -260,15 +242,3 @@ def _cpu_lines(needed_bytes: float, num_ranks: int, plan_command: str) -> list[s
         line += f"; this machine has {free / GIB:.1f} GiB free"
         line += ", which is too little: lower training.micro_batch_size" if together > free else ""
     return [line, f"  no GPU is here; to plan for GPUs: {plan_command} --gpu TYPE (A100-80, H100, ...)"]
-
-
-def main() -> None:
-    """Read recipe, DeepSpeed's JSON and number of ranks from standard input and print the model's lines."""
-    asked = json.load(sys.stdin)
-    config = RunConfig.model_validate(asked["config"])
-    lines = planned_model(config, asked["deepspeed"], asked["world_size"], asked["plan_command"], asked["for_gpus"])
-    sys.stdout.writelines(f"{line}\n" for line in lines)
-
-
-if __name__ == "__main__":
-    run_command(main)

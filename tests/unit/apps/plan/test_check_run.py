@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -124,24 +123,14 @@ def test_a_recipe_for_other_machines_is_planned_for_a_gpu(change: str, ranks: in
     assert lines[1].startswith(f"  memory of a rank, planned for a GPU (none is here, and {reason}): ")
 
 
-@pytest.mark.parametrize(
-    ("status", "said", "line"),
-    [
-        (0, "  parameters: 7\n", "  parameters: 7"),
-        (2, "error: no vocabulary", "  parameters and memory: unknown, no vocabulary"),
-        (-9, "", "  parameters and memory: unknown, exit status -9"),
-    ],
-)
-def test_a_planner_that_fails_is_a_line(monkeypatch: pytest.MonkeyPatch, status: int, said: str, line: str) -> None:
-    def run(command: Any, **_: Any) -> Any:
-        return subprocess.CompletedProcess(command, status, said, said)
-
-    monkeypatch.setattr(check_run.subprocess, "run", run)
-    assert model_lines(load_config("bert-tiny"), {}, 1) == [line]
+def test_a_model_that_cannot_be_planned_is_a_line() -> None:
+    config = load_config("bert-tiny", ["model.num_attention_heads=2"])
+    impossible = config.with_values("parallel", pipeline_parallel_size=9)
+    (line,) = model_lines(impossible, load_deepspeed_json("zero1"), 9, "ctxlm plan", True)
+    assert line.startswith("  parameters and memory: unknown, ")
 
 
 def test_a_login_node_without_torch_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_run.importlib.util, "find_spec", lambda name: None)
-    assert model_lines(load_config("bert-tiny"), {}, 1) == [
-        "  parameters and memory: unknown, torch is not installed here"
-    ]
+    told = "  parameters and memory: unknown, torch is not installed here"
+    assert model_lines(load_config("bert-tiny"), {}, 1, "ctxlm plan", False) == [told]
