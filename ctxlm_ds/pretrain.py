@@ -23,7 +23,7 @@ from ctxlm_ds.process.local_ranks import run_ranks, without_ranks
 from ctxlm_ds.process.run_files import OutputLog, update_status
 from ctxlm_ds.process.run_lock import RunLock, make_run_dir
 from ctxlm_ds.process.signals import StopSignal
-from ctxlm_ds.process.watchdog import Watchdog
+from ctxlm_ds.process.watchdog import Watchdog, Watched
 from ctxlm_ds.recipe.check import schedule_warnings, unused_settings
 from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.load import load_config
@@ -198,7 +198,7 @@ def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) 
         trainer.hooks.append(HistoryHook(run_dir, ranks, environment(trainer.engine, trainer.training)))
         trainer.hooks.append(StatusFileHook(run_dir, trainer.saves.saver.last_good))
         trainer.hooks.append(ReportHook(run_dir))
-    trainer.validation = {name: watchdog.watched(batches) for name, batches in trainer.validation.items()}
+    trainer.validation = {name: Watched(batches, watchdog) for name, batches in trainer.validation.items()}
     if trainer.continuations is not None:
         trainer.continuations.on_pass = watchdog.beat
     try:

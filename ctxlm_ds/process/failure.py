@@ -58,16 +58,12 @@ class FailureRecord:
     consequence: bool = False  # True if another rank's end is the reason for this one
     signal: int | None = None  # that ended it
 
-    @property
-    def what(self) -> str:
-        """Error and message."""
-        return ": ".join(str(part).strip() for part in (self.error, self.message) if part)
-
     def describe(self) -> str:
         """Describe rank, host and error in one line, a user's mistake by all its lines."""
         if self.rank == NODE:
             return f"node {self.host} failed"
-        text = f"rank {self.rank} on {self.host}{' ' if self.signal else ': '}{self.what}"
+        what = ": ".join(str(part).strip() for part in (self.error, self.message) if part)
+        text = f"rank {self.rank} on {self.host}{' ' if self.signal else ': '}{what}"
         return shortened(text) if self.traceback else text
 
 
@@ -144,10 +140,7 @@ class FailureReport:
         return record.exit_status
 
     def _rank_0_says_so(self, record: FailureRecord, folder: Path | None) -> bool:
-        """Return whether rank 0 ends with the same message: by its record, or because the launcher stops this rank.
-
-        Neither comes for a mistake that only this rank can see (a file missing on its node).
-        """
+        """Return whether rank 0 ends with the same message: by its record, or because the launcher stops this rank."""
         stopped_before, deadline_s = self._stop_signal.requested, time.monotonic() + RANK_0_WAIT_S
         while time.monotonic() < deadline_s:
             if self._stop_signal.requested and not stopped_before:
@@ -192,10 +185,8 @@ def is_consequence(error: BaseException | None) -> bool:
 
 def exit_status(error: BaseException) -> int:
     """Return the process's exit status for an exception (errors.py)."""
-    if isinstance(error, KeyboardInterrupt):
-        return EXIT_INTERRUPTED
-    if isinstance(error, errors.TrainingError):
-        return errors.EXIT_TRAINING_ERROR
+    if isinstance(error, (errors.TrainingError, KeyboardInterrupt)):
+        return EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else errors.EXIT_TRAINING_ERROR
     return errors.EXIT_USER_ERROR if is_users(error) else errors.EXIT_UNEXPECTED
 
 

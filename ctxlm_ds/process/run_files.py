@@ -104,11 +104,11 @@ def update_status(run_dir: Path, **changes: Any) -> None:
             partial.unlink(missing_ok=True)
 
 
-def parse_line(line: bytes) -> dict[str, Any] | None:
-    """Return the object of a line, None if it is torn or has no step."""
+def parse_line(line: bytes, name: str = "step", kind: type = int) -> dict[str, Any] | None:
+    """Return the object of a line, None if it is torn or has no value of a kind under a name."""
     with contextlib.suppress(ValueError, RecursionError):
         record = json.loads(line)
-        if line.endswith(b"\n") and isinstance(record, dict) and type(record.get("step")) is int:
+        if line.endswith(b"\n") and isinstance(record, dict) and type(record.get(name)) is kind:
             return record
     return None
 

@@ -11,17 +11,17 @@ import json
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ctxlm_ds.process.run_files import MAX_LINE_BYTES, parse_line
 from ctxlm_ds.untrusted_json import open_regular
 
 HISTORY_NAME = "history.jsonl"
-MOST_BYTES = 1 << 28
 ATTEMPTS_DIR = "attempts"  # a folder for the evidence of each start
 ATTEMPT_VARIABLE = "CTXLM_ATTEMPT"
 """Name of this start's folder below RUN/attempts, the same on every rank; the Slurm job sets it."""
-DEFAULT_ATTEMPT = "by-hand"
 JOB_ATTEMPT = "job-"
 """The names of a Slurm job's starts begin so; it starts its ranks itself (apps/cluster/job.py)."""
 
@@ -52,18 +52,10 @@ def append_event(run_dir: Path, event: str, **values: Any) -> bool:
 
 def read_history(run_dir: Path) -> list[dict[str, Any]]:
     """Read the events, oldest first; torn lines, and lines that are no events, are passed over."""
-    try:
-        with open_regular(run_dir / HISTORY_NAME) as handle:
-            text = handle.read(MOST_BYTES).decode(errors="replace")
-    except OSError:
-        return []
-    events = []
-    for line in text.splitlines():
-        with contextlib.suppress(ValueError, RecursionError):
-            event = json.loads(line)
-            if isinstance(event, dict) and isinstance(event.get("event"), str) and "time_unix_s" in event:
-                events.append(event)
-    return events
+    with contextlib.suppress(OSError), open_regular(run_dir / HISTORY_NAME) as file:
+        events = [parse_line(line, "event", str) for line in iter(partial(file.readline, MAX_LINE_BYTES), b"")]
+        return [event for event in events if event is not None and "time_unix_s" in event]
+    return []
 
 
 def is_completed(run_dir: Path) -> bool:
@@ -74,7 +66,7 @@ def is_completed(run_dir: Path) -> bool:
 
 def attempt_folder(run_dir: Path) -> Path:
     """Return the folder of this start's evidence (failures, stacks), which is not made here."""
-    return run_dir / ATTEMPTS_DIR / (os.environ.get(ATTEMPT_VARIABLE) or DEFAULT_ATTEMPT)
+    return run_dir / ATTEMPTS_DIR / (os.environ.get(ATTEMPT_VARIABLE) or "by-hand")
 
 
 def in_job() -> bool:

@@ -1,8 +1,7 @@
 """Ends a run that makes no progress: every rank leaves its threads' stacks, one file joins them, the exit status is 4.
 
-A thread of each rank counts the time. When one rank hangs all of them wait, and each finds out by itself. While C code
-holds the interpreter that thread cannot run: then faulthandler prints the stacks on stderr and ends the rank with
-status 1.
+A thread of each rank counts the time. While C code holds the interpreter that thread cannot run: then faulthandler
+prints the stacks on stderr and ends the rank with status 1.
 """
 
 from __future__ import annotations
@@ -98,10 +97,6 @@ class Watchdog:
         # Until the first step is done a run is still starting, also in the evaluation before it.
         self.beat("start" if self._phase == "start" and phase in ("training", "evaluation") else phase)
 
-    def watched(self, batches: Iterable[T]) -> Iterable[T]:
-        """Return the same batches; each one that is taken counts as progress."""
-        return _Watched(batches, self)
-
     def _watch(self) -> None:
         seen, still_s, written_s = -1, 0.0, 0.0
         while True:
@@ -158,8 +153,8 @@ class Watchdog:
 
 
 @dataclass
-class _Watched(Generic[T]):
-    """Batches that count as progress, as often as they are read."""
+class Watched(Generic[T]):
+    """Batches, each of which counts as progress, as often as they are read."""
 
     batches: Iterable[T]
     watchdog: Watchdog
@@ -184,8 +179,7 @@ def all_stacks() -> str:
 
 def stacks_files(folder: Path) -> dict[int, Path]:
     """Return the files of the ranks that left their stacks, from the names in the folder alone."""
-    found = {int(path.stem[len("stacks-") :]): path for path in folder.glob("stacks-[0-9]*.txt")}
-    return dict(sorted(found.items()))
+    return {int(path.stem[len("stacks-") :]): path for path in sorted(folder.glob("stacks-[0-9]*.txt"))}
 
 
 def conclude(folder: Path, world_size: int) -> str:
@@ -205,16 +199,20 @@ def join_stacks(texts: Mapping[int, str], world_size: int) -> tuple[str, list[in
 
     Ranks without a text come first, then those outside of collectives; none is accused if all are in the same place.
     """
+
+    def waits(frames: Sequence[str]) -> bool:  # inside a collective, for the others
+        return any(name in frame for frame in frames[:INNERMOST_FRAMES] for name in COLLECTIVE_FOLDERS)
+
     by_frames: dict[tuple[str, ...], list[int]] = {}
     for rank, text in texts.items():
         match = _MAIN_FRAMES.search(text)
         by_frames.setdefault(tuple(match[1].splitlines()) if match else (), []).append(rank)
-    groups = sorted(by_frames.items(), key=lambda group: (_waits(group[0]), len(group[1])))
+    groups = sorted(by_frames.items(), key=lambda group: (waits(group[0]), len(group[1])))
     silent = [rank for rank in range(world_size) if rank not in texts]
     why = "stopped, killed, held by C code, on a lost node, or without the run directory"
     parts = [f"=== {describe_ranks(silent)} left no stacks: {why}\n"] if silent else []
     for frames, ranks in groups:
-        are = f"{'is' if len(ranks) == 1 else 'are'} here{' (waiting for other ranks)' if _waits(frames) else ''}"
+        are = f"{'is' if len(ranks) == 1 else 'are'} here{' (waiting for other ranks)' if waits(frames) else ''}"
         facts = "\n".join(texts[rank].partition("\n")[0] for rank in ranks[:16])
         calls = "".join(f"{frame}\n" for frame in frames)
         parts.append(f"=== {describe_ranks(ranks)} {are}, most recent call first:\n{calls}{facts}\n")
@@ -225,8 +223,3 @@ def join_stacks(texts: Mapping[int, str], world_size: int) -> tuple[str, list[in
 def describe_ranks(ranks: Sequence[int]) -> str:
     """Describe `[0, 1, 2, 5]` as `ranks 0-2, 5` and `[3]` as `rank 3`."""
     return f"rank{'' if len(ranks) == 1 else 's'} {join_numbers(ranks, ', ')}"
-
-
-def _waits(frames: Sequence[str]) -> bool:
-    """Return whether a rank is inside a collective, waiting for the others."""
-    return any(name in frame for frame in frames[:INNERMOST_FRAMES] for name in COLLECTIVE_FOLDERS)

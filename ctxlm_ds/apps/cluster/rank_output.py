@@ -181,7 +181,8 @@ def report(failures: Sequence[FailureRecord], folder: Path) -> list[str]:
 def _others(failures: Sequence[FailureRecord]) -> list[str]:
     groups: dict[str, list[str]] = {}
     for failure in failures:
-        groups.setdefault(_NUMBERS.sub("#", failure.what), []).append(shortened(failure.describe()))
+        told = shortened(failure.describe())
+        groups.setdefault(_NUMBERS.sub("#", told), []).append(told)
     lines = [f"  {one}{f' (and {len(more)} more)' if more else ''}" for one, *more in groups.values()]
     rest = [f"  and {len(lines) - MOST_LINES} other messages"] if len(lines) > MOST_LINES else []
     return ["other failing ranks:", *lines[:MOST_LINES], *rest] if lines else []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ctxlm_ds.process import watchdog as module
 from ctxlm_ds.process.launch import RankInfo
-from ctxlm_ds.process.watchdog import Watchdog
+from ctxlm_ds.process.watchdog import Watchdog, Watched
 from ctxlm_ds.recipe.schema import RunConfig, WatchdogConfig
 from ctxlm_ds.training.hooks.history import WatchdogHook
 from ctxlm_ds.training.hooks.hooks import RunStart, StepMetrics
@@ -57,7 +57,7 @@ def go_on(watchdog: Watchdog) -> None:
         time.sleep(0.5)
         hook.on_step_end(metrics(step))
     hook.on_phase("evaluation")
-    for _ in watchdog.watched(range(4)):
+    for _ in Watched(range(4), watchdog):
         time.sleep(0.5)
     hook.on_phase("training")
     hook.on_phase("saving")
