@@ -81,18 +81,8 @@ def pretrain(
 ) -> int:  # fmt: skip
     """Check the recipe, join the other ranks, and train under the watchdog while holding the run lock.
 
-    Args:
-        arguments: of the command line.
-        ranks: place of this process.
-        stop_signal: asks the run to stop.
-        report: gets the run directory.
-        output_log: of rank 0; None writes no file.
-
-    Returns:
-        Number of the signal that stopped the run before it was complete; 0 if none did.
-
-    Raises:
-        CtxlmError: a mistake of the user, or the training failed.
+    Returns the number of the signal that stopped the run before it was complete; 0 if none did. Raises CtxlmError for a
+    mistake of the user, or if the training failed.
     """
     config = load_config(arguments.config, arguments.set, ranks.world_size)
     report.run_dir = config.directory
@@ -137,11 +127,7 @@ def pretrain(
 
 
 def check_judged_tasks(tasks: Sequence[DownstreamTask], family: str, topology: Topology) -> None:
-    """Check the tasks of evaluation.downstream before anything is built.
-
-    Raises:
-        ConfigError, DataError: a task lacks something, or the family cannot do it; raised on every rank.
-    """
+    """Raise ConfigError or DataError, on every rank, if the family cannot do the tasks of evaluation.downstream."""
     if tasks:
         from ctxlm_ds.apps.downstream.during_run import check_tasks
 
@@ -165,8 +151,7 @@ def join_ranks(
 ) -> Topology:
     """Prepare the process and join the other ranks' process group.
 
-    Raises:
-        ConfigError: the device lacks the precision, or the ranks do not fill the layout.
+    Raises ConfigError if the device lacks the precision, or the ranks do not fill the layout.
     """
     # ZeRO 3 gathers weights during the computation and needs more than one queue.
     one_queue = layout.tensor_parallel_size > 1 and ZeroSettings.of_json(deepspeed_config).stage < 3
@@ -186,8 +171,7 @@ def join_ranks(
 def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) -> RunEnd:
     """Train to the end, with progress reported to the watchdog and in the history.
 
-    Raises:
-        TrainingError: training failed; the message names the last good checkpoint and what to do.
+    Raises TrainingError, which names the last good checkpoint and what to do.
     """
     from ctxlm_ds.apps.report.run_report import ReportHook
     from ctxlm_ds.training.hooks.history import HistoryHook, StatusFileHook, WatchdogHook, environment

@@ -68,9 +68,7 @@ class Launcher:
 def discover_ranks(environ: Mapping[str, str] | None = None) -> RankInfo:
     """Find this process's place from a launcher's variables; without any it is alone.
 
-    Launchers of other packages are asked before the package's own.
-
-    Raises ConfigError if variables are missing, are no numbers, or contradict each other.
+    Launchers of other packages are asked first. Raises ConfigError for missing, wrong or contradicting variables.
     """
     environ = os.environ if environ is None else environ
     names = sorted(LAUNCHERS.names(), key=LAUNCHERS.shipped_names().__contains__)

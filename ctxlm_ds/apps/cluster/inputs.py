@@ -26,11 +26,7 @@ DATA_ENDS = ("bin", "idx", "spans")
 
 
 def input_problems(config: RunConfig) -> list[str]:
-    """Return a line for each input that is missing, damaged or made with another tokenizer.
-
-    Raises:
-        ImportError: numpy or tokenizers is not installed here.
-    """
+    """Return a line for each wrong or missing input. Raises ImportError if numpy or tokenizers is not installed."""
     problems = []
     if config.tokenizer.path is None or not config.data.train:
         problems.append("tokenizer.path and data.train are needed; name them in the recipe or with --set")

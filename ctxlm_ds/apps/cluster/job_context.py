@@ -188,10 +188,9 @@ def pretrain_words(arguments: Sequence[str]) -> tuple[str, ...]:
 
 
 def plan_tasks(environ: Mapping[str, str]) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Return the ranks of each node and srun's options for them.
+    """Return the ranks of each node and srun's options for them: the job's tasks, or one per GPU of each single task.
 
-    They are the job's tasks, or one per GPU if the job has one task per node. Raises ConfigError if it has too few CPUs
-    for that.
+    Raises ConfigError if the job has too few CPUs for that.
     """
     nodes = expand_hostlist(environ["SLURM_JOB_NODELIST"])
     counts = expand_tasks(environ.get("SLURM_TASKS_PER_NODE") or f"1(x{len(nodes)})")
@@ -215,9 +214,7 @@ def find_run(
 ) -> tuple[str, int]:
     """Check the recipe and return the folder of its run and the number of steps.
 
-    Raises:
-        ConfigError: the recipe or the options are wrong (a container has printed its message already).
-        ClusterError: the container cannot run.
+    Raises ConfigError for a mistake (which a container has explained already), ClusterError if no container can run.
     """
     if not settings.inside and not settings.of_srun:
         return read_recipe(words, world_size)

@@ -130,11 +130,7 @@ class CardFacts:
 
 
 def add_facts(folder: Path, facts: CardFacts) -> None:
-    """Write facts into the header of the folder's model card; facts that are not given stay as they are.
-
-    Raises:
-        ExportError: the folder has no model card.
-    """
+    """Write the given facts into the header of the folder's model card. Raises ExportError if it has none."""
     from huggingface_hub import ModelCard
 
     if facts == CardFacts():
@@ -149,11 +145,7 @@ def add_facts(folder: Path, facts: CardFacts) -> None:
 
 
 def check_push(name: str) -> None:
-    """Refuse an upload that cannot succeed, before the conversion.
-
-    Raises:
-        ConfigError: the Hub has no such names, or there is no token.
-    """
+    """Raise ConfigError before the conversion if the Hub has no such names, or there is no token."""
     from huggingface_hub import get_token
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
@@ -169,8 +161,7 @@ def check_push(name: str) -> None:
 def push(folder: Path, name: str, private: bool = False) -> str:
     """Upload a folder as one commit and return its address; an existing repository keeps its visibility.
 
-    Raises:
-        ExportError: the Hub cannot be reached or refuses; the folder stays as it is.
+    Raises ExportError if the Hub cannot be reached or refuses; the folder stays as it is.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled

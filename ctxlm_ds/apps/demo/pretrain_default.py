@@ -169,11 +169,7 @@ CTXLM = Path(sys.executable).with_name("ctxlm")
 
 
 def run_step(*words: object) -> None:
-    """Print and run a command.
-
-    Raises:
-        CtxlmError: it failed; its error message is above.
-    """
+    """Print and run a command. Raises CtxlmError if it failed; its error message is above."""
     command = list(map(str, words))
     say(f"$ {shlex.join(word.replace(f'{Path.cwd()}/', '') for word in command)}")
     environment = dict(os.environ, TOKENIZERS_PARALLELISM="false")
@@ -188,11 +184,7 @@ def say(line: str) -> None:
 
 
 def split_corpus(inputs: Sequence[str], output_dir: Path) -> None:
-    """Write train.jsonl and heldout.jsonl, with every tenth document held out.
-
-    Raises:
-        DataError: too few documents to hold any out.
-    """
+    """Write train.jsonl and, with every tenth document, heldout.jsonl. Raises DataError for too few documents."""
     from ctxlm_ds.data.sources.corpus import Corpus
 
     with atomic.output_folder(output_dir) as folder:
@@ -209,11 +201,7 @@ def split_corpus(inputs: Sequence[str], output_dir: Path) -> None:
 
 
 def demonstrated_model(family: str, objective: ObjectiveSection) -> tuple[str, str]:
-    """Return the folder of an export that holds a language model, and its task in transformers.
-
-    Raises:
-        CtxlmError: the family has none.
-    """
+    """Return the folder of an export with a language model, and its task. Raises CtxlmError if the family has none."""
     export = load_object(FAMILIES.get(family).export)
     outputs = OBJECTIVES.get(objective.name)(objective).outputs
     for part in export.models():

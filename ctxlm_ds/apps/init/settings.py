@@ -115,10 +115,7 @@ class Translation:
 
 
 def read_words(file: Path) -> list[str]:
-    """Return the words of a file of arguments, in which `\\` joins lines and `#` begins a comment.
-
-    Raises ConfigError if it cannot be read.
-    """
+    """Read a file of words, in which `\\` joins lines and `#` begins a comment. Raises ConfigError if it cannot."""
     try:
         return shlex.split(read_text(file, ConfigError, 1_000_000).replace("\\\n", " "), comments=True)
     except ValueError as error:
@@ -199,8 +196,7 @@ def check_output(path: Path) -> None:
 def write_recipe(path: Path, text: str, settings: Mapping[str, Setting] | None = None) -> RunConfig:
     """Write a recipe once it loads; return it. A problem names the source of its setting, not the line.
 
-    Raises:
-        ConfigError: the file exists, or the recipe is not valid; then nothing is written.
+    Raises ConfigError if the file exists, or the recipe is not valid; then nothing is written.
     """
     check_output(path)
     write_text(path, text)

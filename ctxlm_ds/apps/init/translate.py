@@ -33,10 +33,8 @@ def translate(
 ) -> Translation:
     """Add the recipe's settings to a command that was read, by the table called `original`.
 
-    `ranks`, `data` (a prefix) and `tokenizer` (a folder) replace those of the command.
-
-    Raises:
-        ConfigError: the command describes a model that no family has, or a value cannot be computed with.
+    `ranks`, `data` (a prefix) and `tokenizer` (a folder) replace those of the command. Raises ConfigError if the
+    command describes a model that no family has, or a value cannot be computed with.
     """
     result.table, result.data, result.tokenizer = load_table(original), data, tokenizer
     result.ranks = ranks or result.ranks or 1

@@ -45,12 +45,7 @@ class RunRecord:
 
 
 def read_run(run_dir: Path) -> RunRecord:
-    """Read a run directory.
-
-    Raises:
-        DataError: the folder is no run, or no step of it is finished.
-        ConfigError: its recipe is damaged, or of another version.
-    """
+    """Read a run directory. Raises DataError if no step is finished, ConfigError for a damaged or foreign recipe."""
     records = list(read_lines(run_dir / METRICS_NAME, MOST_POINTS))
     if not records:
         advice = "give the directory of a run that has finished a step, such as runs/NAME, or a folder of runs"

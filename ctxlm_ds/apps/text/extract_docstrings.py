@@ -212,17 +212,12 @@ def _prose(block: list[str]) -> str:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--output-dir", required=True, metavar="DIR", help="new folder for train.jsonl and heldout.jsonl"
-    )
-    parser.add_argument(
-        "--packages",
-        nargs="*",
-        metavar="NAME",
-        help="in addition to the standard library; default: those that are installed of " + ", ".join(PACKAGES),
-    )
+    add = parser.add_argument
+    add("--output-dir", required=True, metavar="DIR", help="new folder for train.jsonl and heldout.jsonl")
+    packages = f"in addition to the standard library; default: those that are installed of {', '.join(PACKAGES)}"
+    add("--packages", nargs="*", metavar="NAME", help=packages)
     cores = os.cpu_count() or 1
-    parser.add_argument("--workers", type=at_least(1), default=cores, metavar="N", help="default: all cores")
+    add("--workers", type=at_least(1), default=cores, metavar="N", help="default: all cores")
     return parser
 
 

@@ -16,23 +16,19 @@ def parse_inspection() -> argparse.Namespace:
     """Parse the command line of `ctxlm inspect`."""
     what = "Show an indexed dataset: its figures, documents as text, and (--verify) the proof that it is complete."
     parser = argparse.ArgumentParser(description=what)
-    parser.add_argument("prefix", metavar="PREFIX", help="path of the dataset without .bin/.idx")
-    parser.add_argument(
-        "--verify",
-        action="store_true",
-        help="read every byte and check sizes, offsets, ids, checksums, tokenizer and text",
-    )
-    parser.add_argument(
-        "--write-manifest", action="store_true", help="--verify, then write PREFIX.sha256 (for a dataset without one)"
-    )
-    parser.add_argument("--show", type=at_least(0), default=0, metavar="N", help="print the beginnings of N documents")
-    parser.add_argument("--first", type=at_least(0), default=0, metavar="I", help="first document to print (0)")
-    parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer folder (default: the one the dataset names)")
-    parser.add_argument(
-        "--objective", action="store_true", help="show N rows as the model will see them under --config instead"
-    )
-    parser.add_argument("--config", metavar="RECIPE", help="recipe for --objective: a path, or a shipped one's name")
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="change its settings")
+    add = parser.add_argument
+    add("prefix", metavar="PREFIX", help="path of the dataset without .bin/.idx")
+    verify = "read every byte and check sizes, offsets, ids, checksums, tokenizer and text"
+    add("--verify", action="store_true", help=verify)
+    manifest = "--verify, then write PREFIX.sha256 (for a dataset without one)"
+    add("--write-manifest", action="store_true", help=manifest)
+    add("--show", type=at_least(0), default=0, metavar="N", help="print the beginnings of N documents")
+    add("--first", type=at_least(0), default=0, metavar="I", help="first document to print (0)")
+    add("--tokenizer", metavar="DIR", help="tokenizer folder (default: the one the dataset names)")
+    objective = "show N rows as the model will see them under --config instead"
+    add("--objective", action="store_true", help=objective)
+    add("--config", metavar="RECIPE", help="recipe for --objective: a path, or a shipped one's name")
+    add("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="change its settings")
     return parser.parse_args()
 
 
@@ -77,8 +73,7 @@ def inspect() -> None:
     from ctxlm_ds.data.dataset.reader import IndexedDataset
 
     dataset = IndexedDataset(args.prefix)
-    for line in describe(dataset):
-        print(line)
+    print("\n".join(describe(dataset)))
     tokenizer = open_tokenizer(dataset, args.tokenizer) if args.tokenizer or args.show else None
     if (found := count_unknown(dataset, tokenizer)) is not None:
         unknown, tokens = found
@@ -97,17 +92,10 @@ def inspect() -> None:
 
 def merge() -> None:
     """Run `ctxlm merge`."""
-    parser = argparse.ArgumentParser(
-        description="Join indexed datasets into one, in the order given, without decoding them."
-    )
-    parser.add_argument(
-        "--input",
-        nargs="+",
-        required=True,
-        metavar="PREFIX",
-        help="datasets in the order wanted (prefixes, or their files), or a folder: every dataset in it, "
-        "sorted by name",
-    )
+    what = "Join indexed datasets into one, in the order given, without decoding them."
+    parser = argparse.ArgumentParser(description=what)
+    inputs = "prefixes or files in the order wanted, or a folder: every dataset in it, sorted by name"
+    parser.add_argument("--input", nargs="+", required=True, metavar="PREFIX", help=inputs)
     parser.add_argument("--output-prefix", required=True, metavar="P", help="writes P.bin, P.idx, P.json and P.sha256")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
     args = parser.parse_args()

@@ -91,13 +91,8 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument_group("output").add_argument
     add("--output-prefix", required=True, metavar="PREFIX", help="path without extension")
     add("--overwrite", action="store_true", help="replace an existing dataset once the new one is complete")
-    add(
-        "--workers",
-        type=int,
-        default=len(os.sched_getaffinity(0)),
-        metavar="N",
-        help="worker processes (default: one per core)",
-    )
+    cores = len(os.sched_getaffinity(0))
+    add("--workers", type=int, default=cores, metavar="N", help="worker processes (default: one per core)")
     return parser
 
 
@@ -137,9 +132,7 @@ def _next_lines(results: list[PreprocessResult], num_shards: int) -> list[str]:
 def without_megatron(words: Sequence[str]) -> list[str]:
     """Return the arguments without those of Megatron's script that change nothing here, which are named once.
 
-    Its options may have underscores.
-
-    Raises ConfigError for options that would change the dataset.
+    Its options may have underscores. Raises ConfigError for options that would change the dataset.
     """
     kept: list[str] = []
     refused: dict[str, str] = {}

@@ -14,11 +14,9 @@ CONFIG_NAME = "config.yaml"
 
 def batch_parser() -> argparse.ArgumentParser:
     """Return the parser of `ctxlm batch`."""
-    parser = argparse.ArgumentParser(
-        description="Show rows of a run's training stream as the model read them: those of a recorded bad batch, or "
-        "any stretch.",
-        epilog="Without --step and --first-row: one line for each bad batch of RUN/history.jsonl.",
-    )
+    what = "Show rows of a run's training stream as the model read them: those of a recorded bad batch, or any stretch."
+    other = "Without --step and --first-row: one line for each bad batch of RUN/history.jsonl."
+    parser = argparse.ArgumentParser(description=what, epilog=other)
     parser.add_argument("run_dir", metavar="RUN", help="run directory")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--step", type=at_least(1), metavar="N", help="show the recorded bad batch of this step")
@@ -134,11 +132,8 @@ def build_samples() -> None:
     rows = build_run_rows(config.row_settings, tokenizer, objective, args.workers)
     indexes = dict(zip(source_names(config.data), rows.train.indexes, strict=True))
     held_out = {f"{name} (held out)": source.indexes[0] for name, source in rows.validation.items()}
-    for line in (
-        *summary_lines(indexes | held_out),
-        *plan_lines(config.data, config.training, config.evaluation, rows.train, rows.validation),
-    ):
-        print(line)
+    plan = plan_lines(config.data, config.training, config.evaluation, rows.train, rows.validation)
+    print("\n".join([*summary_lines(indexes | held_out), *plan]))
     if args.show:
         console = Console(soft_wrap=True)
         for text in preview_rows(rows.train, objective, tokenizer, config.data, config.training, args.show):

@@ -39,28 +39,18 @@ def build_parser() -> argparse.ArgumentParser:
     add("--input-format", default="auto", metavar="FORMAT", help="if the file name does not show it (default: auto)")
     add("--max-bad-records", type=int, default=0, metavar="N", help="skip up to N damaged records")
     add("--output-dir", required=True, metavar="DIR", help="folder to write")
-    add(
-        "--type",
-        metavar="TYPE",
-        required=True,
-        help="wordpiece (BERT), bpe (byte-level, RoBERTa), gpt2 (byte-level), gpt1 (lower-cased characters), "
+    types = (
+        "wordpiece (BERT), bpe (byte-level, RoBERTa), gpt2 (byte-level), gpt1 (lower-cased characters), "
         "gpt1-words (for texts cleaned with gpt_words), unigram or sentencepiece-bpe (mBART, XLM-R), t5, "
-        "albert and xlnet (unigram), elmo (words and their characters)",
+        "albert and xlnet (unigram), elmo (words and their characters)"
     )
+    add("--type", metavar="TYPE", required=True, help=types)
     add("--vocab-size", type=int, metavar="N", help="every id; default: the published model's of the type")
-    add(
-        "--max-sample-bytes",
-        type=byte_count,
-        metavar="N",
-        help="train on a sample of complete documents of at most N bytes (500M, 10G), the same for the same seed",
-    )
+    sample = "train on a sample of complete documents of at most N bytes (500M, 10G), the same for the same seed"
+    add("--max-sample-bytes", type=byte_count, metavar="N", help=sample)
     add("--sample-seed", type=int, metavar="N", help="seed of the sample (default: 0)")
-    add(
-        "--language-exponent",
-        type=float,
-        metavar="S",
-        help="sample languages by their share of the text to the power S (mBERT 0.7, XLM-R 0.3); with --language-key",
-    )
+    share = "sample languages by their share of the text to the power S (mBERT 0.7, XLM-R 0.3); with --language-key"
+    add("--language-exponent", type=float, metavar="S", help=share)
     add("--language-key", metavar="KEY", help="key or column of a document's language")
     add("--special-tokens", nargs="+", metavar="NAME", help="further tokens, each with an id")
     add("--min-frequency", type=int, metavar="N", help="least occurrences of a merged pair; elmo: of a word")
@@ -101,14 +91,7 @@ class LanguageSample:
         max_bytes: int | None = None,
         seed: int = 0,
     ) -> None:
-        """Count the bytes of each language.
-
-        Args:
-            documents: returns an iterator of (language, text), the same each time.
-            exponent: from 0 (equal shares) to 1 (as they are).
-            max_bytes: about the size of the sample.
-            seed: decides which texts are in it.
-        """
+        """Count the bytes of each language; `documents` returns the same (language, text) each time."""
         self._documents, self._seed = documents, seed
         found: Counter[str] = Counter()
         for language, text in documents():
@@ -217,10 +200,10 @@ def report_lines(reports: dict[str, dict[str, Any]]) -> list[str]:
 
 def report() -> None:
     """Run `ctxlm tokenizer-report`."""
-    parser = argparse.ArgumentParser(
-        description="Compare tokenizers on a text: vocabulary, tokens per word, unknown tokens, words with one token, "
-        "by language."
+    what = (
+        "Compare tokenizers on a text: vocabulary, tokens per word, unknown tokens, words with one token, by language."
     )
+    parser = argparse.ArgumentParser(description=what)
     add = parser.add_argument
     add("--tokenizer", nargs="+", required=True, metavar="DIR", help="tokenizer folders, each a block of the table")
     add("--input", nargs="+", required=True, metavar="FILE", help="files, globs, hf://NAME; best held-out text")
@@ -245,15 +228,12 @@ def report() -> None:
         language = document[args.language_key] if args.language_key else ALL_LANGUAGES
         sample.add([language or "(none)", document[args.json_key]])
 
-    def documents() -> Iterator[tuple[str, str]]:
-        return ((language, text) for language, text in sample)
-
     reports = {
         path: {
             "kind": tokenizer.kind,
             "vocab_size": tokenizer.vocab_size,
             "fingerprint": tokenizer.fingerprint,
-            "languages": tokenizer_report(tokenizer, documents()),
+            "languages": tokenizer_report(tokenizer, ((language, text) for language, text in sample)),
         }
         for path, tokenizer in tokenizers.items()
     }
