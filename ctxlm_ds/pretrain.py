@@ -19,7 +19,7 @@ from ctxlm_ds.errors import EXIT_UNEXPECTED, TrainingError
 from ctxlm_ds.installed import check_installed
 from ctxlm_ds.process.failure import FailureReport
 from ctxlm_ds.process.launch import RankInfo, discover_ranks, prepare_process
-from ctxlm_ds.process.local_ranks import run_ranks, without_ranks
+from ctxlm_ds.process.launchers import LOCAL_RANKS, run_ranks
 from ctxlm_ds.process.run_files import OutputLog, update_status
 from ctxlm_ds.process.run_lock import RunLock, make_run_dir
 from ctxlm_ds.process.signals import StopSignal
@@ -41,8 +41,9 @@ logger = logging.getLogger("ctxlm_ds")
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; a user's mistake ends with one message and exit status 2."""
     arguments = parse_arguments(argv)
-    if arguments.ranks > 1 and not arguments.check:
-        run_command(lambda: sys.exit(run_ranks(_rank_command(sys.argv[1:] if argv is None else argv), arguments.ranks)))
+    is_rank = os.environ.get(LOCAL_RANKS) == str(os.getppid())  # of the process that --ranks has started
+    if arguments.ranks > 1 and not arguments.check and not is_rank:
+        run_command(lambda: sys.exit(run_ranks(_this_command(sys.argv[1:] if argv is None else argv), arguments.ranks)))
     if arguments.check:
         setup_logging()
         return run_command(lambda: check_only(arguments))
@@ -68,11 +69,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(128 + stopped_by)
 
 
-def _rank_command(words: Sequence[str]) -> list[str]:
-    """Return the command of a rank, in the way of the running one."""
+def _this_command(words: Sequence[str]) -> list[str]:
     by_name = sys.argv[0].startswith("ctxlm ")
     start = [str(Path(sys.executable).with_name("ctxlm")), "pretrain"] if by_name else [sys.executable, "-m", MODULE]
-    return [*start, *without_ranks(words)]
+    return [*start, *words]
 
 
 def pretrain(

@@ -189,7 +189,7 @@ LAUNCHERS = Registry(
     "ctxlm_ds.launchers",
     # The first one that has started a process counts.
     {
-        "ranks": "ctxlm_ds.process.local_ranks:RANKS",
+        "ranks": "ctxlm_ds.process.launchers:RANKS",
         "torchrun": "ctxlm_ds.process.launchers:TORCHRUN",
         "deepspeed": "ctxlm_ds.process.launchers:DEEPSPEED",
         "environment": "ctxlm_ds.process.launchers:ENVIRONMENT",

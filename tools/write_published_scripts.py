@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ctxlm_ds.apps.plan.report import text_table
+from ctxlm_ds.apps.plan.plan_run import text_table
 from ctxlm_ds.console import run_command
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.hardware import GIB, GPUS, Cluster, Gpu

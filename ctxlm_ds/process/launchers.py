@@ -1,4 +1,4 @@
-"""The launchers of this package, except srun (slurm.py) and --ranks (local_ranks.py), and the ties of ranks to them.
+"""The launchers of this package, except srun (slurm.py), and the ties of ranks to them.
 
 Ranks end with their launcher: otherwise kill -9 of it would leave them computing and writing with nobody in charge.
 torchrun and DeepSpeed's per-node launcher are a rank's parent: the kernel kills the rank when it dies. The `deepspeed`
@@ -8,7 +8,8 @@ sshd is in its place, which ends with the connection.
 
 Ctrl-C reaches every process of a terminal's foreground group. Ranks save and stop by themselves, but the `deepspeed`
 command ends with a traceback and torchrun with another, so that the first rank of a node takes the terminal
-(take_terminal) or ends these commands in silence.
+(take_terminal) or ends these commands in silence. The process of `--ranks N` waits for its ranks; as under torchrun, a
+rank that fails ends the others.
 """
 
 from __future__ import annotations
@@ -18,17 +19,20 @@ import ctypes
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.process.cgroups import read_text
 from ctxlm_ds.process.launch import Launcher, RankInfo, free_port
 from ctxlm_ds.process.run_lock import process_fields
-from ctxlm_ds.process.signals import interrupted
-from ctxlm_ds.process.slurm import read_number
+from ctxlm_ds.process.signals import STOP_SIGNALS, interrupted
+from ctxlm_ds.process.slurm import is_srun_task, read_number, read_task
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -37,6 +41,13 @@ PR_SET_PDEATHSIG = 1
 WATCH_INTERVAL_S = 0.5
 SIBLINGS_S = 15.0
 NODE_LAUNCHER = "deepspeed.launcher.launch"
+GRACE_S = 30.0
+"""How long the ranks of --ranks may take to end after one has failed."""
+STOP_S = 600.0
+"""How long they may take after one has ended because of a stop signal."""
+STOPPED = {128 + number for number in STOP_SIGNALS}
+POLL_S = 0.1
+LOCAL_RANKS = "CTXLM_LOCAL_RANKS"  # variable of the ranks
 
 
 class Single(Launcher):
@@ -90,7 +101,19 @@ class DeepSpeed(Environment):
             take_terminal()
 
 
-SINGLE, ENVIRONMENT, TORCHRUN, DEEPSPEED = Single(), Environment(), Torchrun(), DeepSpeed()
+class LocalRanks(Environment):
+    """This command with `--ranks N`."""
+
+    returns_status = True
+
+    def has_started(self, environ: Mapping[str, str]) -> bool:
+        return super().has_started(environ) and LOCAL_RANKS in environ
+
+    def prepare(self, ranks: RankInfo) -> None:
+        die_with_launcher(watch_grandparent=False)
+
+
+SINGLE, ENVIRONMENT, TORCHRUN, DEEPSPEED, RANKS = Single(), Environment(), Torchrun(), DeepSpeed(), LocalRanks()
 
 
 def place_by_variables(environ: Mapping[str, str]) -> RankInfo:
@@ -214,6 +237,87 @@ def _end_torchrun() -> None:
         time.sleep(0.05)
     if os.getppid() == parent and "torch" in command_line(parent):
         os.kill(parent, signal.SIGKILL)
+
+
+# --ranks
+
+
+def check_alone(environ: Mapping[str, str]) -> None:
+    """Raise ConfigError if a launcher has started this process as a rank."""
+    named = [name for name in ("RANK", "WORLD_SIZE") if name in environ]
+    if named or (is_srun_task(environ) and read_task(environ).world_size > 1):
+        why = f"{named[0]} is set" if named else "srun has started this process"
+        raise ConfigError(f"--ranks starts ranks, but this process is a launcher's rank ({why}): leave --ranks out")
+
+
+def run_ranks(command: Sequence[str], num_ranks: int) -> int:
+    """Run a command once for each rank; return 0, or the exit status of the rank that failed first or was stopped.
+
+    Raises ConfigError if a launcher has started this process as a rank.
+    """
+    check_alone(os.environ)
+    ranks = _Ranks()
+    # Functions, not SIG_IGN, which the ranks would inherit.
+    signal.signal(signal.SIGINT, ranks.interrupted)
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, ranks.forward)
+    ranks.start(command, num_ranks)
+    return ranks.wait()
+
+
+class _Ranks:
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._received: list[int] = []
+        """Signals that came; ranks that are started after them get them too."""
+
+    def start(self, command: Sequence[str], num_ranks: int) -> None:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), LOCAL_RANKS: str(os.getpid())}
+        sizes = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
+        for rank in range(num_ranks):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            self._processes.append(subprocess.Popen(command, env={**os.environ, **meeting, **sizes, **place}))
+            for number in self._received:
+                self._processes[-1].send_signal(number)
+
+    def interrupted(self, number: int, frame: FrameType | None) -> None:
+        """Record Ctrl-C, which the terminal sends to the ranks too."""
+        self._received.append(number)
+
+    def forward(self, number: int, frame: FrameType | None) -> None:
+        self._received.append(number)
+        for process in self._processes:
+            if process.returncode is None:
+                process.send_signal(number)
+
+    def wait(self) -> int:
+        failed, end_s = 0, float("inf")
+        while any([process.poll() is None for process in self._processes]):
+            if not failed and (failed := self._first_failure()):
+                self.forward(signal.SIGTERM, None)
+            has_stopped = any(process.returncode in STOPPED for process in self._processes)
+            limit_s = GRACE_S if failed else STOP_S if has_stopped else float("inf")
+            end_s = min(end_s, time.monotonic() + limit_s)
+            if time.monotonic() > end_s:
+                self.forward(signal.SIGKILL, None)
+            time.sleep(POLL_S)
+        return failed or self._first_failure() or max(int(process.returncode) for process in self._processes)
+
+    def _first_failure(self) -> int:
+        """Return the exit status of a rank that has failed, as a shell gives it; 0 if none has.
+
+        The status of a stop signal is no failure, unless a second Ctrl-C ended the rank immediately.
+        """
+        hurry = self._received.count(signal.SIGINT) > 1
+        for rank, process in enumerate(self._processes):
+            status = process.returncode
+            if status in STOPPED and not hurry:
+                continue
+            if status is not None and status < 0:
+                sys.stderr.write(f"rank {rank} was ended by {signal.Signals(-status).name}\n")
+            if status:
+                return status if status > 0 else 128 - status
+        return 0
 
 
 # Processes of this machine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ctxlm_ds.apps.plan.plan import Planner
-from ctxlm_ds.apps.plan.report import COLUMNS, NARROW_COLUMNS, WIDE_TERMINAL, describe_recommendation, plan_table
+from ctxlm_ds.apps.plan.plan_run import COLUMNS, NARROW_COLUMNS, WIDE_TERMINAL, describe_recommendation, plan_table
 from ctxlm_ds.apps.plan.search import Search, search_layouts
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.json_source import load_deepspeed_json

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.process.local_ranks import check_alone, without_ranks
+from ctxlm_ds.process.launchers import check_alone
 
 START = (
-    "import sys; from ctxlm_ds.process.local_ranks import run_ranks; "
-    "sys.exit(run_ranks(sys.argv[2:], int(sys.argv[1])))"
+    "import sys; from ctxlm_ds.process.launchers import run_ranks; sys.exit(run_ranks(sys.argv[2:], int(sys.argv[1])))"
 )
 
 TASK = {
@@ -89,7 +88,7 @@ def test_a_second_ctrl_c_ends_a_rank_that_does_not_react(tmp_path: Path) -> None
         "while not (place.parent / 'go').exists():\n    time.sleep(0.02)\n"
         "sys.exit(130)\n"
     )
-    start = START.replace("import sys;", "import sys; import ctxlm_ds.process.local_ranks as ranks; ranks.GRACE_S = 1;")
+    start = START.replace("import sys;", "import sys; import ctxlm_ds.process.launchers as ranks; ranks.GRACE_S = 1;")
     words = [sys.executable, "-c", start, "2", sys.executable, "-c", program]
     process, end_s = subprocess.Popen(words), time.monotonic() + 50
     while len(list(tmp_path.iterdir())) < 2:
@@ -109,8 +108,3 @@ def test_ranks_of_a_launcher_start_no_ranks() -> None:
         check_alone({"RANK": "0", "WORLD_SIZE": "2"})
     with pytest.raises(ConfigError, match="srun has started"):
         check_alone(TASK)
-
-
-def test_a_rank_gets_the_other_arguments() -> None:
-    words = ["--config", "a", "--ranks", "2", "--set", "b=1", "--ranks=3"]
-    assert without_ranks(words) == ["--config", "a", "--set", "b=1"]
