@@ -15,9 +15,9 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.console import setup_logging
 from ctxlm_ds.errors import ConfigError, ExportError
@@ -70,14 +70,6 @@ def add_command(
     return command
 
 
-def convert_foreign(arguments: argparse.Namespace) -> Conversion:
-    from ctxlm_ds.export.foreign.fairseq import from_fairseq
-    from ctxlm_ds.export.foreign.megatron_checkpoint import from_megatron
-
-    convert = from_megatron if arguments.command == "from-megatron" else from_fairseq
-    return convert(arguments.checkpoint, arguments.tokenizer, arguments.output)
-
-
 def loading_call(done: Conversion) -> str:
     """Return Python that loads a converted model."""
     if done.loading is not None:
@@ -92,8 +84,7 @@ def export_hf(arguments: argparse.Namespace) -> list[str]:
     from ctxlm_ds.export.huggingface import is_exported, to_hf
     from ctxlm_ds.export.safetensors_files import parse_size
 
-    facts = CardFacts(arguments.license, tuple(arguments.language), tuple(arguments.dataset))
-    facts.check()
+    facts = card_facts(arguments)
     if arguments.push is not None:
         check_push(arguments.push)
     out = arguments.output
@@ -109,38 +100,31 @@ def export_hf(arguments: argparse.Namespace) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True, slots=True)
-class CardFacts:
-    """What a run does not record, for the header of a model card."""
+def card_facts(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what a run does not record, for the header of a model card.
 
-    license: str | None = None
-    """The Hub's identifier, such as `apache-2.0`."""
-    languages: tuple[str, ...] = ()
-    """ISO 639 codes, or `multilingual`."""
-    datasets: tuple[str, ...] = ()
-    """Names of data sets on the Hub."""
-
-    def check(self) -> None:
-        """Raise ConfigError for a license or language that the Hub would not understand."""
-        if self.license is not None and not LICENSE.fullmatch(self.license):
-            raise ConfigError(f"--license {self.license}: give the Hub's name of it, such as apache-2.0")
-        for language in self.languages:
-            if not LANGUAGE.fullmatch(language):
-                raise ConfigError(f"--language {language}: give an ISO 639 code, such as en, or multilingual")
+    Raises ConfigError for a license or language that the Hub would not understand.
+    """
+    if arguments.license is not None and not LICENSE.fullmatch(arguments.license):
+        raise ConfigError(f"--license {arguments.license}: give the Hub's name of it, such as apache-2.0")
+    for language in arguments.language:
+        if not LANGUAGE.fullmatch(language):
+            raise ConfigError(f"--language {language}: give an ISO 639 code, such as en, or multilingual")
+    facts = {"license": arguments.license, "language": arguments.language, "datasets": arguments.dataset}
+    return {name: value for name, value in facts.items() if value}
 
 
-def add_facts(folder: Path, facts: CardFacts) -> None:
-    """Write the given facts into the header of the folder's model card. Raises ExportError if it has none."""
+def add_facts(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Write facts into the header of the folder's model card. Raises ExportError if it has none."""
     from huggingface_hub import ModelCard
 
-    if facts == CardFacts():
+    if not facts:
         return
     if not (folder / CARD).is_file():
         raise ExportError(f"{folder} has no model card ({CARD}) for a license, languages or data sets")
     card = ModelCard.load(folder / CARD)
-    card.data.license = facts.license or card.data.license
-    card.data.language = list(facts.languages) or card.data.language
-    card.data.datasets = list(facts.datasets) or card.data.datasets
+    for name, value in facts.items():
+        setattr(card.data, name, value)
     card.save(folder / CARD)
 
 
@@ -190,7 +174,11 @@ def convert_hf(arguments: argparse.Namespace) -> list[str]:
         done = from_hf(arguments.model, out)
         next_step = f"--set initialize_from={out} with the model section of its config.yaml"
     else:
-        done = convert_foreign(arguments)
+        from ctxlm_ds.export.foreign.fairseq import from_fairseq
+        from ctxlm_ds.export.foreign.megatron_checkpoint import from_megatron
+
+        convert = from_megatron if arguments.command == "from-megatron" else from_fairseq
+        done = convert(arguments.checkpoint, arguments.tokenizer, out)
         next_step = f"{loading_call(done)}, or --set initialize_from={out}"
     return conversion_lines(done, next_step)
 
