@@ -69,7 +69,7 @@ def clear_stale_build_locks(root: Path | None = None) -> list[Path]:
             break
         if not announced:
             logger.info("waiting for the compilers that a killed process left in %s", ", ".join(busy))
-            announced = True
+        announced = True
     stale = [path for path in suspects if path.exists() and os.path.realpath(path) not in used and _old_enough(path)]
     for path in stale:
         path.unlink(missing_ok=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -77,22 +76,3 @@ def without_known_prints() -> Iterator[None]:
             yield
     finally:
         filtered.finish()
-
-
-@contextmanager
-def without_profiler_marks() -> Iterator[None]:
-    """Drop the `USDT:` lines that torch's profiler writes to the process's standard error as it starts and stops."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as written:
-        os.dup2(written.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)
-            written.seek(0)
-            for line in written:
-                if not line.startswith(b"USDT:"):
-                    os.write(2, line)

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ctxlm_ds.process.library_noise import without_profiler_marks
 from tools.benchmark.kernel_classes import Kernel, time_by_class
 from tools.benchmark.tables import Table
 
@@ -66,8 +65,7 @@ class StepRecorder:
 
         self._profile = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
         self._mark = record_function(MARK)
-        with without_profiler_marks():
-            self._profile.__enter__()
+        self._profile.__enter__()
         self._mark.__enter__()
 
     def stop(self) -> RecordedStep:
@@ -76,8 +74,7 @@ class StepRecorder:
 
         self._mark.__exit__(None, None, None)
         torch.cuda.synchronize()
-        with without_profiler_marks():
-            self._profile.__exit__(None, None, None)
+        self._profile.__exit__(None, None, None)
         return recorded_step(list(self._profile.events()))
 
 

@@ -11,7 +11,7 @@ import glob
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -213,11 +213,11 @@ def cells(status: RunStatus) -> dict[str, str]:
     }
 
 
-def remarks(status: RunStatus) -> list[str]:
+def remarks(status: RunStatus, form: Callable[[str], str] = shortened) -> list[str]:
     """Return what does not fit into a table: why a run is not running, how it failed last, what is damaged."""
-    facts = [f"{status.state}: {shortened(status.why)}"] if status.why and status.state != "completed" else []
+    facts = [f"{status.state}: {form(status.why)}"] if status.why and status.state != "completed" else []
     if status.last_failure and status.state in ("running", "starting", "restarting", "queued"):
-        facts.append(f"the last failure: {shortened(status.last_failure)}")
+        facts.append(f"the last failure: {form(status.last_failure)}")
     return facts + ([status.checkpoint_problem] if status.checkpoint_problem else [])
 
 
@@ -225,13 +225,10 @@ def details(status: RunStatus) -> list[str]:
     """Return everything about one run, a fact per line."""
     if status.state == "no such folder":
         return [f"{status.run}: no such folder; give a run directory such as runs/NAME, or a folder of runs"]
-    (_, run), state, *others = cells(status).items()
-    failure = None if status.last_failure == status.why else status.last_failure
-    more = {"log": status.log, "last failure": failure, "damaged": status.checkpoint_problem}
-    facts = [state, ("why", status.why), *others, *more.items()]
-    # A user's mistake may have several lines.
-    rows = [(name if not n else "", line) for name, text in facts for n, line in enumerate((text or "").splitlines())]
-    return [run, *aligned(rows, left=(0, 1))]
+    (_, run), *facts = cells(status).items()
+    log = [] if status.log is None else [("log", status.log)]
+    lines = "\n".join(remarks(status, str.strip)).splitlines()
+    return [run, *aligned([*facts, *log], left=(0, 1)), *(f"  {line}" for line in lines)]
 
 
 def show(statuses: Sequence[RunStatus], as_json: bool) -> None:
@@ -243,7 +240,7 @@ def show(statuses: Sequence[RunStatus], as_json: bool) -> None:
     else:
         rows = [cells(status) for status in statuses]
         table = [list(rows[0]), *(list(row.values()) for row in rows)]
-        facts = [f"{status.run}: {fact}" for status in statuses for fact in remarks(status)]
+        facts = [f"{status.run}: {remark}" for status in statuses for remark in remarks(status)]
         print("\n".join([*aligned(table, left=(0, 1), indent=""), *facts]))
 
 

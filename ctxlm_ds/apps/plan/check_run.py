@@ -152,14 +152,12 @@ def missing_lines(config: RunConfig) -> list[str]:
     return [f"  not found from {Path.cwd()}: {', '.join(missing)}"] if missing else []
 
 
-def model_lines(
-    config: RunConfig, deepspeed: Mapping[str, Any], world_size: int, plan_command: str, for_gpus: bool
-) -> list[str]:
-    """Return parameters and memory of a rank, or why they are unknown here."""
+def model_lines(config: RunConfig, *how: Any) -> list[str]:
+    """Return the lines of `planned_model`, or why they are unknown here."""
     if importlib.util.find_spec("torch") is None:
         return ["  parameters and memory: unknown, torch is not installed here"]
     try:
-        return planned_model(config, deepspeed, world_size, plan_command, for_gpus)
+        return planned_model(config, *how)
     except (CtxlmError, ImportError, OSError) as error:
         return [f"  parameters and memory: unknown, {error}"]
 

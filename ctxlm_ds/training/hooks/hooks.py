@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from ctxlm_ds.process.library_noise import without_profiler_marks
 from ctxlm_ds.recipe.schema import ProfilerConfig, RunConfig
 
 logger = logging.getLogger("ctxlm_ds")
@@ -261,15 +260,13 @@ class ProfilerHook(Hook):
 
         self._began = self._done + 1
         self._profile = profile(record_shapes=True)
-        with without_profiler_marks():
-            self._profile.start()
+        self._profile.start()
 
     def _finish(self) -> None:
         import torch
 
         recorded, self._profile = self._profile, None
-        with without_profiler_marks():
-            recorded.stop()
+        recorded.stop()
         if self._done < self._began:
             return
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -126,11 +126,11 @@ def test_a_recipe_for_other_machines_is_planned_for_a_gpu(change: str, ranks: in
 def test_a_model_that_cannot_be_planned_is_a_line() -> None:
     config = load_config("bert-tiny", ["model.num_attention_heads=2"])
     impossible = config.with_values("parallel", pipeline_parallel_size=9)
-    (line,) = model_lines(impossible, load_deepspeed_json("zero1"), 9, "ctxlm plan", True)
+    (line,) = model_lines(impossible, load_deepspeed_json("zero1"), 9)
     assert line.startswith("  parameters and memory: unknown, ")
 
 
 def test_a_login_node_without_torch_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_run.importlib.util, "find_spec", lambda name: None)
     told = "  parameters and memory: unknown, torch is not installed here"
-    assert model_lines(load_config("bert-tiny"), {}, 1, "ctxlm plan", False) == [told]
+    assert model_lines(load_config("bert-tiny"), {}, 1) == [told]
