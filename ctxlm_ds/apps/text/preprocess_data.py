@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import shlex
 import sys
 import time
@@ -32,16 +33,11 @@ INPUT_HELP = (
 )
 
 _TIKTOKEN = "a tiktoken vocabulary is not read; save it as a Hugging Face folder, for --tokenizer"
-WITHOUT_EFFECT = {
-    "--tokenizer-type": 1,
-    "--vocab-size": 1,
-    "--tokenizer-hf-use-fast": 0,
-    "--lang": 1,
-    "--keep-sequential-samples": 0,
-    "--log-interval": 1,
-    "--dataset-impl": 1,
-}
-"""Options of Megatron-LM's tools/preprocess_data.py that change nothing here, with the number of their values."""
+WITHOUT_EFFECT = (
+    "--tokenizer-type", "--vocab-size", "--tokenizer-hf-use-fast", "--lang", "--keep-sequential-samples",
+    "--log-interval", "--dataset-impl",
+)  # fmt: skip
+"""Options of Megatron-LM's tools/preprocess_data.py that change nothing here."""
 MEGATRON = {
     "--vocab-extra-ids": "leave it out: the tokenizer's files decide it",
     "--legacy-tokenizer": "leave it out: the tokenizer's files decide it",
@@ -134,32 +130,19 @@ def without_megatron(words: Sequence[str]) -> list[str]:
 
     Its options may have underscores. Raises ConfigError for options that would change the dataset.
     """
-    kept: list[str] = []
-    refused: dict[str, str] = {}
-    ignored: list[str] = []
-    left = 0
-    for word in words:
-        name, equals, value = word.partition("=")
-        name = name.replace("_", "-") if name.startswith("--") else name
-        if left and not word.startswith("--"):
-            left -= 1
-            if ignored[-1] == "--dataset-impl" and word != "mmap":
-                refused["--dataset-impl"] = "only mmap is written"
-        elif name in WITHOUT_EFFECT:
-            ignored.append(name)
-            left = 0 if equals else WITHOUT_EFFECT[name]
-            if name == "--dataset-impl" and equals and value != "mmap":
-                refused[name] = "only mmap is written"
-        elif name in MEGATRON:
-            refused[name], left = MEGATRON[name], 0
-        else:
-            kept.append(f"{name}{equals}{value}")
-            left = 0
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for name in (*WITHOUT_EFFECT, *MEGATRON):
+        parser.add_argument(name, dest=name, nargs="*")
+    found, kept = parser.parse_known_args([re.sub("^--[^=]*", lambda m: m[0].replace("_", "-"), one) for one in words])
+    given = vars(found)
+    refused = {name: MEGATRON[name] for name in given if name in MEGATRON}
+    if given.get("--dataset-impl", ["mmap"]) != ["mmap"]:
+        refused["--dataset-impl"] = "only mmap is written"
     if refused:
         lines = [f"  {name}: {what}" for name, what in refused.items()]
         raise ConfigError("\n".join(["options of Megatron-LM's preprocess_data.py:", *lines]))
-    if ignored:
-        print(f"not needed here, ignored: {', '.join(dict.fromkeys(ignored))}", file=sys.stderr)
+    if given:
+        print(f"not needed here, ignored: {', '.join(given)}", file=sys.stderr)
     return kept
 
 

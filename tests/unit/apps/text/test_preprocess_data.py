@@ -45,7 +45,7 @@ def test_a_merges_file_elsewhere_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 def test_answers_name_options_that_exist_and_are_no_options_themselves() -> None:
     known = {name for action in build_parser()._actions for name in action.option_strings}
-    assert not known & (MEGATRON.keys() | WITHOUT_EFFECT.keys())
+    assert not known & {*MEGATRON, *WITHOUT_EFFECT}
     named = {word.strip(",;:()") for answer in MEGATRON.values() for word in answer.split() if word.startswith("--")}
     assert named and named <= known | MEGATRON.keys()
 
