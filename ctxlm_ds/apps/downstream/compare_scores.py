@@ -141,4 +141,4 @@ def curve_charts(runs: Sequence[Run], shown: Sequence[Run]) -> list[Chart]:
             of_models.setdefault(run.model, []).append((run.num_examples, run.median))
     found = {title: {name: sorted(points) for name, points in models.items() if len(points) > 1}
              for title, models in curves.items()}  # fmt: skip
-    return [Chart(title, of_models, {}) for title, of_models in found.items() if of_models]
+    return [Chart(title, of_models) for title, of_models in found.items() if of_models]

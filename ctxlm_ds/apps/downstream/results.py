@@ -183,7 +183,7 @@ def write_report(
     sections = {
         "Results": [table(head, rows)],
         "Published": [_published(summary)],
-        "Learning curves": [svg(Chart(f"{metric} on the development file after each epoch", curves, {}))],
+        "Learning curves": [svg(Chart(f"{metric} on the development file after each epoch", curves))],
     }
     if task.entry.answer == "label":
         sections["Confusion"] = [_confusion([(one["label"], one["prediction"]) for one in predicted])]

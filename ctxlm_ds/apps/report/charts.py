@@ -31,7 +31,6 @@ pre { overflow-x: auto; padding: .6rem; border: 1px solid var(--grid); }
 svg { max-width: 100%; height: auto; font-size: 12px; fill: var(--ink); }
 .grid { stroke: var(--grid); }
 .curve { fill: none; stroke-width: 1.8; }
-.level { stroke: var(--ink); stroke-dasharray: 2 4; }
 """
 
 
@@ -41,26 +40,22 @@ def points_of(records: Iterable[Mapping[str, Any]], figure: str) -> Points:
     return [(float(step), float(value)) for step, value in found if value is not None]
 
 
-def run_charts(
-    records: Sequence[Mapping[str, Any]], term: str, levels: Mapping[str, tuple[float, float]]
-) -> list[Chart]:
+def run_charts(records: Sequence[Mapping[str, Any]], term: str) -> list[Chart]:
     """Return loss and accuracy, training and held out, and SINGLE_FIGURES over the steps, from lines of metrics.jsonl.
 
-    If the loss has several terms, the first one, `term`, has a separate chart. `levels` are loss (nats) and accuracy
-    of other predictors of the term, by name.
+    If the loss has several terms, the first one, `term`, has a separate chart.
     """
     sources = dict.fromkeys(name.split("/")[1] for record in records for name in record if name.startswith(HELD_OUT))
 
-    def chart(title: str, trained: str, figure: str, level: int | None = None) -> Chart:
+    def chart(title: str, trained: str, figure: str) -> Chart:
         held_out = {name: points_of(records, f"{HELD_OUT}{name}/{figure}") for name in sources}
-        of_others = {} if level is None else {name: values[level] for name, values in levels.items()}
-        return Chart(title, {"training": points_of(records, trained), **held_out}, of_others)
+        return Chart(title, {"training": points_of(records, trained), **held_out})
 
-    losses = [chart("loss (nats)", "loss", "loss"), chart(f"{term} loss (nats)", term, f"{term}_loss", 0)]
+    losses = [chart("loss (nats)", "loss", "loss"), chart(f"{term} loss (nats)", term, f"{term}_loss")]
     if not any(losses[0].curves.values()) or losses[0].curves == losses[1].curves:
         losses = [replace(losses[1], title="loss (nats)")]
-    accuracy = chart("top-1 accuracy", f"{term}_accuracy", f"{term}_accuracy", 1)
-    singles = (Chart(name, {name: points_of(records, name)}, {}) for name in SINGLE_FIGURES)
+    accuracy = chart("top-1 accuracy", f"{term}_accuracy", f"{term}_accuracy")
+    singles = (Chart(name, {name: points_of(records, name)}) for name in SINGLE_FIGURES)
     return [*losses, accuracy, *singles]
 
 
@@ -71,7 +66,7 @@ def overlaid(charts: Mapping[str, Sequence[Chart]]) -> list[Chart]:
         for chart in of_run:
             named = {run if name == chart.title else f"{run} {name}": points for name, points in chart.curves.items()}
             curves.setdefault(chart.title, {}).update(named)
-    return [Chart(title, together, {}) for title, together in curves.items()]
+    return [Chart(title, together) for title, together in curves.items()]
 
 
 def svg(chart: Chart) -> str:
@@ -97,10 +92,6 @@ def svg(chart: Chart) -> str:
         colour = f'style="stroke: var(--c{number % COLOURS})"'
         parts.append(f'<polyline class="curve" {colour} points="{line}"/>')
         labels += [(places[-1][1], f"{name} {points[-1][1]:.4g}")] if places else []
-    for name, value in chart.levels.items():
-        _, y = place(first, value)
-        parts.append(f'<line class="level" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        labels.append((y, f"{name} {value:.4g}"))
     y = -math.inf
     for wanted, text in sorted(labels):
         y = max(wanted + 4, y + 14)

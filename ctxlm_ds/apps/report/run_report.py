@@ -62,7 +62,7 @@ def by_label(runs: Sequence[RunRecord]) -> dict[str, RunRecord]:
 def charts_of(runs: Mapping[str, RunRecord]) -> list[Chart]:
     """Return the charts of a run, or of several over each other, that have a curve."""
     found = {
-        label: run_charts(run.records, OBJECTIVES.get(run.config.objective.name).terms[0].name, {})
+        label: run_charts(run.records, OBJECTIVES.get(run.config.objective.name).terms[0].name)
         for label, run in runs.items()
     }
     charts = overlaid(found) if len(found) > 1 else next(iter(found.values()))

@@ -17,7 +17,6 @@ from ctxlm_ds.process.run_files import FILE_ONLY, HELD_OUT, read_lines
 COLUMNS, LINES = 64, 12
 """Characters of a picture."""
 MARKS = ".o+x*#@%"
-LEVEL_MARK = "-"
 GROWING_POINTS = 512
 """Most points of a curve that grows while it is drawn."""
 TRAINING = "training loss"
@@ -27,18 +26,17 @@ Points = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves over the steps of a run, and horizontal lines to compare them with."""
+    """Curves over the steps of a run."""
 
     title: str
     curves: Mapping[str, Points]
-    levels: Mapping[str, float]
 
     @property
     def bounds(self) -> tuple[float, float, float, float]:
         """First and last step, least and greatest value; never equal."""
         points = [point for curve in self.curves.values() for point in curve]
         steps = [step for step, _ in points] or [0.0]
-        values = [value for _, value in points] + list(self.levels.values()) or [0.0]
+        values = [value for _, value in points] or [0.0]
         low, high = min(values), max(values)
         return min(steps), max(max(steps), min(steps) + 1), low, high if high > low else low + (abs(low) or 1.0)
 
@@ -51,15 +49,12 @@ def terminal_picture(chart: Chart, columns: int = COLUMNS, lines: int = LINES) -
     def row(value: float) -> int:
         return round((lines - 1) * (high - value) / (high - low))
 
-    for value in chart.levels.values():
-        cells[row(value)] = [LEVEL_MARK] * columns
     for mark, points in zip(MARKS, chart.curves.values(), strict=False):
         for step, value in points:
             cells[row(value)][round((columns - 1) * (step - first) / (last - first))] = mark
     shown = {0: f"{high:.3g}", lines - 1: f"{low:.3g}"}
     picture = [f"{shown.get(number, ''):>8} |{''.join(line)}".rstrip() for number, line in enumerate(cells)]
     legend = [f"{mark} {name}" for mark, name in zip(MARKS, chart.curves, strict=False)]
-    legend += [f"{LEVEL_MARK} {name} ({value:.3g})" for name, value in chart.levels.items()]
     steps = f"{'':>9} {f'step {first:.0f}':<{columns - 8}}{f'{last:.0f}':>8}"
     axis = f"{'':>8} +{'-' * columns}"
     return [f"{'':>9} {chart.title}", *picture, axis, steps, f"{'':>9} {'   '.join(legend)}"]
@@ -97,7 +92,7 @@ class LossCurves:
         """Return the lines of a picture with its axis and names; empty before the second point."""
         if len(self._curves[TRAINING]) < 2:
             return []
-        return terminal_picture(Chart("loss", self._curves, {}), columns, lines)[1:]
+        return terminal_picture(Chart("loss", self._curves), columns, lines)[1:]
 
 
 logger = logging.getLogger("ctxlm_ds")

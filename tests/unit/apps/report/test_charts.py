@@ -20,15 +20,15 @@ RECORDS = [
      "grad_norm": 2.5, "tokens_per_second": 800.0},
     {"step": 10, "eval/dev/masked_lm_loss": 4.5, "eval/dev/masked_lm_accuracy": 0.2, "eval/dev/loss": 4.5},
 ]  # fmt: skip
-CHART = Chart("loss", {"training": [(1, 6.0), (6, 5.0), (11, 4.0)], "dev": [(11, 4.5)]}, {"unigram": 5.0})
+CHART = Chart("loss", {"training": [(1, 6.0), (6, 5.0), (11, 4.0)], "dev": [(11, 4.5)]})
 
 
 def test_charts_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
     records = list(read_lines(tmp_path / "metrics.jsonl"))
-    loss, accuracy, rate, norm, speed = run_charts(records, "masked_lm", {"unigram": (5.5, 0.05)})
-    assert loss == Chart("loss (nats)", {"training": [(1, 6.0), (10, 4.0)], "dev": [(10, 4.5)]}, {"unigram": 5.5})
-    assert accuracy.curves["dev"] == [(10, 0.2)] and accuracy.levels == {"unigram": 0.05}
+    loss, accuracy, rate, norm, speed = run_charts(records, "masked_lm")
+    assert loss == Chart("loss (nats)", {"training": [(1, 6.0), (10, 4.0)], "dev": [(10, 4.5)]})
+    assert accuracy.curves["dev"] == [(10, 0.2)]
     assert rate.curves == {"learning_rate": [(1, 0.0), (5, 2e-3), (10, 1e-3)]}
     assert norm.curves == {"grad_norm": [(10, 2.5)]} and speed.curves == {"tokens_per_second": [(10, 800.0)]}
     assert points_of(records, "missing") == []
@@ -40,18 +40,18 @@ def test_the_loss_of_several_terms_is_that_of_the_log() -> None:
         {"step": 2, "loss": 8.27, "masked_lm": 7.56, "next_sentence": 0.71},
         {"step": 2, "eval/dev/loss": 8.3, "eval/dev/masked_lm_loss": 7.6},
     ]
-    whole, of_term = run_charts(records, "masked_lm", {"unigram": (5.5, 0.05)})[:2]
-    assert whole == Chart("loss (nats)", {"training": [(1, 8.97), (2, 8.27)], "dev": [(2, 8.3)]}, {})
-    assert of_term.title == "masked_lm loss (nats)" and of_term.levels == {"unigram": 5.5}
+    whole, of_term = run_charts(records, "masked_lm")[:2]
+    assert whole == Chart("loss (nats)", {"training": [(1, 8.97), (2, 8.27)], "dev": [(2, 8.3)]})
+    assert of_term.title == "masked_lm loss (nats)"
     assert of_term.curves == {"training": [(1, 8.28), (2, 7.56)], "dev": [(2, 7.6)]}
 
 
 def test_runs_are_overlaid_by_title() -> None:
-    one = [Chart("loss", {"training": [(1, 6.0)], "dev": [(1, 5.0)]}, {}), Chart("rate", {"rate": [(1, 0.1)]}, {})]
-    other = [Chart("loss", {"training": [(2, 7.0)]}, {})]
+    one = [Chart("loss", {"training": [(1, 6.0)], "dev": [(1, 5.0)]}), Chart("rate", {"rate": [(1, 0.1)]})]
+    other = [Chart("loss", {"training": [(2, 7.0)]})]
     assert overlaid({"a": one, "b": other}) == [
-        Chart("loss", {"a training": [(1, 6.0)], "a dev": [(1, 5.0)], "b training": [(2, 7.0)]}, {}),
-        Chart("rate", {"a": [(1, 0.1)]}, {}),
+        Chart("loss", {"a training": [(1, 6.0)], "a dev": [(1, 5.0)], "b training": [(2, 7.0)]}),
+        Chart("rate", {"a": [(1, 0.1)]}),
     ]
 
 
@@ -60,16 +60,12 @@ def test_svg_places_curves_between_its_axes() -> None:
     lines = [line for line in root.iter() if line.get("class") == "curve"]
     places = [[tuple(map(float, point.split(","))) for point in (line.get("points") or "").split()] for line in lines]
     assert places == [[(56.0, 12.0), (313.0, 132.0), (570.0, 252.0)], [(570.0, 192.0)]]
-    (level,) = (line for line in root.iter() if line.get("class") == "level")
-    assert level.get("y1") == level.get("y2") == "132.0"
     texts = [text.text for text in root.iter() if text.tag == "text"]
-    assert {"training 4", "dev 4.5", "unigram 5"} <= set(texts)
+    assert {"training 4", "dev 4.5"} <= set(texts)
 
 
 @pytest.mark.parametrize(
-    "chart",
-    [Chart("nothing", {}, {}), Chart("a point", {"a": [(3, 0.0)]}, {}), Chart("a level", {"a": []}, {"b": -2.0})],
-    ids=lambda chart: chart.title,
+    "chart", [Chart("nothing", {}), Chart("a point", {"a": [(3, 0.0)]})], ids=lambda chart: chart.title
 )
 def test_charts_with_hardly_a_point(chart: Chart) -> None:
     ElementTree.fromstring(svg(chart))

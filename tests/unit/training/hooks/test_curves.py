@@ -20,7 +20,7 @@ from ctxlm_ds.training.hooks.curves import (
     terminal_picture,
 )
 
-CHART = Chart("loss", {"training": [(1, 6.0), (6, 5.0), (11, 4.0)], "dev": [(11, 4.5)]}, {"unigram": 5.0})
+CHART = Chart("loss", {"training": [(1, 6.0), (6, 5.0), (11, 4.0)], "dev": [(11, 4.5)]})
 
 
 def test_picture_in_characters() -> None:
@@ -29,12 +29,12 @@ def test_picture_in_characters() -> None:
         "          loss",
         "       6 |.",
         "         |",
-        "         |----------.----------",
+        "         |          .",
         "         |                    o",
         "       4 |                    .",
         "         +---------------------",
         "          step 1             11",
-        "          . training   o dev   - unigram (5)",
+        "          . training   o dev",
     ]
 
 
