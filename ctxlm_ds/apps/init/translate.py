@@ -15,8 +15,6 @@ from ctxlm_ds.recipe.choices import CHOICES
 from ctxlm_ds.recipe.problems import nearest_name
 from ctxlm_ds.recipe.yaml_source import read_yaml
 
-ORIGINALS = ("megatron", "run_mlm")
-"""Tables by name."""
 _FALSE = {"false", "f", "no", "n", "0"}
 
 

@@ -5,11 +5,12 @@ import pytest
 
 from ctxlm_ds.apps.init.rules import RULES
 from ctxlm_ds.apps.init.settings import canonical, read_command, recipe_text, write_recipe
-from ctxlm_ds.apps.init.translate import ORIGINALS, load_table, translate
+from ctxlm_ds.apps.init.translate import load_table, translate
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.choices import CHOICES
 from ctxlm_ds.recipe.schema import RunConfig
 
+ORIGINALS = ("megatron", "run_mlm")
 SHAPE = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32"
 TRAINING = "--micro-batch-size 4 --global-batch-size 16 --lr 1e-3 --train-iters 50 --data-path a_text_document"
 
