@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 
+from ctxlm_ds.apps.cluster import slurm_commands as slurm
 from ctxlm_ds.apps.cluster.job_context import JobContext, JobSignals, log, read_context, show
 from ctxlm_ds.apps.cluster.rank_output import OUTPUT_NAME, LogFilter, gather_failures, report
 from ctxlm_ds.apps.cluster.rank_start import (
@@ -33,18 +34,6 @@ from ctxlm_ds.apps.cluster.rank_start import (
     srun_command,
     start_srun,
     step_environment,
-)
-from ctxlm_ds.apps.cluster.slurm_commands import (
-    DISABLED,
-    LEAST_TIME_S,
-    Job,
-    cancel_steps,
-    has_broken,
-    requeue,
-    show_job,
-    still_ours,
-    stop_delay_s,
-    time_left_s,
 )
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_UNEXPECTED, EXIT_USER_ERROR, ClusterError, ConfigError, CtxlmError
@@ -111,7 +100,7 @@ def decide(
     return Action.RESTART
 
 
-def refuse_run_of_another(run_dir: Path, own_id: str | None, show: Callable[[str], Job] = show_job) -> None:
+def refuse_run_of_another(run_dir: Path, own_id: str | None, show: Callable[[str], slurm.Job] = slurm.show_job) -> None:
     """Raise ConfigError if a job other than `own_id` has a run; a complete one may be extended (a second phase).
 
     Without `own_id`, before a job is queued, a job that was queued and is still waiting has it too.
@@ -178,7 +167,7 @@ class Supervisor:
             step = start_srun(command, step_environment(context.environ, name, context.nodes[0]))
             status = self.watch(step, lines.line)
         if status < 0:
-            cancel_steps(context.job_id)
+            slurm.cancel_steps(context.job_id)
         failures = gather_failures(folder, lines.slurm_lines, lines.held)
         return RankStart(record, *read_outcome(context, before, status, failures, bool(signals)), failures)
 
@@ -213,26 +202,28 @@ class Supervisor:
         """Say how near the time limit is; wait if a short job's notice of it came at its very beginning."""
         left = ""
         with contextlib.suppress(ClusterError):
-            job = show_job(self._context.job_id, ANSWER_S)
-            delay_s = stop_delay_s(job, time.time())
+            job = slurm.show_job(self._context.job_id, ANSWER_S)
+            delay_s = slurm.stop_delay_s(job, time.time())
             if delay_s > 0:
                 log(f"notice of the time limit comes early; the ranks get it in {format_duration(delay_s)}")
                 self._signals.sleep(delay_s)
-            left_s = time_left_s(job, time.time())
+            left_s = slurm.time_left_s(job, time.time())
             left = f", {format_duration(left_s)} before the time limit" if math.isfinite(left_s) else ""
         log(f"SIGUSR1{left}: the ranks save and stop")
 
     def _next_action(self, start: RankStart) -> Action:
         """Collect the facts and decide."""
         context, record = self._context, start.record
-        job = show_job(context.job_id)
+        job = slurm.show_job(context.job_id)
         # This start is not on record yet.
         this_one = record.checkpoint_step == newest_checkpoint(self._run_dir)
         return decide(
             start.outcome,
-            still_ours=job.restarts <= context.restarts and still_ours(job),
-            time_is_up=bool(self._signals) or job.state != "RUNNING" or time_left_s(job, time.time()) < LEAST_TIME_S,
-            broken_nodes=start.outcome is Outcome.FAILED and has_broken(context.nodes),
+            still_ours=job.restarts <= context.restarts and slurm.still_ours(job),
+            time_is_up=bool(self._signals)
+            or job.state != "RUNNING"
+            or slurm.time_left_s(job, time.time()) < slurm.LEAST_TIME_S,
+            broken_nodes=start.outcome is Outcome.FAILED and slurm.has_broken(context.nodes),
             may_continue=context.settings.restarts,
             gives_up=len(fruitless_starts(self._run_dir, record)) + this_one >= context.settings.max_restarts,
         )
@@ -280,10 +271,10 @@ class Supervisor:
     def _put_back(self) -> str:
         job_id = self._context.job_id
         try:
-            requeue(job_id)
+            slurm.requeue(job_id)
             return f"job {job_id} is requeued"
         except ClusterError as error:
-            if DISABLED not in str(error):
+            if slurm.DISABLED not in str(error):
                 raise
             if self._context.is_followed:
                 return "the next task of the array continues the run"
@@ -293,7 +284,7 @@ class Supervisor:
 
     def _leave(self, start: RankStart) -> None:
         """Leave a job that Slurm or a person has requeued or cancelled."""
-        if show_job(self._context.job_id).restarts > self._context.restarts:
+        if slurm.show_job(self._context.job_id).restarts > self._context.restarts:
             how = "Slurm has requeued the job"
             finish(self._run_dir, start.record, REQUEUE, start.why, how)
             log(f"{start.describe()}; {how}")
@@ -304,9 +295,9 @@ class Supervisor:
     def _on_term(self) -> None:
         """Put the job back when Slurm ends it at its time limit: SIGKILL may come before the ranks have saved."""
         try:
-            job = show_job(self._context.job_id, patience_s=0.0)
+            job = slurm.show_job(self._context.job_id, patience_s=0.0)
             may_continue = self._context.settings.restarts and job.restarts <= self._context.restarts
-            if job.state != "RUNNING" and still_ours(job) and may_continue:
+            if job.state != "RUNNING" and slurm.still_ours(job) and may_continue:
                 log(f"Slurm ends the job ({job.given('Reason') or 'preempted'}): {self._put_back()}")
         except ClusterError as error:
             log(str(error))

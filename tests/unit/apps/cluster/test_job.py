@@ -90,7 +90,7 @@ def test_a_job_that_slurm_ends_says_whether_it_goes_on(
     restarts: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shown = Job("9", {"JobState": "CANCELLED", "Restarts": restarts})
-    monkeypatch.setattr(job, "show_job", lambda job_id: shown)
+    monkeypatch.setattr(job.slurm, "show_job", lambda job_id: shown)
     assert Supervisor(context(tmp_path), JobSignals()).end(Action.LEAVE, stopped(tmp_path)) == 0
     assert capfd.readouterr().out.endswith(f"job: stopped in order: stopped by signal SIGTERM; {told}\n")
 
@@ -101,7 +101,7 @@ def test_where_requeueing_is_disabled_the_next_task_of_an_array_continues(
     def refuse(job_id: str) -> None:
         raise ClusterError("scontrol requeue 9: status 1: Requested operation is presently disabled for job 9")
 
-    monkeypatch.setattr(job, "requeue", refuse)
+    monkeypatch.setattr(job.slurm, "requeue", refuse)
     with pytest.raises(ClusterError, match=r"presently disabled.*--array=1-10%1"):
         Supervisor(context(tmp_path), JobSignals()).end(Action.CONTINUE_LATER, stopped(tmp_path))
     assert read_history(tmp_path)[-1]["event"] == FAILURE

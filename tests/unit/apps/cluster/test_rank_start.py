@@ -136,7 +136,7 @@ def test_the_notice_says_how_near_the_limit_is(
         texts = {name: time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(then)) for name, then in times.items()}
         return Job(job_id, texts)
 
-    monkeypatch.setattr("ctxlm_ds.apps.cluster.job.show_job", show)
+    monkeypatch.setattr("ctxlm_ds.apps.cluster.job.slurm.show_job", show)
     signals = JobSignals()
     signals.name, signals.count = "SIGUSR1", 1
     lines: list[str] = []
