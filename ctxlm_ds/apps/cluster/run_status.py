@@ -252,19 +252,8 @@ def main() -> None:
         help=f"run directories, globs, or folders of runs (default: {DEFAULT_RUNS})",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print a JSON list with everything that is known")
-    parser.add_argument("--watch", type=float, metavar="N", help="show it every N seconds, until Ctrl-C")
     args = parser.parse_args()
-    while True:
-        statuses = read_statuses(find_runs(args.run_dirs))
-        if args.watch and sys.stdout.isatty():
-            print("\033[2J\033[H", end="")
-        show(statuses, args.json)
-        if not args.watch:
-            break
-        sys.stdout.flush()
-        try:
-            time.sleep(args.watch)
-        except KeyboardInterrupt:
-            break
+    statuses = read_statuses(find_runs(args.run_dirs))
+    show(statuses, args.json)
     if all(status.state == "no such folder" for status in statuses):
         sys.exit(2)

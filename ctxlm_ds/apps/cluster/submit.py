@@ -208,7 +208,7 @@ def hand_over(
     size = f"{counted(args.nodes, 'node')} x {counted(args.ranks, 'rank')}"
     of_sweep, logs = (f"{counted(len(tasks), 'task')} of ", f"{run_dir}/*") if tasks else ("", str(run_dir))
     print(f"job {job_id}: {run_dir.name}, {of_sweep}{size}; log: {logs}/slurm-{job_id}.log")
-    print(f"next: ctxlm status {run_dir} --watch 60")
+    print(f"next: watch -n 60 ctxlm status {run_dir}")
     print(f"next: scancel --signal=INT {job_id}          (save and stop)", flush=True)
     # Name the job in its run, so that a second one is refused before this one begins.
     if not tasks:

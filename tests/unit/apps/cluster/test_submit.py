@@ -96,7 +96,7 @@ def test_a_sweep_is_an_array_of_runs(site: Path, capsys: pytest.CaptureFixture[s
         "--job-name=mine", "--output=runs/mine/%a/slurm-%A.log", "--nodes=1", "--ntasks-per-node=1", "--array=0-1%1"
     ]  # fmt: skip
     assert words[7:] == [f"{site}/slurm/pretrain.sbatch", "mine.yaml", "--sweep", "runs/mine/sweep.txt"]
-    assert Path("runs/mine/1").is_dir() and "next: ctxlm status runs/mine --watch" in capsys.readouterr().out
+    assert Path("runs/mine/1").is_dir() and "next: watch -n 60 ctxlm status runs/mine\n" in capsys.readouterr().out
     assert told("mine.yaml --sweep lr.txt --array=0-1%1") == words, "to resume"
     assert told("mine.yaml --sweep lr.txt")[6] == "--array=0-1"
     (site / "lr.txt").write_text("optimizer.learning_rate=3e-4\n")
