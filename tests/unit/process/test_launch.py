@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import pytest
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.process.launch import Launcher, RankInfo, discover_ranks, export_ranks, threads_per_rank
-from ctxlm_ds.process.library_noise import quiet_libraries, without_known_prints
 from ctxlm_ds.registry import LAUNCHERS
 from tests.unit.process.test_slurm import STEP
 
@@ -148,21 +146,6 @@ def test_incomplete_variables_are_named(environ: dict[str, str], message: str) -
 def test_discovery_needs_no_heavy_import() -> None:
     code = "import sys, ctxlm_ds.process.launch; print([m for m in ('torch', 'numpy') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
-
-
-def test_only_known_noise_is_dropped(capsys: pytest.CaptureFixture[str]) -> None:
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        quiet_libraries()
-        name = "`torch.distributed.all_gather_into_tensor` is deprecated. Please use another."
-        warnings.warn(name, FutureWarning, stacklevel=1)
-        warnings.warn("something new is deprecated", FutureWarning, stacklevel=1)
-    assert [str(warning.message) for warning in seen] == ["something new is deprecated"]
-    with without_known_prints():
-        print("SEED_LAYERS=False BASE_SEED=1234")
-        print("something else")
-        print("unfinished", end="")
-    assert capsys.readouterr().out == "something else\nunfinished"
 
 
 RANK_SCRIPT = """
