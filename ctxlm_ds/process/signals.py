@@ -29,8 +29,6 @@ class StopSignal:
         self.starting = False
         self.name: str | None = None
         """Name of the signal that came first, such as SIGTERM; None if none came."""
-        self.step: int | None = None
-        """Step that a stop at this moment saves, 0 if no step is done; None if that is not known."""
         self.make_room: Callable[[], bool] = lambda: True
         """Called before the line about the stop is written; False leaves it to the caller of `announce`."""
         self.second_interrupts: tuple[int, ...] = (signal.SIGINT,)
@@ -66,13 +64,6 @@ class StopSignal:
         """Write the line about the stop."""
         # The terminal's cursor may be behind the ^C; a job's log has the time of each line.
         begin = "\n" if os.isatty(2) else time.strftime("%H:%M:%S ") if in_job() else ""
-        say(self._announcement(), begin)
-
-    def _announcement(self) -> str:
-        """Return the line that a signal is answered with."""
-        what = "saving a checkpoint" if self.step is None else f"saving step {self.step}"
-        what = "no step is done, nothing to save" if self.step == 0 else what
-        what = "before the first step" if self.starting else what
-        if self.name == "SIGINT" and not in_job():
-            return f"stopping: {what}; Ctrl-C again ends it immediately"
-        return f"{self.name}: stopping: {what}"
+        what = "before the first step" if self.starting else "the last complete step is saved"
+        advice = "; Ctrl-C again ends it immediately" if self.name == "SIGINT" and not in_job() else ""
+        say(f"{'' if advice else f'{self.name}: '}stopping: {what}{advice}", begin)

@@ -106,19 +106,16 @@ def has_begun(run_dir: Path) -> bool:
 def test_an_interrupted_run_saves_its_last_step(kind: str, bert_route: Prepared, tmp_path: Path) -> None:
     shown, run_dir = interrupted(bert_route, tmp_path, kind, 64, has_steps)
     end = read_history(run_dir)[-1]
-    announced = re.findall(r"stopping: saving step (\d+); Ctrl-C again ends it immediately", shown)
-    # These terminals interrupt every rank; one that is ahead may answer before the ranks agree about the step.
-    assert len(announced) == 1 and abs(int(announced[0]) - end["step"]) <= (kind in ("torchrun", "ranks")), shown
+    assert shown.count("stopping: the last complete step is saved; Ctrl-C again ends it immediately") == 1, shown
     assert (end["event"], end["reason"], end["failed"]) == ("end", "stopped by signal SIGINT", False)
     assert (run_dir / "checkpoints" / f"step-{end['step']:08d}").is_dir()
     log = (run_dir / "output.log").read_text()
-    assert log.count("stopping: saving step ") == 1 and "\x1b" not in log
+    assert log.count("stopping: ") == 1 and "\x1b" not in log
     assert re.search(r" step \d+/10000 \| loss ", log)
 
 
 def test_a_first_step_of_minutes_is_abandoned(bert_route: Prepared, tmp_path: Path) -> None:
-    shown, run_dir = interrupted(bert_route, tmp_path, "deepspeed", 1 << 16, has_begun)
-    assert "stopping: no step is done, nothing to save; Ctrl-C again ends it immediately" in shown
+    _, run_dir = interrupted(bert_route, tmp_path, "deepspeed", 1 << 16, has_begun)
     end = read_history(run_dir)[-1]
     assert (end["event"], end["step"], end["failed"]) == ("end", 0, False)
     assert not (run_dir / "checkpoints").exists()

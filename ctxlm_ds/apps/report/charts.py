@@ -8,8 +8,7 @@ from dataclasses import replace
 from html import escape
 from typing import Any
 
-from ctxlm_ds.process.run_files import HELD_OUT
-from ctxlm_ds.training.hooks.curves import Chart, Points
+from ctxlm_ds.training.hooks.curves import Chart, Points, figure_chart, points_of
 
 WIDTH, HEIGHT = 720, 280
 """Size of a chart in pixels."""
@@ -34,27 +33,16 @@ svg { max-width: 100%; height: auto; font-size: 12px; fill: var(--ink); }
 """
 
 
-def points_of(records: Iterable[Mapping[str, Any]], figure: str) -> Points:
-    """Return (step, value) of each line that has a finite figure."""
-    found = ((record["step"], record.get(figure)) for record in records)
-    return [(float(step), float(value)) for step, value in found if value is not None]
-
-
 def run_charts(records: Sequence[Mapping[str, Any]], term: str) -> list[Chart]:
     """Return loss and accuracy, training and held out, and SINGLE_FIGURES over the steps, from lines of metrics.jsonl.
 
     If the loss has several terms, the first one, `term`, has a separate chart.
     """
-    sources = dict.fromkeys(name.split("/")[1] for record in records for name in record if name.startswith(HELD_OUT))
-
-    def chart(title: str, trained: str, figure: str) -> Chart:
-        held_out = {name: points_of(records, f"{HELD_OUT}{name}/{figure}") for name in sources}
-        return Chart(title, {"training": points_of(records, trained), **held_out})
-
-    losses = [chart("loss (nats)", "loss", "loss"), chart(f"{term} loss (nats)", term, f"{term}_loss")]
-    if not any(losses[0].curves.values()) or losses[0].curves == losses[1].curves:
+    whole = figure_chart("loss (nats)", records, "loss", "loss")
+    losses = [whole, figure_chart(f"{term} loss (nats)", records, term, f"{term}_loss")]
+    if not any(whole.curves.values()) or whole.curves == losses[1].curves:
         losses = [replace(losses[1], title="loss (nats)")]
-    accuracy = chart("top-1 accuracy", f"{term}_accuracy", f"{term}_accuracy")
+    accuracy = figure_chart("top-1 accuracy", records, f"{term}_accuracy", f"{term}_accuracy")
     singles = (Chart(name, {name: points_of(records, name)}) for name in SINGLE_FIGURES)
     return [*losses, accuracy, *singles]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,7 @@ from ctxlm_ds.process.run_files import FILE_ONLY, HELD_OUT, read_lines
 COLUMNS, LINES = 64, 12
 """Characters of a picture."""
 MARKS = ".o+x*#@%"
-GROWING_POINTS = 512
-"""Most points of a curve that grows while it is drawn."""
-TRAINING = "training loss"
+TRAINING = "training"
 
 Points = list[tuple[float, float]]
 
@@ -60,44 +57,26 @@ def terminal_picture(chart: Chart, columns: int = COLUMNS, lines: int = LINES) -
     return [f"{'':>9} {chart.title}", *picture, axis, steps, f"{'':>9} {'   '.join(legend)}"]
 
 
-class LossCurves:
-    """The loss in training and on each held-out source during a run, in bounded memory."""
+def points_of(records: Iterable[Mapping[str, Any]], figure: str) -> Points:
+    """Return (step, value) of each line that has a finite figure."""
+    found = ((record["step"], record.get(figure)) for record in records)
+    return [(float(step), float(value)) for step, value in found if value is not None]
 
-    def __init__(self, step: int, metrics: Path) -> None:
-        """Start after a step, with what metrics.jsonl has of the steps before."""
-        self._curves: dict[str, Points] = {TRAINING: []}
-        for record in read_lines(metrics, GROWING_POINTS):
-            if record["step"] <= step:
-                self.add(record["step"], record)
 
-    def add(self, step: int, figures: Mapping[str, Any]) -> None:
-        """Add `loss` and each `eval/SOURCE/loss` of a step; a value that is not finite leaves a gap."""
-        for name, value in figures.items():
-            held_out = name.startswith(HELD_OUT) and name.endswith("/loss")
-            if (held_out or name == "loss") and value is not None and math.isfinite(value):
-                curve = name.removeprefix(HELD_OUT).removesuffix("/loss") if held_out else TRAINING
-                points = self._curves.setdefault(curve, [])
-                points.append((float(step), value))
-                if len(points) > GROWING_POINTS:
-                    # An older point is a mean over more steps.
-                    pairs = zip(points[0:-1:2], points[1::2], strict=True)
-                    points[:-1] = [(later, (one + other) / 2) for (_, one), (later, other) in pairs]
-
-    def go_back(self, step: int) -> None:
-        """Forget the steps after this one."""
-        for points in self._curves.values():
-            points[:] = [point for point in points if point[0] <= step]
-
-    def picture(self, columns: int, lines: int) -> list[str]:
-        """Return the lines of a picture with its axis and names; empty before the second point."""
-        if len(self._curves[TRAINING]) < 2:
-            return []
-        return terminal_picture(Chart("loss", self._curves), columns, lines)[1:]
+def figure_chart(title: str, records: Sequence[Mapping[str, Any]], trained: str, figure: str) -> Chart:
+    """Return the figures `trained` in training and `figure` on each held-out source, from lines of metrics.jsonl."""
+    sources = dict.fromkeys(name.split("/")[1] for record in records for name in record if name.startswith(HELD_OUT))
+    held_out = {name: points_of(records, f"{HELD_OUT}{name}/{figure}") for name in sources}
+    return Chart(title, {TRAINING: points_of(records, trained), **held_out})
 
 
 logger = logging.getLogger("ctxlm_ds")
 
 REFRESH_S = 0.25
+LIVE_POINTS = 500
+"""Most points of the curve in training, about."""
+READ_SHARE = 0.01
+"""Most of the time that reading metrics.jsonl again takes."""
 CURVE_LINES, LEAST_CURVE_LINES = 8, 3
 """Most and fewest lines of the curve itself."""
 AROUND_CURVE, LEFT_OF_CURVE = 3, 11
@@ -108,12 +87,13 @@ LEAST_CURVE_COLUMNS = 30
 class LiveTable:
     """A bar, a table, lines of facts and the curve of the loss."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, metrics: Path) -> None:
+        """Begin to draw; `metrics` is the metrics.jsonl with the curves."""
         from rich.console import Console
         from rich.live import Live
 
-        self._title = title
-        self._shown_s = 0.0
+        self._title, self._metrics = title, metrics
+        self._shown_s = self._read_again_s = 0.0
         self.is_drawing = False
         """True while the view is written, which a signal's handler must not interrupt."""
         self._live = Live(console=Console(stderr=True), auto_refresh=False, redirect_stdout=False)
@@ -131,17 +111,25 @@ class LiveTable:
         """Return whether the last view is old enough for the next."""
         return time.monotonic() - self._shown_s >= REFRESH_S
 
-    def show(self, cells: Mapping[str, str], share: float, done: str, facts: Sequence[str], curves: LossCurves) -> None:
+    def show(self, cells: Mapping[str, str], share: float, done: str, facts: Sequence[str]) -> None:
         """Draw the status (status_view), and the curves if the terminal has room for them."""
         self._shown_s = time.monotonic()
         console = self._live.console
         used = len(console.render_lines(status_view(self._title, cells, share, (done, *facts))))
         lines, columns = curve_lines(console.height, used), console.width - LEFT_OF_CURVE
-        picture = curves.picture(columns, lines) if lines and columns >= LEAST_CURVE_COLUMNS else []
+        picture = self._picture(columns, lines) if lines and columns >= LEAST_CURVE_COLUMNS else []
         view = status_view(self._title, cells, share, (done, *facts, *picture))
         self.is_drawing = True
         self._live.update(view, refresh=True)
         self.is_drawing = False
+
+    def _picture(self, columns: int, lines: int) -> list[str]:
+        """Return the curves' lines without a title; empty before the second point."""
+        began_s = time.monotonic()
+        if began_s >= self._read_again_s:
+            self._chart = figure_chart("loss", list(read_lines(self._metrics, LIVE_POINTS)), "loss", "loss")
+            self._read_again_s = began_s + (time.monotonic() - began_s) / READ_SHARE
+        return terminal_picture(self._chart, columns, lines)[1:] if len(self._chart.curves[TRAINING]) > 1 else []
 
     def close(self) -> None:
         """Leave the last view and give the handlers their streams back."""

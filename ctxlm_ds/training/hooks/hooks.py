@@ -110,9 +110,6 @@ class Hook:
     def on_run_start(self, start: RunStart) -> None:
         """Run before the first step, after a checkpoint was loaded."""
 
-    def on_first_micro_batch(self, rows: int, step_rows: int, seconds: float) -> None:
-        """Run in the first step of this start if it has several micro-batches, when `rows` of its rows are done."""
-
     def on_phase(self, phase: Phase) -> None:
         """Run when evaluation or saving begins, and when training continues."""
 

@@ -11,14 +11,13 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.process.run_files import FILE_ONLY, METRICS_NAME
 from ctxlm_ds.process.run_history import in_job
 from ctxlm_ds.process.signals import StopSignal
 from ctxlm_ds.registry import FAMILIES, OBJECTIVES
-from ctxlm_ds.training.hooks.curves import LiveTable, LossCurves
+from ctxlm_ds.training.hooks.curves import LiveTable
 from ctxlm_ds.training.hooks.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, memory_bytes
 from ctxlm_ds.training.hooks.metrics import TENSORBOARD_DIR
 
@@ -26,12 +25,6 @@ logger = logging.getLogger("ctxlm_ds")
 
 LATEST_CHECKPOINT = "checkpoints/latest"
 """Names the newest complete checkpoint of a run; written with it."""
-LONG_STEP_S, VERY_LONG_STEP_S = 5.0, 60.0
-SHORT_RUN_S = 60.0
-MEASURED_STEPS = 3
-"""The forecast goes by the steps up to here, without the first: most of its time may be warm-up."""
-FAR_OFF = 2.0
-"""Factor by which the steps must differ from the first forecast for a second one."""
 ETA_STEPS = 50
 SECONDS_PER_HOUR = 3600.0
 RESUME = "to resume: the same command again"
@@ -82,63 +75,6 @@ class TimeLeft:
         self._from = time.monotonic(), step
 
 
-class Forecast:
-    """The line that says early how long a run will take: in the first step if it is long, else after the third.
-
-    After a line in the first step, a second one follows after the third if the steps are not that long.
-    """
-
-    def __init__(self, start: RunStart) -> None:
-        training = start.config.training
-        self._start, self._max_hours = start, training.max_hours
-        self._steps_left = start.last_step - start.step
-        # The first steps of a ramp say nothing about the others.
-        self._done = self._steps_left <= 0 or training.batch_ramp is not None
-        self._ends_by_tokens = training.max_tokens is not None
-        self._said_step_s: float | None = None
-        self._steps_s: list[float] = []
-
-    def in_step(self, rows: int, step_rows: int, seconds: float) -> str | None:
-        """Return the line after the first micro-batch of a long step; None for a short one."""
-        step_s = seconds * step_rows / max(1, rows)
-        # In a step of few micro-batches, the first one is mostly what only the first step does.
-        is_long = step_s >= (LONG_STEP_S if step_rows >= 4 * rows else VERY_LONG_STEP_S)
-        if self._done or self._ends_by_tokens or not is_long:
-            return None
-        total_s = self._steps_left * step_s
-        if self._max_hours is not None:
-            total_s = min(total_s, self._max_hours * SECONDS_PER_HOUR)
-        self._said_step_s = step_s
-        fresh = self._start.step == 0
-        first = "first step" if fresh else f"step {self._start.step + 1:,}"
-        return f"{first}: row {rows:,} of {step_rows:,}, {_forecast(step_s, total_s, 'in all' if fresh else 'left')}"
-
-    def after_step(self, step: int, step_s: float, left_s: float | None) -> str | None:
-        """Return the line after the third step, None if an earlier one is right or the run takes less than a minute."""
-        self._steps_s.append(step_s)
-        if self._done or len(self._steps_s) < MEASURED_STEPS:
-            return None
-        self._done = True
-        mean_s, said_s = fmean(self._steps_s[1:]), self._said_step_s
-        is_right = said_s is not None and said_s / FAR_OFF <= mean_s <= said_s * FAR_OFF
-        if left_s is None or is_right or (said_s is None and left_s < SHORT_RUN_S):
-            return None
-        return f"step {step:,}: {_forecast(mean_s, left_s, 'left')}"
-
-
-def _forecast(step_s: float, total_s: float, what: str) -> str:
-    length = f"{step_s:.0f}" if step_s >= 10 else f"{step_s:.2g}"
-    return f"about {length} s a step, {rough_duration(total_s)} {what}, done about {rough_moment(total_s)}"
-
-
-def rough_duration(seconds: float) -> str:
-    """Format seconds in the unit that a person would use: `40 s`, `25 minutes`, `5 hours`, `3 days`."""
-    for unit_s, name, until_s in ((1, "s", 90), (60, "minutes", 5400), (3600, "hours", 129_600)):
-        if seconds < until_s:
-            return f"{seconds / unit_s:.0f} {name}"
-    return f"{seconds / 86_400:,.0f} days"
-
-
 def rough_moment(seconds_from_now: float, now_unix_s: float | None = None) -> str:
     """Format a moment to come: `14:00` today, `Tuesday 14:00` within six days, else `3 March 2026`."""
     now_s = time.time() if now_unix_s is None else now_unix_s
@@ -169,11 +105,9 @@ class StatusHook(IntervalHook):
     def on_run_start(self, start: RunStart) -> None:
         self._start = start
         self._time_left = TimeLeft(start)
-        self._forecast = Forecast(start)
         self._line_step = start.step
         if sys.stderr.isatty():
-            self._curves = LossCurves(start.step, self._run_dir / METRICS_NAME)
-            self._table = LiveTable(f"{start.config.name} in {self._run_dir}")
+            self._table = LiveTable(f"{start.config.name} in {self._run_dir}", self._run_dir / METRICS_NAME)
             if self._stop_signal is not None:
                 self._stop_signal.make_room = self._make_room
 
@@ -190,19 +124,9 @@ class StatusHook(IntervalHook):
         if table is not None:
             table.close()
 
-    def on_first_micro_batch(self, rows: int, step_rows: int, seconds: float) -> None:
-        self._log(self._forecast.in_step(rows, step_rows, seconds))
-
-    def _log(self, line: str | None) -> None:
-        if line is not None:
-            logger.info("%s", line)
-
     def on_step_end(self, metrics: StepMetrics) -> None:
         self._loss = metrics.loss
-        if self._table is not None:
-            self._curves.add(metrics.step, {"loss": metrics.loss})
         self._left_s = self._time_left.update(metrics)
-        self._log(self._forecast.after_step(metrics.step, metrics.step_seconds, self._left_s))
         super().on_step_end(metrics)
 
     def is_due(self, step: int) -> bool:
@@ -215,7 +139,7 @@ class StatusHook(IntervalHook):
             left = f"{cells.pop('left')} left"
             done = left if self._left_s is None else f"{left}, done about {rough_moment(self._left_s)}"
             self._view = dict(cells), self._share_done(metrics)
-            self._table.show(*self._view, done, self._facts(), self._curves)
+            self._table.show(*self._view, done, self._facts())
             if self._stops_after_view and self._stop_signal is not None:
                 self._stops_after_view = False
                 self._close_table()
@@ -248,14 +172,10 @@ class StatusHook(IntervalHook):
         super().on_rollback(step)
         self._time_left.go_back(step)
         self._line_step = step
-        if self._table is not None:
-            self._curves.go_back(step)
 
     def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
         self._figures.update(figures)
         self._evaluated_step = step
-        if self._table is not None:
-            self._curves.add(step, figures)
         logger.info("step %d held out: %s", step, figures_line(figures))
 
     def on_continuations(self, step: int, texts: Sequence[tuple[str, str]]) -> None:
@@ -266,7 +186,7 @@ class StatusHook(IntervalHook):
 
     def on_run_end(self, end: RunEnd) -> None:
         if self._table is not None and self._view is not None:  # with the last evaluation and checkpoint
-            self._table.show(*self._view, "", self._facts(), self._curves)
+            self._table.show(*self._view, "", self._facts())
         self._close_table()
         for line in self._summary(end):
             logger.info("%s", line)

@@ -63,11 +63,6 @@ class Trainer:
     """True if a rank is past the wall-time limit."""
     _check_every: int = 1
     """Micro-batches between two agreements within a step."""
-    _micro_batches: int = 0
-    """Micro-batches of this rank in the step under way, or the last one."""
-    _step_rows: int = 0
-    """Rows of that step over all ranks."""
-    _passes_began_s: float = 0.0
     _micro_batch_s: float = 0.0
     """This rank's time per micro-batch of the last step; 0 before the first, and if a pipeline stage reads none."""
 
@@ -78,7 +73,6 @@ class Trainer:
         self._last_evaluation_step = self.state.step or -1
         self.saves.start(self.state.step, lambda phase: self.hooks.call("on_phase", phase))
         # The history gets a start here; from now on a Ctrl-C must also give it an end.
-        self._expect_stop()
         self.stop_signal.starting = False
         self.hooks.call("on_run_start", self.start)
         self._iterator = StepsAhead(self.steps)
@@ -167,9 +161,6 @@ class Trainer:
         """Take one step without calling on_step_end; None if it was interrupted, or bad and the run went back."""
         started_s = time.monotonic()
         step = self._iterator.take()
-        self._micro_batches, self._step_rows = len(step.micro_batches), step.rows_consumed
-        self._passes_began_s = time.monotonic()
-        self._expect_stop()
         learning_rate = self.schedule.at(self.state.step)
         find_spike = partial(self.recovery.find_spike, self.state)
         try:
@@ -187,7 +178,6 @@ class Trainer:
         self.state.tokens += result.num_tokens
         self.state.skipped_steps += result.skipped
         self.state.seconds += seconds
-        self._expect_stop()
         return self._metrics(result, learning_rate, seconds, step)
 
     def _go_back(self, step: Step, result: StepResult) -> None:
@@ -198,7 +188,6 @@ class Trainer:
         self.state, steps = self.recovery.go_back(self.state, step, result)
         self._iterator = StepsAhead(steps)
         self.saves.rolled_back(self.state.step)
-        self._expect_stop()
         self._last_evaluation_step = self.state.step or -1
         self.hooks.call("on_rollback", self.state.step)
         self.hooks.call("on_phase", "training")
@@ -236,8 +225,6 @@ class Trainer:
         limit_hours = self.training.max_hours
         late = limit_hours is not None and time.monotonic() - self._started_s >= limit_hours * SECONDS_PER_HOUR
         flags = (*signals, float(late), self._micro_batch_s, *self.saves.flags())
-        # A signal from now on counts in the next step.
-        self._expect_stop(done=1)
         return Ahead(self._iterator.look(), flags)
 
     def _agree(self, flags: Sequence[float]) -> None:
@@ -259,30 +246,11 @@ class Trainer:
 
     def _interrupted(self, index: int) -> bool:
         """Return True, on all ranks together, if a rank has been asked to stop; before some micro-batches only."""
-        if index == 1 and self._micro_batch_s == 0.0:
-            rows, seconds = self._step_rows // self._micro_batches, time.monotonic() - self._passes_began_s
-            self.hooks.call("on_first_micro_batch", rows, self._step_rows, seconds)
         asked_in_last_step = index == 0 and self._micro_batch_s > 0.0
         if index % self._check_every or asked_in_last_step:
             return False
-        own = float(self.stop_signal.number)
-        # A signal from now on counts at a later check.
-        self._expect_stop(index + 1)
-        self._signal_number = int(self.engine.topology.all_reduce_max([own])[0])
+        self._signal_number = int(self.engine.topology.all_reduce_max([float(self.stop_signal.number)])[0])
         return bool(self._signal_number)
-
-    def _expect_stop(self, index: int = 0, done: int = 0) -> None:
-        """Set the step that the signals' handler names from now on, before the index-th micro-batch of a step.
-
-        That step follows `done` further ones. It is abandoned at the next micro-batch before which the ranks agree
-        about a stop, and completed if none of its micro-batches is such a one.
-        """
-        steps, every = self.state.step + done, self._check_every
-        ended = steps >= self.training.max_steps or self._limit_reached() is not None
-        # Later steps do not agree before their first micro-batch.
-        next_check = max(-(-index // every) * every, every if done or self._micro_batch_s else 0)
-        abandoned = next_check < max(self._micro_batches, 1) and self.engine.topology.pipeline_parallel_size == 1
-        self.stop_signal.step = steps if ended or abandoned else steps + 1
 
 
 class StepsAhead:

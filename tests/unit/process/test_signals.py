@@ -31,27 +31,20 @@ def test_a_signal_asks_to_stop(stop: StopSignal, number: signal.Signals, capfd: 
     said = capfd.readouterr().err
     begin = "" if number == signal.SIGINT else f"{number.name}: "
     again = "; Ctrl-C again ends it immediately" if number == signal.SIGINT else ""
-    assert said == f"{begin}stopping: saving a checkpoint{again}\n"
+    assert said == f"{begin}stopping: the last complete step is saved{again}\n"
 
 
 @pytest.mark.parametrize(
-    ("step", "what"), [(0, "stopping: no step is done, nothing to save"), (24, "stopping: saving step 24")]
+    ("number", "starting"), [(signal.SIGUSR1, False), (signal.SIGINT, False), (signal.SIGTERM, True)]
 )
-def test_an_interrupt_names_the_step(stop: StopSignal, step: int, what: str, capfd: pytest.CaptureFixture[str]) -> None:
-    stop.step = step
-    os.kill(os.getpid(), signal.SIGINT)
-    assert capfd.readouterr().err == f"{what}; Ctrl-C again ends it immediately\n"
-
-
-@pytest.mark.parametrize(("number", "step"), [(signal.SIGUSR1, 24), (signal.SIGINT, 24), (signal.SIGTERM, None)])
 def test_a_job_s_log_has_the_time_and_no_terminal(
-    stop: StopSignal, number: signal.Signals, step: int | None, capfd: pytest.CaptureFixture[str],
+    stop: StopSignal, number: signal.Signals, starting: bool, capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("CTXLM_ATTEMPT", "job-7-0-0")
-    stop.step, stop.starting = step, step is None
+    stop.starting = starting
     os.kill(os.getpid(), number)
-    what = "before the first step" if step is None else f"saving step {step}"
+    what = "before the first step" if starting else "the last complete step is saved"
     assert re.fullmatch(rf"\d\d:\d\d:\d\d {number.name}: stopping: {what}\n", capfd.readouterr().err)
 
 

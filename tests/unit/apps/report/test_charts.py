@@ -65,7 +65,9 @@ def test_svg_places_curves_between_its_axes() -> None:
 
 
 @pytest.mark.parametrize(
-    "chart", [Chart("nothing", {}), Chart("a point", {"a": [(3, 0.0)]})], ids=lambda chart: chart.title
+    "chart",
+    [Chart("nothing", {}), Chart("a point", {"a": [(3, 0.0)]}), Chart("no point", {"a": []})],
+    ids=lambda chart: chart.title,
 )
 def test_charts_with_hardly_a_point(chart: Chart) -> None:
     ElementTree.fromstring(svg(chart))

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import math
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from ctxlm_ds.training.hooks.curves import (
-    GROWING_POINTS,
-    TRAINING,
-    Chart,
-    LossCurves,
-    curve_lines,
-    status_view,
-    terminal_picture,
-)
+from ctxlm_ds.process.run_files import read_lines
+from ctxlm_ds.training.hooks.curves import TRAINING, Chart, curve_lines, figure_chart, status_view, terminal_picture
 
 CHART = Chart("loss", {"training": [(1, 6.0), (6, 5.0), (11, 4.0)], "dev": [(11, 4.5)]})
 
@@ -38,41 +30,15 @@ def test_picture_in_characters() -> None:
     ]
 
 
-def curves_of(folder: Path, step: int = 20) -> LossCurves:
-    """Those of a run that goes on after a step and does 20 more."""
-    records = [{"step": number, "loss": None if number == 4 else 9.0 - number / 10} for number in range(1, 26)]
-    lines = [json.dumps(record) for record in [*records, {"step": 10, "eval/dev/loss": 8.5, "eval/dev/mlm": 1.0}]]
-    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    curves = LossCurves(step, folder / "metrics.jsonl")
-    for number in range(step + 1, step + 21):
-        curves.add(number, {"loss": 9.0 - number / 10})
-    return curves
-
-
-def test_the_curve_begins_before_a_resume(tmp_path: Path) -> None:
-    curves = curves_of(tmp_path)
-    curves.add(40, {"eval/dev/loss": 5.5})
-    *picture, axis, steps, names = curves.picture(41, 5)
+def test_a_chart_of_the_file_of_metrics(tmp_path: Path) -> None:
+    records = [{"step": number, "loss": None if number == 4 else 9.0 - number / 10} for number in range(1, 41)]
+    records.insert(10, {"step": 10, "eval/dev/loss": 8.5, "eval/dev/mlm": 1.0})
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    chart = figure_chart("loss", list(read_lines(tmp_path / "metrics.jsonl", 500)), "loss", "loss")
+    assert chart.curves["dev"] == [(10.0, 8.5)] and len(chart.curves[TRAINING]) == 39
+    *picture, axis, steps, names = terminal_picture(chart, 41, 5)[1:]
     assert len(picture) == 5 and picture[0].startswith("     8.9 |.") and picture[-1].startswith("       5 |")
-    assert steps.split() == ["step", "1", "40"] and names.split() == [".", "training", "loss", "o", "dev"]
-    assert "".join(picture).count("o") == 2
-    curves.go_back(30)
-    assert curves.picture(41, 5)[-2].split() == ["step", "1", "30"]
-
-
-def test_a_curve_needs_two_points(tmp_path: Path) -> None:
-    curves = LossCurves(0, tmp_path / "metrics.jsonl")
-    curves.add(1, {"loss": 2.0})
-    assert curves.picture(40, 5) == []
-
-
-def test_a_curve_of_many_steps_stays_small(tmp_path: Path) -> None:
-    curves = LossCurves(0, tmp_path / "metrics.jsonl")
-    for step in range(1, 100_001):
-        curves.add(step, {"loss": 100_000 / step if step % 7 else math.nan})
-    points = curves._curves[TRAINING]
-    assert GROWING_POINTS / 2 <= len(points) <= GROWING_POINTS and points[-1][0] == 100_000 == max(points)[0]
-    assert points == sorted(points) and abs(points[-1][1] - 1.0) < 0.02
+    assert steps.split() == ["step", "1", "40"] and names.split() == [".", "training", "o", "dev"]
 
 
 CELLS = {"step": "16/40", "loss": "0.2500", "masked_lm": "0.2250", "tokens/s": "3,200"}

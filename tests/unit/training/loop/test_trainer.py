@@ -37,17 +37,13 @@ Action = Callable[[int], None]
 class Recorder(Hook):
     """What happened, in order; `on_step` may act after a step."""
 
-    def __init__(self, stop_signal: StopSignal, on_step: Action | None = None) -> None:
+    def __init__(self, on_step: Action | None = None) -> None:
         self.events: list[tuple[Any, ...]] = []
-        self.stop_saves: list[int | None] = []
-        """Step that a stop after each step would save, as the line about it says."""
-        self._stop_signal = stop_signal
         self.end: RunEnd | None = None
         self._on_step = on_step
 
     def on_step_end(self, metrics: StepMetrics) -> None:
         self.events.append(("step", metrics.step, metrics.learning_rate, metrics.tokens))
-        self.stop_saves.append(self._stop_signal.step)
         if self._on_step is not None:
             self._on_step(metrics.step)
 
@@ -98,7 +94,7 @@ def run_trainer(
     """
     topology = engine.topology
     stop_signal = StopSignal()
-    recorder = Recorder(stop_signal, on_step)
+    recorder = Recorder(on_step)
     state = state or TrainState()
     place = (topology.rank, topology.world_size)
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
@@ -122,8 +118,7 @@ def run_trainer(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    found = {"events": recorder.events, "end": recorder.end, "error": error, "state": state}
-    return {**found, "stop_saves": recorder.stop_saves}
+    return {"events": recorder.events, "end": recorder.end, "error": error, "state": state}
 
 
 def steps_of(result: dict[str, Any], kind: str) -> list[int]:
@@ -182,7 +177,6 @@ def test_intervals_and_the_end(runs: list[dict[str, dict[str, Any]]]) -> None:
         assert result["end"].reason == "training.max_steps (5) reached"
         assert result["end"].completed
         assert result["state"].rows_consumed == 5 * GLOBAL_BATCH
-        assert result["stop_saves"] == [1, 3, 4, 5, 5]
     assert runs[0]["intervals"]["events"] == runs[1]["intervals"]["events"]
 
 
@@ -223,7 +217,6 @@ def test_a_signal_on_one_rank_stops_all_after_the_same_step(runs: list[dict[str,
         assert steps_of(result, "step") == [1, 2, 3]
         assert steps_of(result, "evaluation") == []
         assert steps_of(result, "save") == [3]
-        assert result["stop_saves"] == [1, 3, 4]
         assert not result["end"].completed
     assert [rank["signal"]["end"].reason for rank in runs] == [
         "stopped by signal SIGTERM", "stopped by signal SIGTERM",
