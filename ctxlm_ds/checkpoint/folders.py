@@ -11,7 +11,6 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from ctxlm_ds.atomic import FULL_DISK_ERRORS, PARTIAL_MARK
@@ -58,23 +57,15 @@ def list_checkpoints(directory: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-@dataclass(frozen=True)
-class IntactSearch:
-    """Result of the search for a checkpoint to resume from."""
-
-    newest: Path | None
-    """Newest checkpoint that verifies; None if there is no checkpoint."""
-    damaged: tuple[Path, ...]
-    """Newer checkpoints that do not verify."""
-
-
 def find_newest_intact(
     directory: Path,
     check: Callable[[Path], Manifest] = verify,
     present: Mapping[int, Path] | None = None,
     speaks: bool = True,
-) -> IntactSearch:
+) -> tuple[Path | None, tuple[Path, ...]]:
     """Verify checkpoints, newest first, until one is intact; return it and the damaged ones after it, with warnings.
+
+    Without any checkpoint the first value is None.
 
     `latest` does not count: after a crash it may name an older checkpoint. `check` verifies one folder; `present` are
     the folders by step, ascending (None: list the directory); `speaks` is False on ranks that check together with rank
@@ -98,13 +89,13 @@ def find_newest_intact(
         took = format_duration(time.monotonic() - started_s)
         if speaks:
             logger.info("verified %s (%.1f MB in %s)", folder, manifest.total_bytes / 1e6, took)
-        return IntactSearch(folder, tuple(damaged))
+        return folder, tuple(damaged)
     if damaged:
         raise CheckpointError(
             f"no checkpoint in {directory} is intact: {'; '.join(damaged.values())}. Restore one from a copy; a run "
             f"must not start over unasked, so move {directory} away to start it from the beginning"
         )
-    return IntactSearch(None, ())
+    return None, ()
 
 
 def remove_folder(path: Path) -> None:
@@ -171,16 +162,6 @@ def holds(path: Path, text: str) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class NodeView:
-    """The checkpoint folder as one node sees it."""
-
-    host: str
-    free_bytes: int = 0
-    problem: str | None = None
-    """The reason why nothing can be written there."""
-
-
 def explain(error: Exception) -> str:
     """Return an error as one line: what, which file, which host, and a remedy if one is known."""
     if not isinstance(error, OSError):
@@ -191,28 +172,13 @@ def explain(error: Exception) -> str:
     return f"{text}; {remedy}" if remedy else text
 
 
-def look(directory: Path) -> NodeView:
-    """Return this node's view of a folder, or of its nearest parent that exists."""
-    host = socket.gethostname()
-    try:
-        while not directory.exists():
-            directory = directory.parent
-        read_only = os.statvfs(directory).f_flag & os.ST_RDONLY
-        if read_only or not os.access(directory, os.W_OK | os.X_OK):
-            code = errno.EROFS if read_only else errno.EACCES
-            raise OSError(code, os.strerror(code), str(directory))
-        return NodeView(host, shutil.disk_usage(directory).free)
-    except OSError as error:
-        return NodeView(host, problem=explain(error))
-
-
 def find_verified(path: Path, check: Callable[[Path], Manifest] = verify) -> tuple[Path, Manifest]:
     """Return a checkpoint, or the newest intact one of a run, after `check`. Raises CheckpointError without one."""
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such folder; give a run or a checkpoint (RUN/checkpoints/step-…)")
     if not (path / CHECKPOINTS_DIR).is_dir():
         return path, check(path)
-    newest = find_newest_intact(path / CHECKPOINTS_DIR, check).newest
+    newest = find_newest_intact(path / CHECKPOINTS_DIR, check)[0]
     if newest is None:
         raise CheckpointError(f"{path / CHECKPOINTS_DIR} holds no checkpoint yet; wait for the run's first one")
     return newest, read_manifest(newest)

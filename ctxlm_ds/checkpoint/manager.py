@@ -1,6 +1,8 @@
 """The checkpoints of one run directory, each of which is complete or does not exist.
 
-All ranks write into a partial folder, rank 0 adds the manifest and renames it, and `latest` moves last.
+All ranks write into a partial folder, rank 0 adds the manifest and renames it, and `latest` moves last. The stages may
+run in background threads. What needs all ranks (gathering what each wrote, reporting how it ended) is done by
+`PendingSave.advance`, which the ranks call together, so that no thread holds a collective.
 """
 
 from __future__ import annotations
@@ -8,15 +10,17 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for_futures
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ctxlm_ds.atomic import fsync_path, is_full_disk, write_text
 from ctxlm_ds.checkpoint import folders
-from ctxlm_ds.checkpoint.background_save import PendingSave, RankResult, run_action
 from ctxlm_ds.checkpoint.chunk_index import WrittenFiles
 from ctxlm_ds.checkpoint.manifest import Manifest, find_changed, read_manifest, refuse_damage, seal, share_of, verify
 from ctxlm_ds.errors import CheckpointError, CtxlmError, RunLockedError
@@ -26,8 +30,75 @@ from ctxlm_ds.recipe.schema import CheckpointConfig
 
 logger = logging.getLogger("ctxlm_ds")
 
+T = TypeVar("T")
 Write = Callable[[Path], WrittenFiles]
 Finish = Callable[[Path, list[Any]], None]
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What one rank wrote, or why it failed."""
+
+    written: WrittenFiles = field(default_factory=lambda: WrittenFiles(None, {}))
+    error: str | None = None
+    disk_full: bool = False
+    """True if the error is a lack of space."""
+
+
+def run_action(action: Callable[[], T], name: str, background: bool) -> Future[T]:
+    """Run a function that holds no collective, in a thread with this name or before this returns.
+
+    The thread does not keep the process alive: a disk that hangs must not delay the end of a run.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(action())
+        except BaseException as error:
+            future.set_exception(error)
+
+    if background:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    else:
+        run()
+    return future
+
+
+class PendingSave:
+    """One checkpoint between its beginning and its end.
+
+    `stages` yields what this rank works on in each stage, and does the collective parts between them.
+    """
+
+    def __init__(self, stages: Iterator[Future[Any]]) -> None:
+        self.began_s = time.monotonic()
+        self.over = False
+        """True if the checkpoint is complete or has failed; the same on every rank."""
+        self._stages = stages
+        self._work = next(stages)
+
+    @property
+    def busy(self) -> bool:
+        """Return whether this rank is working."""
+        return not self._work.done()
+
+    def advance(self) -> None:
+        """Do the next collective part, and wait for a rank that is still busy.
+
+        Raises CheckpointError or RunLockedError, the same on every rank, if the save failed and is over.
+        """
+        try:
+            self._work = next(self._stages)
+        except StopIteration:
+            self.over = True
+        except CtxlmError:
+            self.over = True
+            raise
+
+    def wait_for_threads(self, seconds: float) -> None:
+        """Wait at most `seconds` for this rank's threads to end; no collective."""
+        wait_for_futures([self._work], seconds)
 
 
 class CheckpointManager:
@@ -78,11 +149,11 @@ class CheckpointManager:
         """
         topology = self._topology
         present = topology.compute_on_rank_0(lambda: folders.list_checkpoints(self.directory))
-        search = folders.find_newest_intact(self.directory, self._verify_together, present, topology.is_main)
-        self._damaged = {folders.step_of(folder) for folder in search.damaged}
-        if search.newest is not None:
-            self._good.add(folders.step_of(search.newest))
-        return search.newest
+        newest, damaged = folders.find_newest_intact(self.directory, self._verify_together, present, topology.is_main)
+        self._damaged = {folders.step_of(folder) for folder in damaged}
+        if newest is not None:
+            self._good.add(folders.step_of(newest))
+        return newest
 
     def _verify_together(self, folder: Path) -> Manifest:
         """Verify one checkpoint. Raises CheckpointError with what any rank found, on every rank."""
@@ -113,18 +184,8 @@ class CheckpointManager:
         self._good = {kept for kept in self._good if kept <= step}
         self._damaged = {kept for kept in self._damaged if kept <= step}
 
-    def save(self, step: int, write: Write, finish: Finish, needed_bytes: int) -> Path:
-        """Write the checkpoint of a step, complete on return, and return its folder.
-
-        Arguments and errors are those of `begin`; a failure of any rank is raised on all of them.
-        """
-        pending = self.begin(step, lambda: write, finish, needed_bytes, background=False)
-        while pending is not None and not pending.over:
-            pending.advance()
-        return self.directory / folders.step_name(step)
-
     def begin(
-        self, step: int, take: Callable[[], Write], finish: Finish, needed_bytes: int, background: bool = True
+        self, step: int, take: Callable[[], Write], finish: Finish, needed_bytes: int, background: bool
     ) -> PendingSave | None:
         """Begin the checkpoint of a step: check for space, take what is to be written, start to write it.
 
@@ -134,10 +195,9 @@ class CheckpointManager:
         before this returns.
 
         Return the save, to be advanced to its end; None if the checkpoint exists and verifies. Raises CheckpointError
-        for no space, or if a node cannot write; the same on every rank. Older checkpoints are untouched.
+        without space, the same on every rank. Older checkpoints are untouched.
         """
-        seen = self._look(needed_bytes)
-        if not self._together(step, lambda: self._prepare(step, seen, needed_bytes)):
+        if not self._together(step, lambda: self._prepare(step, needed_bytes)):
             self._good.add(step)
             return None
         write: Write | Exception
@@ -147,17 +207,6 @@ class CheckpointManager:
             # The other ranks wait for this rank's part, which reports it.
             write = error
         return PendingSave(self._stages(step, write, finish, background))
-
-    def _look(self, needed_bytes: int) -> list[folders.NodeView]:
-        """Return how the nodes see the folder, on rank 0, if one cannot write there or lacks space.
-
-        Otherwise the first rank of each node returns its own view alone. Other ranks return nothing.
-        """
-        own = folders.look(self.directory) if self._topology.local_rank == 0 else None
-        is_short = own is not None and (own.problem is not None or own.free_bytes < needed_bytes)
-        if self._topology.all_reduce_max([float(is_short)])[0]:
-            return [view for view in self._topology.gather_object(own) or [] if view is not None]
-        return [own] if own is not None else []
 
     def _stages(self, step: int, write: Write | Exception, finish: Finish, background: bool) -> Iterator[Future[Any]]:
         """Yield this rank's work of each stage of a save; the collective parts are between the stages."""
@@ -197,12 +246,9 @@ class CheckpointManager:
 
     # Before the save, on rank 0: space and an empty folder.
 
-    def _prepare(self, step: int, views: list[folders.NodeView], needed_bytes: int) -> bool:
+    def _prepare(self, step: int, needed_bytes: int) -> bool:
         final, partial = self._folders(step)
         self._check_lock()
-        for view in views:
-            if view.problem is not None:
-                raise CheckpointError(_failure(step, None, view.problem))
         if final.exists():
             try:
                 verify(final)
@@ -215,22 +261,22 @@ class CheckpointManager:
             folders.remove_leftovers(self.directory)
         elif os.path.lexists(partial):
             folders.remove_folder(partial)
-        self._check_space(step, final, views, needed_bytes)
+        self._check_space(step, final, needed_bytes)
         partial.mkdir()
         return True
 
-    def _check_space(self, step: int, final: Path, views: list[folders.NodeView], needed_bytes: int) -> None:
-        """Check the free space of every node; if there is too little, rotate early."""
-        view = min(views, key=lambda view: view.free_bytes)
-        missing_bytes = needed_bytes - view.free_bytes
+    def _check_space(self, step: int, final: Path, needed_bytes: int) -> None:
+        """Check the free space; if there is too little, rotate early."""
+        free_bytes = shutil.disk_usage(self.directory).free
+        missing_bytes = needed_bytes - free_bytes
         # A quota is found only by writing: after it was exceeded, one checkpoint is removed.
         if missing_bytes <= 0 and self._was_full:
             self._make_room(step, missing_bytes=1)
         elif missing_bytes > 0 and not self._make_room(step, missing_bytes):
             raise CheckpointError(
-                f"{final}: a checkpoint needs {needed_bytes / 1e9:.3f} GB and {view.free_bytes / 1e9:.3f} GB are free "
-                f"in {self.directory} on {view.host}: {missing_bytes / 1e9:.3f} GB are missing. Free space there, or "
-                f"lower checkpoint.keep_last (now {self._config.keep_last})"
+                f"{final}: a checkpoint needs {needed_bytes / 1e9:.3f} GB and {free_bytes / 1e9:.3f} GB are free "
+                f"in {self.directory}: {missing_bytes / 1e9:.3f} GB are missing. Free space there, or lower "
+                f"checkpoint.keep_last (now {self._config.keep_last})"
             )
 
     def _make_room(self, step: int, missing_bytes: int) -> bool:
@@ -319,6 +365,7 @@ def _size_of(folder: Path) -> int:
         return 0
 
 
-def _failure(step: int, rank: int | None, reason: str) -> str:
-    who = "" if rank is None else f" (rank {rank})"
-    return f"the checkpoint of step {step} could not be written{who}: {reason}. Older checkpoints are untouched"
+def _failure(step: int, rank: int, reason: str) -> str:
+    return (
+        f"the checkpoint of step {step} could not be written (rank {rank}): {reason}. Older checkpoints are untouched"
+    )

@@ -171,7 +171,7 @@ def read_progress(run_dir: Path, config: RunConfig) -> Progress | None:
 
     Raises CheckpointError if none is intact or the recipe changes what this run cannot change.
     """
-    newest = find_newest_intact(run_dir / CHECKPOINTS_DIR, partial(verify, quick=True), speaks=False).newest
+    newest = find_newest_intact(run_dir / CHECKPOINTS_DIR, partial(verify, quick=True), speaks=False)[0]
     if newest is None:
         return None
     # Only a start finds out the sizes and digests of its inputs.

@@ -10,9 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.checkpoint.background_save import PendingSave
 from ctxlm_ds.checkpoint.chunk_index import CARRIED_KIND, WEIGHT_KIND, merge_index
-from ctxlm_ds.checkpoint.manager import CheckpointManager
+from ctxlm_ds.checkpoint.manager import CheckpointManager, PendingSave, Write
 from ctxlm_ds.checkpoint.rank_states import RankStates
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.saved_state import (
@@ -73,21 +72,24 @@ class TrainingCheckpoints:
 
         Raises CheckpointError if a rank could not write; older checkpoints are untouched.
         """
-        self._manager.save(state.step, self._states.write, self._finisher(state), self._needed_bytes())
+        self._begin(state, lambda: self._states.write, background=False)
+        while self.pending:
+            self.advance()
 
     def begin(self, state: TrainState) -> None:
         """Copy this moment into memory and write it in the background. Raises CheckpointError without space.
 
         Without `checkpoint.overlap`, or without enough memory, write it before this returns (`save`).
         """
-        assert self._pending is None
-        if not (self._config.checkpoint.overlap and self._states.can_be_copied()):
+        if self._config.checkpoint.overlap and self._states.can_be_copied():
+            self._begin(state, self._states.copy, background=True)
+        else:
             self.save(state)
-            return
-        self._pending = self._manager.begin(state.step, self._states.copy, self._finisher(state), self._needed_bytes())
 
-    def _needed_bytes(self) -> int:
-        return self._states.bytes_of_all_ranks() + FREE_SPACE_SLACK_BYTES
+    def _begin(self, state: TrainState, take: Callable[[], Write], background: bool) -> None:
+        assert self._pending is None
+        needed_bytes = self._states.bytes_of_all_ranks() + FREE_SPACE_SLACK_BYTES
+        self._pending = self._manager.begin(state.step, take, self._finisher(state), needed_bytes, background)
 
     @property
     def pending(self) -> bool:

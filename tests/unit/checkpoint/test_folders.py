@@ -36,18 +36,18 @@ def _damage(folder: Path) -> None:
 
 
 def test_none_where_there_is_no_checkpoint(tmp_path: Path) -> None:
-    assert find_newest_intact(tmp_path / "checkpoints").newest is None
+    assert find_newest_intact(tmp_path / "checkpoints")[0] is None
     (tmp_path / "step-00000001.partial").mkdir()
     (tmp_path / "step-1").mkdir()
     (tmp_path / "step-00000002").write_text("a file")
-    assert find_newest_intact(tmp_path).newest is None
+    assert find_newest_intact(tmp_path)[0] is None
 
 
 def test_the_newest_intact_one(tmp_path: Path) -> None:
     for step in (1, 2, 100_000_000):
         newest = _checkpoint(tmp_path, step)
     assert newest.name == "step-100000000"
-    assert find_newest_intact(tmp_path).newest == newest
+    assert find_newest_intact(tmp_path)[0] == newest
 
 
 @pytest.mark.parametrize("latest", ["step-00000001", "step-00000099", "", None])
@@ -57,7 +57,7 @@ def test_latest_is_only_a_hint(tmp_path: Path, latest: str | None) -> None:
     (tmp_path / "latest").unlink()
     if latest is not None:
         (tmp_path / "latest").write_text(latest)
-    assert find_newest_intact(tmp_path).newest == newest
+    assert find_newest_intact(tmp_path)[0] == newest
 
 
 def test_damaged_ones_are_named_and_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -65,9 +65,7 @@ def test_damaged_ones_are_named_and_passed_over(tmp_path: Path, caplog: pytest.L
     _damage(bad)
     (cut / "weights-00000.safetensors").unlink()
     with caplog.at_level(logging.WARNING, "ctxlm_ds"):
-        search = find_newest_intact(tmp_path)
-    assert search.newest == good
-    assert search.damaged == (cut, bad)
+        assert find_newest_intact(tmp_path) == (good, (cut, bad))
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 2
     assert "step-00000030" in warnings[0] and "weights-00000.safetensors: missing" in warnings[0]
@@ -77,7 +75,7 @@ def test_damaged_ones_are_named_and_passed_over(tmp_path: Path, caplog: pytest.L
 def test_a_manifest_of_another_step_is_damage(tmp_path: Path) -> None:
     good, other = _checkpoint(tmp_path, 1), _checkpoint(tmp_path, 2)
     other.rename(tmp_path / step_name(3))
-    assert find_newest_intact(tmp_path).newest == good
+    assert find_newest_intact(tmp_path)[0] == good
 
 
 def test_all_damaged_is_an_error_not_a_fresh_start(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.run_lock import RunLock
 from ctxlm_ds.recipe.schema import CheckpointConfig
 from tests.real_disks import memory_disk
+from tests.savers import save_now
 
 NUM_ELEMENTS = 70_000
 SIZE_BYTES = 2 * 4 * NUM_ELEMENTS + 1000
@@ -46,12 +47,7 @@ def save(manager: CheckpointManager, step: int, needed_bytes: int = SIZE_BYTES, 
         (folder / "tokenizer").mkdir()
         (folder / "tokenizer" / "vocab.txt").write_text("a\n")
 
-    if not beside:
-        return manager.save(step, write, finish, needed_bytes)
-    pending = manager.begin(step, lambda: write, finish, needed_bytes)
-    while pending is not None and not pending.over:
-        pending.advance()
-    return manager.directory / step_name(step)
+    return save_now(manager, step, write, finish, needed_bytes, beside)
 
 
 def value_of(folder: Path) -> float:
@@ -180,7 +176,7 @@ def test_a_failure_leaves_the_older_ones_alone(tmp_path: Path, error: Exception,
 
     expected = ValueError if where == "finish" and isinstance(error, ValueError) else CheckpointError
     with pytest.raises(expected, match=str(error.args[-1])):
-        manager.save(2, fail if where == "write" else write, fail if where == "finish" else lambda *_: None, 0)
+        save_now(manager, 2, fail if where == "write" else write, fail if where == "finish" else lambda *_: None)
     assert names(tmp_path) == ["latest", "step-00000001"]
     assert make_manager(tmp_path).find_resumable() == folder
 
