@@ -174,13 +174,13 @@ def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) 
     Raises TrainingError, which names the last good checkpoint and what to do.
     """
     from ctxlm_ds.apps.report.run_report import ReportHook
-    from ctxlm_ds.training.hooks.history import HistoryHook, StatusFileHook, WatchdogHook, environment
+    from ctxlm_ds.training.hooks.history import RecordHook, WatchdogHook, environment
 
     trainer.hooks.append(WatchdogHook(watchdog))
     watchdog.writing_age_s = trainer.saves.saver.pending_age_s
     if trainer.engine.topology.is_main:
-        trainer.hooks.append(HistoryHook(run_dir, ranks, environment(trainer.engine, trainer.training)))
-        trainer.hooks.append(StatusFileHook(run_dir, trainer.saves.saver.last_good))
+        facts = environment(trainer.engine, trainer.training)
+        trainer.hooks.append(RecordHook(run_dir, ranks, facts, trainer.saves.saver.last_good))
         trainer.hooks.append(ReportHook(run_dir))
     trainer.validation = {name: Watched(batches, watchdog) for name, batches in trainer.validation.items()}
     if trainer.continuations is not None:

@@ -27,6 +27,7 @@ from ctxlm_ds.recipe.load import dump_config, load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.hooks.history import environment
+from ctxlm_ds.training.loop.saves import Saver
 from ctxlm_ds.training.loop.state import TrainState
 
 logger = logging.getLogger("ctxlm_ds")
@@ -38,7 +39,7 @@ UNSPLIT = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "sequence_par
 """Layout of the checkpoints that do not record it, which version 0.1.0 wrote."""
 
 
-class TrainingCheckpoints:
+class TrainingCheckpoints(Saver):
     """The checkpoints of one run in training."""
 
     def __init__(
@@ -65,22 +66,13 @@ class TrainingCheckpoints:
         self.changed_settings: list[str] = []
         """Settings of the recipe that the last resume found changed, as `name old -> new`."""
 
-    # Saving; this class is the Saver of training/loop/saves.py.
-
     def save(self, state: TrainState) -> None:
-        """Write a checkpoint of this moment, complete on return; all ranks call this together.
-
-        Raises CheckpointError if a rank could not write; older checkpoints are untouched.
-        """
         self._begin(state, lambda: self._states.write, background=False)
         while self.pending:
             self.advance()
 
     def begin(self, state: TrainState) -> None:
-        """Copy this moment into memory and write it in the background. Raises CheckpointError without space.
-
-        Without `checkpoint.overlap`, or without enough memory, write it before this returns (`save`).
-        """
+        """Copy this state and write it in the background; without `checkpoint.overlap` or enough memory, `save` it."""
         if self._config.checkpoint.overlap and self._states.can_be_copied():
             self._begin(state, self._states.copy, background=True)
         else:
@@ -93,16 +85,13 @@ class TrainingCheckpoints:
 
     @property
     def pending(self) -> bool:
-        """Return whether a save has begun and is not complete; the same on every rank."""
         return self._pending is not None
 
     @property
     def busy(self) -> bool:
-        """Return whether this rank still works on its part of the pending save."""
         return self._pending is not None and self._pending.busy
 
     def advance(self) -> None:
-        """Do the next collective part of the pending save. Raises CheckpointError if it failed and is over."""
         pending = self._pending
         assert pending is not None
         try:
@@ -112,18 +101,15 @@ class TrainingCheckpoints:
                 self._pending = None
 
     def pending_age_s(self) -> float | None:
-        """Return the seconds since the pending save began; None without one. From any thread."""
         pending = self._pending
         return None if pending is None else time.monotonic() - pending.began_s
 
     def abandon(self) -> None:
-        """Stop this rank's writing before the process ends; no collective."""
         self._states.given_up.set()
         if self._pending is not None:
             self._pending.wait_for_threads(GIVE_UP_S)
 
     def last_good(self) -> str | None:
-        """Return the newest checkpoint known to be intact."""
         folder = self._manager.last_good()
         return None if folder is None else str(folder)
 

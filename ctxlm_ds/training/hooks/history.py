@@ -45,52 +45,39 @@ def environment(engine: Engine, training: TrainingConfig) -> dict[str, Any]:
     }
 
 
-class HistoryHook(Hook):
-    """Appends START before the first step and END after the last checkpoint, or when an error ends the run.
+class RecordHook(IntervalHook):
+    """Records a run for others, on rank 0 while it holds the run's lock.
 
-    Rank 0 uses it while it holds the run's lock.
+    RUN/history.jsonl gets START before the first step, and END after the last checkpoint or when an error ends the
+    run; RUN/status.json is written then too, and at each report.
     """
 
-    def __init__(self, run_dir: Path, ranks: RankInfo, environment: Mapping[str, Any] | None = None) -> None:
-        """Prepare; `environment` describes layout, device and versions of this start."""
-        self._run_dir = run_dir
-        self._ranks = ranks
-        self._environment = environment
-
-    def on_run_start(self, start: RunStart) -> None:
-        restarts = os.environ.get("SLURM_RESTART_COUNT", "")
-        known = {"environment": self._environment, "changed_settings": list(start.changed_settings)}
-        append_event(
-            self._run_dir, START, step=start.step, last_step=start.last_step, world_size=self._ranks.world_size,
-            job_id=os.environ.get("SLURM_JOB_ID"), restart_count=int(restarts) if restarts.isdigit() else 0,
-            attempt=attempt_folder(self._run_dir).name, host=socket.gethostname(), pid=os.getpid(),
-            launcher=self._ranks.launcher, log=_log_file(), **{name: value for name, value in known.items() if value},
-        )  # fmt: skip
-
-    def on_run_end(self, end: RunEnd) -> None:
-        append_event(
-            self._run_dir, END, step=end.step, reason=_reason(end), completed=end.completed and not end.failed,
-            failed=end.failed, attempt=attempt_folder(self._run_dir).name,
-        )  # fmt: skip
-
-
-class StatusFileHook(IntervalHook):
-    """Writes RUN/status.json at the start, at each report and at the end; rank 0 uses it as HistoryHook."""
-
-    def __init__(self, run_dir: Path, last_good: Callable[[], str | None]) -> None:
-        """Prepare; `last_good` returns the newest checkpoint."""
+    def __init__(
+        self, run_dir: Path, ranks: RankInfo, environment: Mapping[str, Any], last_good: Callable[[], str | None]
+    ) -> None:
+        """Prepare; `environment` describes layout, device and versions, `last_good` returns the newest checkpoint."""
         super().__init__(interval_steps=1)
-        self._run_dir = run_dir
+        self._run_dir, self._ranks = run_dir, ranks
+        self._environment = environment
         self._last_good = last_good
         self._last_step = 0
 
     def on_run_start(self, start: RunStart) -> None:
         self._last_step, self._interval_steps = start.last_step, start.config.logging.interval_steps
+        restarts = os.environ.get("SLURM_RESTART_COUNT", "")
+        place = {
+            "job_id": os.environ.get("SLURM_JOB_ID"), "attempt": attempt_folder(self._run_dir).name, "log": _log_file(),
+        }  # fmt: skip
+        known = {"environment": self._environment, "changed_settings": list(start.changed_settings)}
+        append_event(
+            self._run_dir, START, step=start.step, last_step=start.last_step, world_size=self._ranks.world_size,
+            restart_count=int(restarts) if restarts.isdigit() else 0, host=socket.gethostname(), pid=os.getpid(),
+            launcher=self._ranks.launcher, **place, **{name: value for name, value in known.items() if value},
+        )  # fmt: skip
         starts = read_status(self._run_dir).get("starts")
         update_status(
-            self._run_dir, state="running", why=None, step=start.step, of=start.last_step,
-            job_id=os.environ.get("SLURM_JOB_ID"), attempt=attempt_folder(self._run_dir).name, log=_log_file(),
-            starts=starts + 1 if isinstance(starts, int) else 1, checkpoint=self._last_good(), left_s=None,
+            self._run_dir, state="running", why=None, step=start.step, of=start.last_step, left_s=None,
+            starts=starts + 1 if isinstance(starts, int) else 1, checkpoint=self._last_good(), **place,
         )  # fmt: skip
 
     def report(self, metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> None:
@@ -103,6 +90,10 @@ class StatusFileHook(IntervalHook):
     def on_run_end(self, end: RunEnd) -> None:
         self.report_last_step()
         why = _reason(end)
+        append_event(
+            self._run_dir, END, step=end.step, reason=why, completed=end.completed and not end.failed,
+            failed=end.failed, attempt=attempt_folder(self._run_dir).name,
+        )  # fmt: skip
         state = "failed" if end.failed else "completed" if end.completed else "stopped"
         changes = {"last_failure": why} if end.failed else {}
         update_status(

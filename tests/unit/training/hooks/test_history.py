@@ -10,15 +10,17 @@ from ctxlm_ds.process.launch import RankInfo
 from ctxlm_ds.process.run_files import read_status
 from ctxlm_ds.process.run_history import read_history
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.training.hooks.history import HistoryHook, StatusFileHook
+from ctxlm_ds.training.hooks.history import RecordHook
 from ctxlm_ds.training.hooks.hooks import Hook, RunEnd, RunStart, StepMetrics
+
+RANKS = RankInfo(0, 8, 0, 4, "n1", 1, "srun", 0)
 
 
 def test_starts_and_ends_are_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": "2", "CTXLM_ATTEMPT": "job-77-2-0"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("CTXLM_LOG_FILE", "/logs/77.log")
-    hook = HistoryHook(tmp_path, RankInfo(0, 8, 0, 4, "n1", 1, "srun", 0), {"zero_stage": 2})
+    hook = RecordHook(tmp_path, RANKS, {"zero_stage": 2}, lambda: None)
     hook.on_run_start(RunStart(20, 100, RunConfig()))
     hook.on_run_end(RunEnd("stopped by signal SIGTERM", 30, 5, 1.0, completed=False))
     with pytest.raises(ValueError, match="bad"):
@@ -43,7 +45,7 @@ def fail(hook: Hook) -> None:
 
 def test_the_status_file_has_the_last_report_and_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "77")
-    hook = StatusFileHook(tmp_path, lambda: "step-20")
+    hook = RecordHook(tmp_path, RANKS, {}, lambda: "step-20")
     hook.on_run_start(RunStart(20, 100, RunConfig()))
     for step in range(21, 36):
         hook.on_step_end(StepMetrics(step, 1.0 / step, {}, {}, 0.1, None, 10, 10, 0.5, 0.1, 0))
