@@ -201,20 +201,15 @@ class ChunkWriter:
         values: torch.Tensor | LazyTensor,
         shard: Shard | None = None,
     ) -> None:
-        """List one chunk that fits the parameter (CheckpointError), for `write` to write; an empty one is left out.
+        """List one chunk of a parameter, for `write` to write; an empty one is left out.
 
         `start` is its offset in the flat local order of the shard (None: of the full parameter, row-major), `shape`
         that of the full parameter, `kind` `weight`, `carried` or a moment; elements are saved as fp32.
         """
-        where = f"{name} ({kind})"
         if not isinstance(values, LazyTensor):
             values = LazyTensor(values.numel(), values.detach)
         shard = shard or Shard.whole(shape)
-        if shard.shape != tuple(shape):
-            raise CheckpointError(f"{where}: a shard of shape {shard.shape}, the parameter has {tuple(shape)}")
-        if start < 0 or start + values.length > shard.num_elements:
-            of = f"its shape {tuple(shape)}" if shard.is_whole else f"its shard of {shard.num_elements}"
-            raise CheckpointError(f"{where}: elements {start}..{start + values.length} are outside {of}")
+        assert shard.shape == tuple(shape) and 0 <= start <= shard.num_elements - values.length, (name, kind, start)
         parameter = self._parameters.setdefault(name, {"shape": list(shape), "pieces": {}})
         if values.length == 0:
             return

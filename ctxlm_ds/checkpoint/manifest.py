@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import json
 import os
 import stat
@@ -116,14 +115,8 @@ def _parse(document: dict[str, Any]) -> Manifest:
 
 def share_of(files: Mapping[str, FileEntry], part: int, parts: int) -> list[str]:
     """Return the files of one of several parts of about equal size; the same division on every rank."""
-    loads = [(0, number) for number in range(parts)]
-    own: set[str] = set()
-    for name in sorted(files, key=lambda name: (-files[name].bytes, name)):
-        load, number = heapq.heappop(loads)
-        heapq.heappush(loads, (load + files[name].bytes, number))
-        if number == part:
-            own.add(name)
-    return [name for name in files if name in own]
+    largest_first = sorted(files, key=lambda name: (-files[name].bytes, name))
+    return sorted(largest_first[part::parts])
 
 
 def verify(directory: Path, quick: bool = False, sizes_only: str | None = None) -> Manifest:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from deepspeed import comm
@@ -24,30 +23,6 @@ from deepspeed.utils.bwc import bwc_tensor_model_parallel_rank
 from ctxlm_ds.kernels.dispatch import DTYPES
 
 
-@dataclass(frozen=True, slots=True)
-class Averaging:
-    """How the sums of data-parallel ranks are sent and averaged: DeepSpeed's settings of the same names."""
-
-    dtype: torch.dtype = torch.float32
-    prescale_gradients: bool = False
-    gradient_predivide_factor: float = 1.0
-
-    @staticmethod
-    def of(settings: Mapping[str, Any]) -> Averaging:
-        """Read DeepSpeed's settings; without communication_data_type, sums are sent in fp32."""
-        return Averaging(
-            DTYPES[settings.get("communication_data_type") or "fp32"],
-            bool(settings.get("prescale_gradients", False)),
-            float(settings.get("gradient_predivide_factor", 1.0)),
-        )
-
-    def factors(self, num_ranks: int) -> tuple[float, float]:
-        """Return what gradients are multiplied by before they are added up over the ranks, and after."""
-        if self.prescale_gradients:
-            return 1.0 / num_ranks, 1.0
-        return 1.0 / self.gradient_predivide_factor, self.gradient_predivide_factor / num_ranks
-
-
 class Bf16Optimizer(BF16_Optimizer):
     """DeepSpeed's optimizer, whose fp32 sums take each bf16 gradient as soon as the backward pass has it.
 
@@ -55,7 +30,8 @@ class Bf16Optimizer(BF16_Optimizer):
     this rank's partition of the sums is valid.
     """
 
-    averaging = Averaging()
+    settings: ClassVar[Mapping[str, Any]] = {}
+    """DeepSpeed's; without communication_data_type, sums are sent in fp32."""
     waits_for_second = False
     """On a CPU, keep a step's first gradient in bf16 until the second comes: the sum is written once, not twice."""
 
@@ -112,7 +88,7 @@ class Bf16Optimizer(BF16_Optimizer):
         num_ranks = comm.get_world_size(group=self.dp_process_group)
         if num_ranks == 1:
             return
-        before, after = self.averaging.factors(num_ranks)
+        before, after = self._factors(num_ranks)
         flat = zip(self.fp32_groups_gradients_flat, self.fp32_groups_gradient_flat_partition, strict=True)
         for sums, own in flat:
             if before != 1.0:
@@ -121,9 +97,16 @@ class Bf16Optimizer(BF16_Optimizer):
             if after != 1.0:
                 own.mul_(after)
 
+    def _factors(self, num_ranks: int) -> tuple[float, float]:
+        """Return what gradients are multiplied by before they are added up over the ranks, and after."""
+        if self.settings.get("prescale_gradients"):
+            return 1.0 / num_ranks, 1.0
+        divisor = float(self.settings.get("gradient_predivide_factor", 1.0))
+        return 1.0 / divisor, divisor / num_ranks
+
     def _add_up(self, sums: torch.Tensor, own: torch.Tensor) -> None:
         """Add `own`, this rank's partition of `sums`, over the ranks; the rest of `sums` is undefined then."""
-        sent = sums.to(self.averaging.dtype)
+        sent = sums.to(DTYPES[self.settings.get("communication_data_type") or "fp32"])
         received = own if sent is sums else torch.empty_like(own, dtype=sent.dtype)
         comm.reduce_scatter_fn(received, sent, group=self.dp_process_group)
         if received is not own:
@@ -184,7 +167,7 @@ def used_by_deepspeed(settings: Mapping[str, Any]) -> Iterator[None]:
     The memory reports of BF16_Optimizer, each after a collection of garbage (0.2 s), are left out.
     """
     waits = settings["gradient_accumulation_steps"] > 1
-    attributes = {"averaging": Averaging.of(settings), "waits_for_second": waits}
+    attributes = {"settings": settings, "waits_for_second": waits}
     # The pipeline's engine compares the type itself.
     configured = type("Bf16Optimizer", (Bf16Optimizer,), attributes)
     modules = (engine, pipeline_engine)

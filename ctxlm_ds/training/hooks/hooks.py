@@ -72,16 +72,6 @@ class StepMetrics:
 
 
 @dataclass(frozen=True)
-class StepSpeed:
-    """Mean speed of the steps since the report before."""
-
-    tokens_per_second: float
-    step_seconds: float
-    rows_per_second: float = 0.0
-    """0 if unknown."""
-
-
-@dataclass(frozen=True)
 class RunEnd:
     """How a run ended."""
 
@@ -200,10 +190,10 @@ class IntervalHook(Hook):
         metrics = self._unreported
         if metrics is not None:
             seconds = max(self._seconds, 1e-9)
-            speed = self._tokens / seconds, self._seconds / self._steps
+            means = self._tokens / seconds, self._seconds / self._steps
             self.rows_per_second = self._rows / seconds
             self._forget_steps()
-            self.report(metrics, *speed)
+            self.report(metrics, *means)
 
     def report(self, metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> None:
         """Write a step's metrics, with the mean speed of the steps since the report before."""

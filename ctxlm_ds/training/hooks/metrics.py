@@ -19,7 +19,7 @@ from ctxlm_ds.atomic import write_text
 from ctxlm_ds.process.run_files import HELD_OUT, TEXTS, LineFile, parse_line
 from ctxlm_ds.recipe.hardware import GPUS, TERA
 from ctxlm_ds.recipe.load import dump_config
-from ctxlm_ds.training.hooks.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, StepSpeed, memory_bytes
+from ctxlm_ds.training.hooks.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, memory_bytes
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -28,12 +28,17 @@ BY_TOKEN = "by_token"
 _MARKDOWN = re.compile(r"[\\`*_{}\[\]()#+\-.!]")
 
 
-def step_figures(metrics: StepMetrics, speed: StepSpeed, peak_row_seconds: float | None = None) -> dict[str, Any]:
+def step_figures(
+    metrics: StepMetrics,
+    tokens_per_second: float,
+    step_seconds: float,
+    rows_per_second: float = 0.0,
+    peak_row_seconds: float | None = None,
+) -> dict[str, Any]:
     """Return the metrics of one line or point: loss terms by name, TERM_accuracy, and the rest.
 
-    `peak_row_seconds` is the time of a row at the devices' peak, None if it is unknown.
+    `peak_row_seconds` is the time of a row at the devices' peak, None if it is unknown; so is a speed of 0.
     """
-    rows_per_second = speed.rows_per_second
     counts_skips = metrics.loss_scale is not None or metrics.skipped_steps
     figures = {
         "loss": metrics.loss,
@@ -43,10 +48,10 @@ def step_figures(metrics: StepMetrics, speed: StepSpeed, peak_row_seconds: float
         "grad_norm": metrics.grad_norm,
         "epoch": metrics.epoch,
         "tokens": metrics.tokens,
-        "tokens_per_second": round(speed.tokens_per_second, 1),
+        "tokens_per_second": round(tokens_per_second, 1),
         "rows_per_second": round(rows_per_second, 3) if rows_per_second else None,
         "mfu": round(rows_per_second * peak_row_seconds, 5) if rows_per_second and peak_row_seconds else None,
-        "step_seconds": round(speed.step_seconds, 6),
+        "step_seconds": round(step_seconds, 6),
         "total_seconds": round(metrics.total_seconds, 3),
         "memory_bytes": memory_bytes(),
         "loss_scale": metrics.loss_scale,
@@ -66,8 +71,8 @@ class FigureHook(IntervalHook):
         self._peak_row_seconds = peak_row_seconds
 
     def report(self, metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> None:
-        speed = StepSpeed(tokens_per_second, step_seconds, self.rows_per_second)
-        self.write(metrics.step, step_figures(metrics, speed, self._peak_row_seconds))
+        speeds = tokens_per_second, step_seconds, self.rows_per_second
+        self.write(metrics.step, step_figures(metrics, *speeds, self._peak_row_seconds))
 
     def write(self, step: int, figures: Mapping[str, Any]) -> None:
         """Write the figures of a step in training."""

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.training.hooks.hooks import RunEnd, RunStart, StepMetrics, StepSpeed
+from ctxlm_ds.training.hooks.hooks import RunEnd, RunStart, StepMetrics
 from ctxlm_ds.training.hooks.metrics import (
     MetricsWriter,
     TensorBoardWriter,
@@ -291,7 +291,7 @@ def test_mfu_is_six_operations_a_weight_and_token() -> None:
     weights = 12 * layers * width**2 + 8192 * width
     attention = layers * 2 * width * (tokens + 1)  # scores and mixing of the positions that are seen, on average
     assert seconds == pytest.approx(tokens * (6 * weights + 3 * attention) / 8e12, rel=2e-3)
-    figures = step_figures(metrics_of(1), StepSpeed(200.0, 0.5, rows_per_second=0.25 / seconds), seconds)
+    figures = step_figures(metrics_of(1), 200.0, 0.5, 0.25 / seconds, seconds)
     assert figures["mfu"] == 0.25
     assert figures["rows_per_second"] == pytest.approx(0.25 / seconds, rel=1e-2)
 
@@ -300,4 +300,4 @@ def test_no_figure_without_a_peak() -> None:
     assert published_peak_tflops("NVIDIA H100 80GB HBM3", "bf16") == 989.0
     assert published_peak_tflops("NVIDIA H100 PCIe", "bf16") is None
     assert published_peak_tflops("NVIDIA A100-SXM4-80GB", "fp32") == 19.5
-    assert "mfu" not in step_figures(metrics_of(1), StepSpeed(200.0, 0.5, 3.0))
+    assert "mfu" not in step_figures(metrics_of(1), 200.0, 0.5, 3.0)
