@@ -71,15 +71,10 @@ def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> Non
             "first, or give another checkpoint"
         )
     config = load_saved_config(source / "config.yaml")
-    if config.optimizer.matrix_moments is not None:
+    if config.optimizer.matrix_moments is not None or len(config.optimizer.moments) != 2:
         raise CheckpointError(
-            f"{source} is of optimizer.name {config.optimizer.name}: its matrices have other moments than other "
-            "parameters, and DeepSpeed loads the format only with equal moments of all; convert with to-hf"
-        )
-    if len(config.optimizer.moments) != 2:
-        raise CheckpointError(
-            f"{source} is of optimizer.name {config.optimizer.name}, which has other moments than two; DeepSpeed "
-            "loads the format only with two; convert with to-hf"
+            f"{source} is of optimizer.name {config.optimizer.name}, which has not two moments of each parameter; "
+            "DeepSpeed loads the format only with two; convert with to-hf"
         )
     whole = plain_program(config.model, OBJECTIVES.get(config.objective.name).outputs)
     saved = read_saved_state(source)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -97,7 +98,8 @@ class Continuations:
                 row.append(token)
             if all(end in row[len(prompt) :] for prompt, row in zip(prompts, rows, strict=True)):
                 break
-        return [list(_until(row[len(prompt) :], end)) for prompt, row in zip(prompts, rows, strict=True)]
+        written = (row[len(prompt) :] for prompt, row in zip(prompts, rows, strict=True))
+        return [list(takewhile(end.__ne__, tokens)) for tokens in written]
 
     def _batch(self, rows: Sequence[Sequence[int]]) -> Batch:
         """Return rows of one sequence each as a micro-batch of the usual shape."""
@@ -320,13 +322,6 @@ def held_out_targets(
 def _forced(objective: EncoderDecoder) -> list[int]:
     """Return the token with which every target begins, if there is one; the decoder reads it next."""
     return [token for name, token in objective.generation_settings.items() if name == "forced_bos_token_id"]
-
-
-def _until(tokens: Sequence[int], end: int) -> Iterator[int]:
-    for token in tokens:
-        if token == end:
-            return
-        yield token
 
 
 def _key(name: str) -> int:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import torch
@@ -90,11 +90,6 @@ class MeasuredModel:
     """Bytes per row of each named tensor before each layer, and after the last."""
     field_bytes: Mapping[str, int]
     """Bytes per row of each field of the batch."""
-
-    @cached_property
-    def flops_per_row(self) -> int:
-        """Operations of the forward pass of one row."""
-        return sum(layer.at(1).flops for layer in self.layers)
 
 
 def training_flops_per_row(config: RunConfig) -> int:

@@ -361,7 +361,7 @@ def count_flops(rank: int, world_size: int, run: Run) -> tuple[int, int]:
     with FlopCounterMode(display=False) as counter:
         for batch in step_of(recorded(run), 0).micro_batches:
             module.run(batch.fields)
-    return counter.get_total_flops(), measure(config).flops_per_row * ROWS
+    return counter.get_total_flops(), sum(layer.at(1).flops for layer in measure(config).layers) * ROWS
 
 
 def save(rank: int, world_size: int, run: Run, run_dir: Path) -> dict[str, Any]:

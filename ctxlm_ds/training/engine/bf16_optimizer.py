@@ -32,8 +32,6 @@ class Bf16Optimizer(BF16_Optimizer):
 
     settings: ClassVar[Mapping[str, Any]] = {}
     """DeepSpeed's; without communication_data_type, sums are sent in fp32."""
-    waits_for_second = False
-    """On a CPU, keep a step's first gradient in bf16 until the second comes: the sum is written once, not twice."""
 
     def _setup_for_real_optimizer(self) -> None:
         # Makes DeepSpeed register accumulate_hp_grads_and_remove_lp as a hook of every parameter.
@@ -54,7 +52,8 @@ class Bf16Optimizer(BF16_Optimizer):
         on_cpu = total.device.type == "cpu"
         if not present[param_idx]:
             present[param_idx] = True
-            if on_cpu and self.waits_for_second:
+            if on_cpu and self.settings["gradient_accumulation_steps"] > 1:
+                # Kept in bf16 until the second comes: the sum is written once, not twice.
                 self._first[total] = gradient
             else:
                 total.copy_(gradient)
@@ -166,10 +165,8 @@ def used_by_deepspeed(settings: Mapping[str, Any]) -> Iterator[None]:
 
     The memory reports of BF16_Optimizer, each after a collection of garbage (0.2 s), are left out.
     """
-    waits = settings["gradient_accumulation_steps"] > 1
-    attributes = {"settings": settings, "waits_for_second": waits}
     # The pipeline's engine compares the type itself.
-    configured = type("Bf16Optimizer", (Bf16Optimizer,), attributes)
+    configured = type("Bf16Optimizer", (Bf16Optimizer,), {"settings": settings})
     modules = (engine, pipeline_engine)
     for module in modules:
         module.BF16_Optimizer = configured

@@ -63,8 +63,22 @@ def _model_size(config: RunConfig) -> str:
 
 def init_process_group() -> None:
     """Join the process group of the launcher's variables (nccl or gloo); ConfigError if its port is in use."""
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator
+    from deepspeed.constants import default_pg_timeout
+
+    timeout = default_pg_timeout if _TIMEOUT_VARIABLE in os.environ else timedelta(seconds=JOIN_TIMEOUT_S)
+    # The shared-memory all-reduce is for inference; building it would take a minute at the first start on a CPU.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    backend = get_accelerator().communication_backend_name()
     try:
-        _init_process_group()
+        if device_type() == "cuda":
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+            if not torch.distributed.is_initialized():
+                # DeepSpeed would bind the device, and every further group would split the communicator of all ranks.
+                # Without it, the members of a group make its communicator at first use.
+                torch.distributed.init_process_group("nccl", timeout=timeout)
+        deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timeout)
     except torch.distributed.DistNetworkError as error:
         if "EADDRINUSE" not in str(error):
             raise
@@ -72,24 +86,6 @@ def init_process_group() -> None:
             f"port {os.environ['MASTER_PORT']}, on which the ranks meet, is in use on this machine, probably by "
             "another run; start with another one: deepspeed --master_port PORT, or torchrun --standalone"
         ) from error
-
-
-def _init_process_group() -> None:
-    import deepspeed
-    from deepspeed.accelerator import get_accelerator
-    from deepspeed.constants import default_pg_timeout
-
-    timeout = default_pg_timeout if _TIMEOUT_VARIABLE in os.environ else timedelta(seconds=JOIN_TIMEOUT_S)
-    if device_type() == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        if not torch.distributed.is_initialized():
-            # DeepSpeed would bind the device, and every further group would split the communicator of all ranks.
-            # Without it, the members of a group make its communicator at first use.
-            torch.distributed.init_process_group("nccl", timeout=timeout)
-    # The shared-memory all-reduce is for inference; building it would take a minute at the first start on a CPU.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    backend = get_accelerator().communication_backend_name()
-    deepspeed.init_distributed(dist_backend=backend, verbose=False, timeout=timeout)
 
 
 def import_muon_uncompiled() -> None:

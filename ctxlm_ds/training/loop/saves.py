@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
-from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.recipe.schema import CheckpointConfig
 from ctxlm_ds.training.hooks.hooks import Phase
@@ -84,7 +83,6 @@ class Saves:
         """True if the save that was begun last was due, false for a retry."""
         self._failed_in_a_row = self._failed_tries = 0
         self._unrecorded: list[tuple[int, str]] = []
-        self._told_of_wait = False
 
     def start(self, step: int, tell_phase: Callable[[Phase], None]) -> None:
         """Begin a run, or resume it from the checkpoint of `step`."""
@@ -162,26 +160,13 @@ class Saves:
     # Parts of a save.
 
     def _begin(self, state: TrainState, is_due: bool) -> None:
-        if self.saver.pending:
-            self._wait_for_slow_disk()
+        # The disk may be slower than the interval.
+        self._finish(limited=True)
         self._is_due = is_due
         self._begun_step = state.step
         if is_due:
             self._due_s = time.monotonic()
         self._attempt(lambda: self.saver.begin(state), limited=True)
-
-    def _wait_for_slow_disk(self) -> None:
-        started_s, step = time.monotonic(), self._begun_step
-        was_writing = self._busy
-        self._finish(limited=True)
-        if self._told_of_wait or not was_writing:
-            return
-        self._told_of_wait = True
-        logger.warning(
-            "training waited %s for the checkpoint of step %d, which was still being written when the next was "
-            "due: the disk is slower than checkpoint.interval_steps %d (logged once)",
-            format_duration(time.monotonic() - started_s), step, self._config.interval_steps,
-        )  # fmt: skip
 
     def _finish(self, limited: bool) -> None:
         while self.saver.pending:

@@ -109,8 +109,11 @@ class Trainer:
             logger.info("the first step also prepares the kernels, which may take half a minute")
         else:
             logger.info("nothing is left to train; a larger %s continues the run", reason.partition(" ")[0])
-        if reason is None and self.state.step == 0 and self.start.config.initialize_from is not None:
-            self._evaluate_start()
+        from_weights = self.state.step == 0 and self.start.config.initialize_from is not None
+        if reason is None and from_weights:
+            is_to_stop = self.engine.topology.all_reduce_max([float(self.stop_signal.requested)])[0]
+            if not is_to_stop:
+                self.evaluate()
         while reason is None:
             metrics = self.step()
             if metrics is None:
@@ -130,13 +133,7 @@ class Trainer:
             self.saves.last(self.state)
         return reason
 
-    def _evaluate_start(self) -> None:
-        """Evaluate the weights that a run starts from, unless it is to stop already."""
-        if not self.engine.topology.all_reduce_max([float(self.stop_signal.requested)])[0]:
-            self.evaluate()
-
     def _evaluate_once(self) -> None:
-        """Evaluate unless this step was evaluated."""
         if self._last_evaluation_step != self.state.step:
             self.evaluate()
 
