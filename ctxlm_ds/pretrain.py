@@ -177,7 +177,7 @@ def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) 
     from ctxlm_ds.training.hooks.history import RecordHook, WatchdogHook, environment
 
     trainer.hooks.append(WatchdogHook(watchdog))
-    watchdog.writing_age_s = trainer.saves.saver.pending_age_s
+    watchdog.writing_age_s = trainer.saves.pending_age_s
     if trainer.engine.topology.is_main:
         facts = environment(trainer.engine, trainer.training)
         trainer.hooks.append(RecordHook(run_dir, ranks, facts, trainer.saves.saver.last_good))

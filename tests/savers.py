@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ctxlm_ds.checkpoint.folders import step_name
 from ctxlm_ds.checkpoint.manager import CheckpointManager, Finish, Write
@@ -36,23 +37,26 @@ class RecordingSaver:
         self._step = -1
         self._left = 0
         self.busy = False
+        self.began_s = 0.0
         self.good: str | None = None
 
     @property
-    def pending(self) -> bool:
-        return self._left > 0
+    def over(self) -> bool:
+        return self._left <= 0
 
-    def begin(self, state: TrainState) -> None:
-        assert not self.pending
+    def begin(self, state: TrainState) -> Any:
+        """It is its own pending save."""
+        assert self.over
         self._step, self._left = state.step, self._parts
         self._end_if_last()
+        return None if self.over else self
 
     def advance(self) -> None:
         self._left -= 1
         self._end_if_last()
 
     def save(self, state: TrainState) -> None:
-        assert not self.pending
+        assert self.over
         self._step, self._left = state.step, 0
         self._end_if_last()
 
@@ -64,11 +68,11 @@ class RecordingSaver:
         self.good = f"step-{self._step}"
         self._on_save(self._step)
 
-    def pending_age_s(self) -> float | None:
-        return 0.0 if self.pending else None
-
     def abandon(self) -> None:
         self._left = 0
+
+    def wait_for_threads(self, seconds: float) -> None:
+        pass
 
     def last_good(self) -> str | None:
         return self.good

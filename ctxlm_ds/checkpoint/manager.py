@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,11 +21,12 @@ from typing import Any, TypeVar
 from ctxlm_ds.atomic import fsync_path, is_full_disk, write_text
 from ctxlm_ds.checkpoint import folders
 from ctxlm_ds.checkpoint.chunk_index import WrittenFiles
-from ctxlm_ds.checkpoint.manifest import Manifest, find_changed, read_manifest, refuse_damage, seal, share_of, verify
+from ctxlm_ds.checkpoint.manifest import Manifest, find_changed, refuse_damage, seal, share_of, verify
 from ctxlm_ds.errors import CheckpointError, CtxlmError, RunLockedError
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock
 from ctxlm_ds.recipe.schema import CheckpointConfig
+from ctxlm_ds.training.loop.saves import PendingSave
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -63,42 +63,6 @@ def run_action(action: Callable[[], T], name: str, background: bool) -> Future[T
     else:
         run()
     return future
-
-
-class PendingSave:
-    """One checkpoint between its beginning and its end.
-
-    `stages` yields what this rank works on in each stage, and does the collective parts between them.
-    """
-
-    def __init__(self, stages: Iterator[Future[Any]]) -> None:
-        self.began_s = time.monotonic()
-        self.over = False
-        """True if the checkpoint is complete or has failed; the same on every rank."""
-        self._stages = stages
-        self._work = next(stages)
-
-    @property
-    def busy(self) -> bool:
-        """Return whether this rank is working."""
-        return not self._work.done()
-
-    def advance(self) -> None:
-        """Do the next collective part, and wait for a rank that is still busy.
-
-        Raises CheckpointError or RunLockedError, the same on every rank, if the save failed and is over.
-        """
-        try:
-            self._work = next(self._stages)
-        except StopIteration:
-            self.over = True
-        except CtxlmError:
-            self.over = True
-            raise
-
-    def wait_for_threads(self, seconds: float) -> None:
-        """Wait at most `seconds` for this rank's threads to end; no collective."""
-        wait_for_futures([self._work], seconds)
 
 
 class CheckpointManager:
@@ -266,34 +230,29 @@ class CheckpointManager:
         return True
 
     def _check_space(self, step: int, final: Path, needed_bytes: int) -> None:
-        """Check the free space; if there is too little, rotate early."""
+        """Check the free space; remove what rotation would remove after this step if that gives enough.
+
+        A checkpoint that this process wrote or verified always remains.
+        """
+        present = folders.list_checkpoints(self.directory)
+        doomed = self._to_rotate([*present, step], step)
+        room_bytes = sum(path.stat().st_size for old in doomed for path in present[old].rglob("*"))
+        is_enough = shutil.disk_usage(self.directory).free + room_bytes >= needed_bytes
+        for old in doomed if is_enough and self._good.intersection(present).difference(doomed) else ():
+            # A quota is found only by writing: after it was exceeded, one checkpoint is removed.
+            if not self._was_full and shutil.disk_usage(self.directory).free >= needed_bytes:
+                break
+            self._was_full = False
+            logger.warning("%s is removed early: there is no space for one more checkpoint", present[old])
+            folders.remove_folder(present[old])
         free_bytes = shutil.disk_usage(self.directory).free
         missing_bytes = needed_bytes - free_bytes
-        # A quota is found only by writing: after it was exceeded, one checkpoint is removed.
-        if missing_bytes <= 0 and self._was_full:
-            self._make_room(step, missing_bytes=1)
-        elif missing_bytes > 0 and not self._make_room(step, missing_bytes):
+        if missing_bytes > 0:
             raise CheckpointError(
                 f"{final}: a checkpoint needs {needed_bytes / 1e9:.3f} GB and {free_bytes / 1e9:.3f} GB are free "
                 f"in {self.directory}: {missing_bytes / 1e9:.3f} GB are missing. Free space there, or lower "
                 f"checkpoint.keep_last (now {self._config.keep_last})"
             )
-
-    def _make_room(self, step: int, missing_bytes: int) -> bool:
-        """Remove what rotation would remove after this step, if that is enough and a good checkpoint remains."""
-        present = folders.list_checkpoints(self.directory)
-        doomed = self._to_rotate([*present, step], step)
-        if not self._good.intersection(present).difference(doomed):
-            return False
-        sizes = [_size_of(present[old]) for old in doomed]
-        if sum(sizes) < missing_bytes:
-            return False
-        for old, size_bytes in zip(doomed, sizes, strict=True):
-            if missing_bytes > 0:
-                logger.warning("%s is removed early: there is no space for one more checkpoint", present[old])
-                folders.remove_folder(present[old])
-            missing_bytes -= size_bytes
-        return True
 
     # During the save, on every rank: its files.
 
@@ -356,13 +315,6 @@ class CheckpointManager:
 
     def _to_rotate(self, steps: list[int], newest: int) -> list[int]:
         return folders.to_rotate(steps, newest, self._config.keep_last, self._config.keep_every_steps, self._damaged)
-
-
-def _size_of(folder: Path) -> int:
-    try:
-        return read_manifest(folder).total_bytes
-    except CheckpointError:
-        return 0
 
 
 def _failure(step: int, rank: int, reason: str) -> str:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.checkpoint.chunk_index import CARRIED_KIND, WEIGHT_KIND, merge_index
-from ctxlm_ds.checkpoint.manager import CheckpointManager, PendingSave, Write
+from ctxlm_ds.checkpoint.manager import CheckpointManager, Write
 from ctxlm_ds.checkpoint.rank_states import RankStates
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.saved_state import (
@@ -27,13 +26,12 @@ from ctxlm_ds.recipe.load import dump_config, load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.hooks.history import environment
-from ctxlm_ds.training.loop.saves import Saver
+from ctxlm_ds.training.loop.saves import PendingSave, Saver
 from ctxlm_ds.training.loop.state import TrainState
 
 logger = logging.getLogger("ctxlm_ds")
 
 FREE_SPACE_SLACK_BYTES = 16 * 2**20
-GIVE_UP_S = 5.0
 
 UNSPLIT = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "sequence_parallel": False}
 """Layout of the checkpoints that do not record it, which version 0.1.0 wrote."""
@@ -61,53 +59,28 @@ class TrainingCheckpoints(Saver):
         self._tokenizer_dir = tokenizer_dir
         self._data = dict(data)
         self._topology: Topology = engine.topology
-        self._pending: PendingSave | None = None
         self._states = RankStates(engine)
         self.changed_settings: list[str] = []
         """Settings of the recipe that the last resume found changed, as `name old -> new`."""
 
     def save(self, state: TrainState) -> None:
-        self._begin(state, lambda: self._states.write, background=False)
-        while self.pending:
-            self.advance()
+        pending = self._begin(state, lambda: self._states.write, background=False)
+        while pending is not None and not pending.over:
+            pending.advance()
 
-    def begin(self, state: TrainState) -> None:
+    def begin(self, state: TrainState) -> PendingSave | None:
         """Copy this state and write it in the background; without `checkpoint.overlap` or enough memory, `save` it."""
         if self._config.checkpoint.overlap and self._states.can_be_copied():
-            self._begin(state, self._states.copy, background=True)
-        else:
-            self.save(state)
+            return self._begin(state, self._states.copy, background=True)
+        self.save(state)
+        return None
 
-    def _begin(self, state: TrainState, take: Callable[[], Write], background: bool) -> None:
-        assert self._pending is None
+    def _begin(self, state: TrainState, take: Callable[[], Write], background: bool) -> PendingSave | None:
         needed_bytes = self._states.bytes_of_all_ranks() + FREE_SPACE_SLACK_BYTES
-        self._pending = self._manager.begin(state.step, take, self._finisher(state), needed_bytes, background)
-
-    @property
-    def pending(self) -> bool:
-        return self._pending is not None
-
-    @property
-    def busy(self) -> bool:
-        return self._pending is not None and self._pending.busy
-
-    def advance(self) -> None:
-        pending = self._pending
-        assert pending is not None
-        try:
-            pending.advance()
-        finally:
-            if pending.over:
-                self._pending = None
-
-    def pending_age_s(self) -> float | None:
-        pending = self._pending
-        return None if pending is None else time.monotonic() - pending.began_s
+        return self._manager.begin(state.step, take, self._finisher(state), needed_bytes, background)
 
     def abandon(self) -> None:
         self._states.given_up.set()
-        if self._pending is not None:
-            self._pending.wait_for_threads(GIVE_UP_S)
 
     def last_good(self) -> str | None:
         folder = self._manager.last_good()

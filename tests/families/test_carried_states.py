@@ -37,10 +37,10 @@ def save(rank: int, world_size: int, layout: Layout, overlap: bool, run_dir: Pat
     engine.evaluate(step_of(engine, 9).micro_batches)
     (run_dir / "tokenizer").mkdir(parents=True, exist_ok=True)
     engine.topology.barrier()
-    checkpoints.begin(TrainState(step=SAVED, rows_consumed=SAVED * GLOBAL_BATCH, tokens=1))
+    pending = checkpoints.begin(TrainState(step=SAVED, rows_consumed=SAVED * GLOBAL_BATCH, tokens=1))
     losses = some_steps(engine, SAVED, LAST)
-    while checkpoints.pending:
-        checkpoints.advance()
+    while pending is not None and not pending.over:
+        pending.advance()
     return {"losses": losses}
 
 

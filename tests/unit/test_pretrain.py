@@ -38,7 +38,7 @@ def test_held_out_batches_and_passes_of_continuations_are_progress(
     monkeypatch.setattr(watchdog, "beat", noted)
     continuations = SimpleNamespace(on_pass=None)
     trainer: Any = SimpleNamespace(
-        hooks=Hooks([]), saves=SimpleNamespace(saver=SimpleNamespace(pending_age_s=lambda: None)),
+        hooks=Hooks([]), saves=SimpleNamespace(pending_age_s=lambda: None),
         engine=SimpleNamespace(topology=SimpleNamespace(is_main=False)),
         validation={"heldout": [None, None]}, continuations=continuations,
     )  # fmt: skip

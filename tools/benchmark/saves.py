@@ -18,6 +18,7 @@ from ctxlm_ds.process.run_lock import RunLock
 from ctxlm_ds.process.signals import StopSignal
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.run import build_run
+from ctxlm_ds.training.loop.saves import PendingSave
 from ctxlm_ds.training.loop.trainer import Trainer
 from tools.benchmark.timing import summary
 
@@ -63,11 +64,13 @@ class _SaveBenchmark:
 
     def _save_in_background(self) -> None:
         started_s = time.perf_counter()
-        waited_s = self._timed(lambda: self._checkpoints.begin(self._state))
-        while self._checkpoints.pending:
+        begun: list[PendingSave | None] = []
+        waited_s = self._timed(lambda: begun.append(self._checkpoints.begin(self._state)))
+        pending = begun[0]
+        while pending is not None and not pending.over:
             self._seconds[STEP_DURING_SAVE].append(self._timed(self._train))
-            if not self._topology.all_reduce_max([float(self._checkpoints.busy)])[0]:
-                waited_s += self._timed(self._checkpoints.advance)
+            if not self._topology.all_reduce_max([float(pending.busy)])[0]:
+                waited_s += self._timed(pending.advance)
         self._seconds[COMPLETE].append(time.perf_counter() - started_s)
         self._seconds[BACKGROUND].append(waited_s)
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
-from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.errors import CheckpointError, CtxlmError
 from ctxlm_ds.recipe.schema import CheckpointConfig
 from ctxlm_ds.training.hooks.hooks import Phase
 from ctxlm_ds.training.loop.state import TrainState
@@ -23,37 +24,60 @@ SECONDS_PER_MINUTE = 60.0
 RETRY_S = 60.0
 RETRIES_PER_INTERVAL = 10
 LAST_SAVE_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
+GIVE_UP_S = 5.0
 NO_STEP = -1
 
 
+class PendingSave:
+    """One checkpoint between its beginning and its end.
+
+    `stages` yields what this rank works on in each stage, and does the collective parts between them.
+    """
+
+    def __init__(self, stages: Iterator[Future[Any]]) -> None:
+        self.began_s = time.monotonic()
+        self.over = False
+        """True if the checkpoint is complete or has failed; the same on every rank."""
+        self._stages = stages
+        self._work = next(stages)
+
+    @property
+    def busy(self) -> bool:
+        """Return whether this rank is working."""
+        return not self._work.done()
+
+    def advance(self) -> None:
+        """Do the next collective part, and wait for a rank that is still busy.
+
+        Raises CheckpointError or RunLockedError, the same on every rank, if the save failed and is over.
+        """
+        try:
+            self._work = next(self._stages)
+        except StopIteration:
+            self.over = True
+        except CtxlmError:
+            self.over = True
+            raise
+
+    def wait_for_threads(self, seconds: float) -> None:
+        """Wait at most `seconds` for this rank's threads to end; no collective."""
+        wait([self._work], seconds)
+
+
 class Saver(Protocol):
-    """Writes checkpoints; all ranks call its methods together.
+    """Writes checkpoints; all ranks call its methods together, but `abandon` and `last_good`.
 
     Methods raise CheckpointError on every rank if a checkpoint could not be written; none is pending then.
     """
 
-    def begin(self, state: TrainState) -> None:
-        """Copy this state and begin to write it; the save may be complete on return."""
+    def begin(self, state: TrainState) -> PendingSave | None:
+        """Copy this state and begin to write it; None if the save is complete on return."""
 
     def save(self, state: TrainState) -> None:
         """Write a checkpoint of this state, complete on return."""
 
-    @property
-    def pending(self) -> bool:
-        """Return whether a save is incomplete, the same on every rank."""
-
-    @property
-    def busy(self) -> bool:
-        """Return whether this rank still works on its part of the pending save."""
-
-    def advance(self) -> None:
-        """Take the pending save one part further; wait for ranks that are busy."""
-
-    def pending_age_s(self) -> float | None:
-        """Return the seconds since the pending save began, from any thread and without a collective."""
-
     def abandon(self) -> None:
-        """Stop writing, without a collective."""
+        """End this rank's writing with an error."""
 
     def last_good(self) -> str | None:
         """Return the newest checkpoint known to be intact."""
@@ -73,6 +97,8 @@ class Saves:
     ) -> None:
         self._config = config
         self.saver = saver
+        self.pending: PendingSave | None = None
+        """The save under way, on every rank or on none."""
         self._record_failure = record_failure
         self._tell_phase: Callable[[Phase], None] = lambda phase: None
         self._now_step = self._begun_step = self._saved_step = self._failed_step = NO_STEP
@@ -98,7 +124,7 @@ class Saves:
         minutes = self._config.interval_minutes
         late = minutes is not None and now_s - self._due_s >= minutes * SECONDS_PER_MINUTE
         retry = self._failed_step != NO_STEP and now_s - self._failed_s >= RETRY_S
-        return [float(late), float(retry), float(self.saver.busy)]
+        return [float(late), float(retry), float(self.pending is not None and self.pending.busy)]
 
     def agree(self, flags: Sequence[float]) -> None:
         """Take the sums over all ranks."""
@@ -112,11 +138,11 @@ class Saves:
         Raises CheckpointError if more saves in a row failed than `max_failed_saves`.
         """
         self._now_step = state.step
-        if self.saver.pending and not self._busy:
+        if self.pending is not None and not self._busy:
             with self._saving():
-                self._attempt(self.saver.advance, limited=True)
+                self._attempt(self._advance, limited=True)
         is_due = state.step % self._config.interval_steps == 0 or self._late
-        is_retry = self._retry_due(state.step) and not self.saver.pending
+        is_retry = self._retry_due(state.step) and self.pending is None
         if self._begun_step != state.step and (is_due or is_retry):
             with self._saving():
                 self._begin(state, is_due)
@@ -146,9 +172,20 @@ class Saves:
 
     def settle(self) -> None:
         """Wait until no save is pending; one that fails is a warning."""
-        if self.saver.pending:
+        if self.pending is not None:
             with self._saving():
                 self._finish(limited=False)
+
+    def pending_age_s(self) -> float | None:
+        """Return the seconds since the pending save began, from any thread."""
+        pending = self.pending
+        return None if pending is None else time.monotonic() - pending.began_s
+
+    def abandon(self) -> None:
+        """Stop this rank's writing before the process ends; no collective."""
+        self.saver.abandon()
+        if self.pending is not None:
+            self.pending.wait_for_threads(GIVE_UP_S)
 
     def rolled_back(self, step: int) -> None:
         """Continue from the checkpoint of `step`, to which the run went back."""
@@ -166,11 +203,22 @@ class Saves:
         self._begun_step = state.step
         if is_due:
             self._due_s = time.monotonic()
-        self._attempt(lambda: self.saver.begin(state), limited=True)
+        self._attempt(lambda: self._start_save(state), limited=True)
+
+    def _start_save(self, state: TrainState) -> None:
+        self.pending = self.saver.begin(state)
+
+    def _advance(self) -> None:
+        assert self.pending is not None
+        try:
+            self.pending.advance()
+        finally:
+            if self.pending.over:
+                self.pending = None
 
     def _finish(self, limited: bool) -> None:
-        while self.saver.pending:
-            self._attempt(self.saver.advance, limited)
+        while self.pending is not None:
+            self._attempt(self._advance, limited)
 
     def _attempt(self, action: Callable[[], None], limited: bool) -> None:
         """Do a part of a save; if `limited`, too many failures in a row end the run."""
@@ -179,7 +227,7 @@ class Saves:
         except CheckpointError as error:
             self._failed(error, limited)
         else:
-            if not self.saver.pending:
+            if self.pending is None:
                 self._succeeded()
 
     def _succeeded(self) -> None:

@@ -95,7 +95,7 @@ class Trainer:
             self.saves.settle()
         if error is not None:
             # This rank may end alone.
-            self.saves.saver.abandon()
+            self.saves.abandon()
         state, completed, failed = self.state, self._limit_reached() is not None, error is not None
         stopped_by = self._signal_number if self._stopped_by_signal and not completed else 0
         end = RunEnd(reason, state.step, state.tokens, state.seconds, completed, failed, stopped_by)

@@ -44,10 +44,10 @@ class Course:
 
 def test_a_save_takes_its_parts_at_the_ends_of_later_steps() -> None:
     course = Course(parts=2, interval_steps=4)
-    assert course.go(4).saved == [] and course.saver.pending
+    assert course.go(4).saved == [] and course.saves.pending
     assert course.go(1).saved == []
-    assert course.go(1).saved == [4] and not course.saver.pending
-    assert course.go(2).saved == [4] and course.saver.pending
+    assert course.go(1).saved == [4] and not course.saves.pending
+    assert course.go(2).saved == [4] and course.saves.pending
     assert course.phases == ["saving", "training"] * 4
 
 
@@ -72,13 +72,15 @@ def test_the_last_save_completes_the_pending_one_first() -> None:
 
 def test_settling_waits_and_a_rollback_moves_the_mark() -> None:
     course = Course(parts=2, interval_steps=4).go(5)
+    assert (course.saves.pending_age_s() or -1.0) >= 0.0
     course.saves.settle()
-    assert course.saved == [4] and not course.saver.pending
+    assert course.saves.pending_age_s() is None
+    assert course.saved == [4] and not course.saves.pending
     course.state.step = 4
     course.saves.rolled_back(4)
     course.saves.last(course.state)
     assert course.saved == [4]
-    assert course.go(4).saver.pending
+    assert course.go(4).saves.pending
 
 
 def test_minutes_count_from_the_last_due_save(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +101,7 @@ def test_a_failed_save_is_tried_again_within_the_interval() -> None:
     assert course.saved == [] and course.failures == [20]
     # Found at step 21, so that after two steps more (a tenth of the interval) and one for its second part it is there.
     assert course.go(2).saved == [23]
-    assert course.go(16).saver.pending and course.go(1).saved == [23, 40]
+    assert course.go(16).saves.pending and course.go(1).saved == [23, 40]
 
 
 def test_a_minute_is_enough_to_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
