@@ -86,9 +86,10 @@ def find_newest_intact(
                 logger.warning("%s; it will not be used", error)
             damaged[folder] = str(error)
             continue
-        took = format_duration(time.monotonic() - started_s)
         if speaks:
-            logger.info("verified %s (%.1f MB in %s)", folder, manifest.total_bytes / 1e6, took)
+            megabytes = sum(entry.bytes for entry in manifest.files.values()) / 1e6
+            took = format_duration(time.monotonic() - started_s)
+            logger.info("verified %s (%.1f MB in %s)", folder, megabytes, took)
         return folder, tuple(damaged)
     if damaged:
         raise CheckpointError(

@@ -38,11 +38,6 @@ class Manifest:
     step: int
     files: Mapping[str, FileEntry]
 
-    @property
-    def total_bytes(self) -> int:
-        """Size of all files together."""
-        return sum(entry.bytes for entry in self.files.values())
-
 
 def hash_file(path: Path) -> FileEntry:
     """Return the size and sha256 of a file, which is read in blocks."""

@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ class TrainingCheckpoints(Saver):
     def _finisher(self, state: TrainState) -> Callable[[Path, list[Any]], None]:
         """Return the function by which rank 0 adds the other files, all of this moment."""
         scalars = self.engine.scalars()
-        document = {"train_state": state.to_dict(), "data": self._data, "environment": self._environment()}
+        document = {"train_state": asdict(state), "data": self._data, "environment": self._environment()}
         described = json.dumps(document, indent=1)
 
         def finish(folder: Path, chunks_by_rank: list[Any]) -> None:

@@ -7,7 +7,7 @@ for bit with steps made by hand on the good batches.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -235,7 +235,7 @@ def test_a_kill_after_going_back_changes_nothing(runs: list[dict[str, dict[str, 
         again, whole = results["started again"], results["rollback"]
         assert_same(again, whole)
         assert again["losses"] == {step: loss for step, loss in whole["losses"].items() if step > 6}
-        states_found = [{**result["state"].to_dict(), "seconds": 0.0} for result in (again, whole)]
+        states_found = [{**asdict(result["state"]), "seconds": 0.0} for result in (again, whole)]
         assert states_found[0] == states_found[1]
 
 

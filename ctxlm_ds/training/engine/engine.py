@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.kernels.dispatch import DTYPES
+from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.models.program import Program
 from ctxlm_ds.models.stages import blocks_per_stage, plan_stages
 from ctxlm_ds.objectives.base import Objective
@@ -23,10 +25,8 @@ from ctxlm_ds.training.engine.forward_backward import PassContext, PlainPasses
 from ctxlm_ds.training.engine.fragments import Fragment, flat_tensors, list_fragments, refresh_model_weights
 from ctxlm_ds.training.engine.losses import TermLosses, TokenChoice, means, perplexity, weighted_total
 from ctxlm_ds.training.engine.model_setup import (
-    build_whole_model,
     check_batch_ramp,
     engine_settings,
-    frozen_precisions,
     holding_of,
     keep_precision,
     write_frozen,
@@ -99,7 +99,6 @@ class Engine:
         model = self._build_model(deepspeed_config)
         named = model.full_named_parameters() if self._is_pipeline else list(model.named_parameters())
         self._frozen = {name: parameter.requires_grad_(False) for name, parameter in named if name not in self._shapes}
-        self._precisions = frozen_precisions(program.layers)
         self.named_parameters: list[tuple[str, nn.Parameter]] = [
             (name, parameter) for name, parameter in named if name in self._shapes
         ]
@@ -119,7 +118,8 @@ class Engine:
         check_batch_ramp(self.config.training, self.config.model.family, descriptions)
         outputs, streams = self.passes.losses.outputs, self.parallel.dropout
         if not self._is_pipeline:
-            return build_whole_model(descriptions, outputs, streams, deepspeed_config, self.zero_stage, self._mpu)
+            with self._partitioning(deepspeed_config):
+                return LayerSequence(descriptions, outputs, streams)
         from ctxlm_ds.training.engine.pipeline import PipelineStage
 
         bounds = plan_stages(self.config.parallel, descriptions, self._shapes)
@@ -128,6 +128,15 @@ class Engine:
         with without_known_prints():
             dtype = DTYPES[self.config.training.precision]
             return PipelineStage(descriptions, outputs, bounds, self.topology, streams, dtype)
+
+    def _partitioning(self, deepspeed_config: dict[str, Any]) -> AbstractContextManager[Any]:
+        """Return a context in which stage 3 partitions layers as they are built."""
+        if self.zero_stage < 3:
+            return nullcontext()
+        import deepspeed
+
+        group = None if self._mpu is None else self._mpu.get_data_parallel_group()
+        return deepspeed.zero.Init(config_dict_or_path=deepspeed_config, data_parallel_group=group, mpu=self._mpu)
 
     def _build_optimizer(
         self, deepspeed_config: dict[str, Any], offloaded: bool
@@ -164,7 +173,7 @@ class Engine:
                 dist_init_required=False,
             )
         self.device = self._deepspeed.device
-        keep_precision(self._frozen, self._precisions)
+        keep_precision(self._frozen, self.program.layers)
         self._zero = self._deepspeed.optimizer
         self._inner = optimizer if optimizer is not None else getattr(self._zero, "optimizer", self._zero)
         use_full_vectors(self._inner)

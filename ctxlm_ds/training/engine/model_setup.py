@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.models.layers import LayerDescription, LayerSequence, parameter_prefixes
+from ctxlm_ds.models.layers import LayerDescription, parameter_prefixes
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.parallel.placement import shard_of
@@ -32,25 +32,6 @@ def parallel_context(layout: ParallelConfig, seed: int, drops: bool, topology: T
         vocab_multiple=layout.vocab_multiple,
         dropout=streams,
     )
-
-
-def build_whole_model(
-    descriptions: Sequence[LayerDescription],
-    outputs: Sequence[str],
-    streams: DropoutStreams,
-    deepspeed_config: dict[str, Any],
-    zero_stage: int,
-    mpu: Any,
-) -> LayerSequence:
-    """Build the model of a layout without a pipeline; under stage 3, layers are partitioned as they are built."""
-    context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    if zero_stage == 3:
-        import deepspeed
-
-        group = None if mpu is None else mpu.get_data_parallel_group()
-        context = deepspeed.zero.Init(config_dict_or_path=deepspeed_config, data_parallel_group=group, mpu=mpu)
-    with context:
-        return LayerSequence(descriptions, outputs, streams)
 
 
 def check_batch_ramp(training: TrainingConfig, family: str, layers: Sequence[LayerDescription]) -> None:
@@ -108,17 +89,12 @@ def write_frozen(
         parameter.view(-1)[: shard.num_elements].copy_(shard.extract(value))
 
 
-def frozen_precisions(descriptions: Sequence[LayerDescription]) -> dict[str, torch.dtype]:
-    """Return the data types of layers that have their own, by the prefix of their parameters."""
+def keep_precision(frozen: Mapping[str, torch.nn.Parameter], descriptions: Sequence[LayerDescription]) -> None:
+    """Give frozen parameters the data type of their layer again, after DeepSpeed has converted the model."""
     prefixes = parameter_prefixes(descriptions)
-    return {prefix: d.dtype for prefix, d in zip(prefixes, descriptions, strict=True) if d.dtype is not None}
-
-
-def keep_precision(frozen: Mapping[str, torch.nn.Parameter], precisions: Mapping[str, torch.dtype]) -> None:
-    """Give frozen parameters their own data type again, after DeepSpeed has converted the model to that of the run."""
+    own = {prefix: d.dtype for prefix, d in zip(prefixes, descriptions, strict=True) if d.dtype is not None}
     for name, parameter in frozen.items():
-        prefixes = accumulate(name.split("."), "{}.{}".format)
-        dtype = next((precisions[prefix] for prefix in prefixes if prefix in precisions), None)
+        dtype = next((own[prefix] for prefix in accumulate(name.split("."), "{}.{}".format) if prefix in own), None)
         if dtype is not None and parameter.dtype != dtype:
             assert not hasattr(parameter, "ds_id")  # recipe/layout.py refuses it under stage 3
             parameter.data = parameter.data.to(dtype)

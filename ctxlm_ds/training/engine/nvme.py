@@ -12,7 +12,6 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,7 @@ from ctxlm_ds.errors import ConfigError
 
 SWAP_FILE_SUFFIX = ".tensor.swp"
 ATTRIBUTE = "ctxlm_swapped_to"
-
-
-@dataclass(frozen=True, slots=True)
-class SwapPlace:
-    """The file location of one sub-group that is not in memory."""
-
-    folder: Path
-    num_elements: int
-    """Elements of the weights, and of each moment."""
+"""Of the owner of a sub-group that is not in memory: its folder, and the elements of the weights and each moment."""
 
 
 def prepare_folders(paths: Mapping[str, str]) -> bool:
@@ -79,17 +70,17 @@ def mark_if_swapped(zero_optimizer: Any, group_index: int) -> torch.Tensor:
     if is_swapped(zero_optimizer, group_index) and not hasattr(owner, ATTRIBUTE):
         folder = Path(zero_optimizer.optimizer_swapper.swap_folder)
         num_elements = int(zero_optimizer.fp16_partitioned_groups_flat_numel[group_index])
-        setattr(owner, ATTRIBUTE, SwapPlace(folder, num_elements))
+        setattr(owner, ATTRIBUTE, (folder, num_elements))
     return owner
 
 
 def view(owner: torch.Tensor, tensor: torch.Tensor, offset: int, length: int) -> torch.Tensor:
     """Return a view of an owner or one of its moments, in memory or in the file; `flush` makes writes visible."""
-    place: SwapPlace | None = getattr(owner, ATTRIBUTE, None)
-    if place is None or tensor.numel() == place.num_elements:
+    folder, num_elements = getattr(owner, ATTRIBUTE, (None, tensor.numel()))
+    if folder is None or tensor.numel() == num_elements:
         return tensor.detach().view(-1).narrow(0, offset, length)
-    path = place.folder / f"{tensor.ds_id}{SWAP_FILE_SUFFIX}"
-    mapped = torch.from_file(str(path), shared=True, size=place.num_elements, dtype=torch.float32)
+    path = folder / f"{tensor.ds_id}{SWAP_FILE_SUFFIX}"
+    mapped = torch.from_file(str(path), shared=True, size=num_elements, dtype=torch.float32)
     return mapped.narrow(0, offset, length)
 
 

@@ -44,7 +44,7 @@ def test_intact(folder: Path) -> None:
     manifest = verify(folder)
     assert manifest.step == 7
     assert sorted(manifest.files) == ["empty", "tokenizer/vocab.txt", "weights-00000.safetensors"]
-    assert manifest.total_bytes == 4 + 256 * 40
+    assert sum(entry.bytes for entry in manifest.files.values()) == 4 + 256 * 40
     assert verify(folder, quick=True) == manifest
 
 

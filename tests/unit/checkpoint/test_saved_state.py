@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.loop.state import TrainState
 from tests.sections import changed_config
 
-STATE = TrainState(step=7, rows_consumed=224, tokens=9000, recent_losses=[7.5, 7.25]).to_dict()
+STATE = asdict(TrainState(step=7, rows_consumed=224, tokens=9000, recent_losses=[7.5, 7.25]))
 SOURCE = {"path": "data/a", "documents": [0, 90], "rows": 700, "index": "abcd"}
 
 
@@ -39,7 +40,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     data = {"sources": [SOURCE], "tokenizer_fingerprint": "t"}
     found = read_saved_state(write(tmp_path, {"train_state": STATE, "data": data}))
     assert found == {"train_state": STATE, "data": data, "environment": {}}
-    assert TrainState.from_dict(found["train_state"]).to_dict() == STATE
+    assert asdict(TrainState.from_dict(found["train_state"])) == STATE
 
 
 def test_imported_weights_have_none(tmp_path: Path) -> None:
