@@ -21,6 +21,7 @@ from deepspeed.runtime.utils import is_model_parallel_parameter
 from deepspeed.utils.bwc import bwc_tensor_model_parallel_rank
 
 from ctxlm_ds.kernels.dispatch import DTYPES
+from ctxlm_ds.training.engine.runtime import replaced
 
 
 class Bf16Optimizer(BF16_Optimizer):
@@ -167,13 +168,9 @@ def used_by_deepspeed(settings: Mapping[str, Any]) -> Iterator[None]:
     """
     # The pipeline's engine compares the type itself.
     configured = type("Bf16Optimizer", (Bf16Optimizer,), {"settings": settings})
-    modules = (engine, pipeline_engine)
-    for module in modules:
-        module.BF16_Optimizer = configured
-    report, bf16_optimizer.see_memory_usage = bf16_optimizer.see_memory_usage, lambda *_, **__: None
-    try:
+    with (
+        replaced(engine, "BF16_Optimizer", configured),
+        replaced(pipeline_engine, "BF16_Optimizer", configured),
+        replaced(bf16_optimizer, "see_memory_usage", lambda *_, **__: None),
+    ):
         yield
-    finally:
-        bf16_optimizer.see_memory_usage = report
-        for module in modules:
-            module.BF16_Optimizer = BF16_Optimizer

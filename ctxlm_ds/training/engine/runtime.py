@@ -88,6 +88,21 @@ def init_process_group() -> None:
         ) from error
 
 
+@contextmanager
+def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
+    """Override an attribute of one object or module."""
+    missing = object()
+    before = vars(holder).get(name, missing)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        if before is missing:
+            delattr(holder, name)
+        else:
+            setattr(holder, name, before)
+
+
 def import_muon_uncompiled() -> None:
     """Import DeepSpeed's Muon, for which every ZeRO optimizer looks, and compile its functions only if they are called.
 
@@ -95,12 +110,8 @@ def import_muon_uncompiled() -> None:
     """
     from deepspeed.runtime import compiler
 
-    at_once = compiler.compile
-    compiler.compile = lambda: _compile_at_first_call
-    try:
+    with replaced(compiler, "compile", lambda: _compile_at_first_call):
         importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
-    finally:
-        compiler.compile = at_once
 
 
 def _compile_at_first_call(function: Callable[..., Any]) -> Callable[..., Any]:

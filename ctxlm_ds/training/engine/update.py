@@ -18,6 +18,7 @@ import torch
 
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.engine.fragments import Holding
+from ctxlm_ds.training.engine.runtime import replaced
 
 CLIP_EPS = 1e-6
 """As in DeepSpeed's and torch's clipping."""
@@ -82,7 +83,7 @@ class Updater:
         if applied:
             clipping.clip(norm)
         # Without an update, only DeepSpeed's bookkeeping and its clearing of gradients are left.
-        with nullcontext() if applied else _replaced(self._zero, "step", lambda closure=None: None):
+        with nullcontext() if applied else replaced(self._zero, "step", lambda closure=None: None):
             self._step()
         return Update(applied, norm)
 
@@ -117,11 +118,11 @@ class _Reading:
                 update_scale(overflow)
 
         with ExitStack() as stack:
-            stack.enter_context(_replaced(holder, name, measure_and_read))
-            stack.enter_context(_replaced(zero, "_update_scale", note_overflow))
+            stack.enter_context(replaced(holder, name, measure_and_read))
+            stack.enter_context(replaced(zero, "_update_scale", note_overflow))
             if hasattr(zero, "scaled_global_norm") and not zero.cpu_offload:
                 # The norm shows what this would find, with a second pass over the gradients and another read.
-                stack.enter_context(_replaced(zero, "check_overflow", lambda **_: None))
+                stack.enter_context(replaced(zero, "check_overflow", lambda **_: None))
             yield
 
     def read(self, norms: Sequence[Any]) -> list[torch.Tensor]:
@@ -179,21 +180,6 @@ def _norm_of(zero: Any) -> tuple[Any, str]:
     from deepspeed.runtime import bf16_optimizer  # stage 1 in bf16
 
     return bf16_optimizer, "get_global_norm_of_tensors"
-
-
-@contextmanager
-def _replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """Override an attribute of one object or module."""
-    missing = object()
-    before = vars(holder).get(name, missing)
-    setattr(holder, name, value)
-    try:
-        yield
-    finally:
-        if before is missing:
-            delattr(holder, name)
-        else:
-            setattr(holder, name, before)
 
 
 class Clipping:
