@@ -165,8 +165,8 @@ class TensorBoardWriter(FigureHook):
     def on_run_start(self, start: RunStart) -> None:
         from torch.utils.tensorboard.summary import hparams
 
-        self._now = start.step, start.tokens
-        self._written = [self._now]
+        self._tokens = start.tokens
+        self._back_to: int | None = None
         self._open(start.step, start.tokens)
         self._writer.add_text("recipe", indent(dump_config(start.config), "    "), start.step)
         # For TensorBoard's HParams, in the same run as the curves.
@@ -176,26 +176,22 @@ class TensorBoardWriter(FigureHook):
 
     def on_rollback(self, step: int) -> None:
         super().on_rollback(step)
-        self._writer.close()
-        self._by_token.close()
-        first_step, first_tokens = self._written[0]
-        # The checkpoint may be from before this start; its tokens are then nearly those of equal steps.
-        before = step, first_tokens * step // max(first_step, 1)
-        self._written = [point for point in self._written if point[0] <= step] or [before]
-        self._now = self._written[-1]
-        self._open(step, self._now[1])
+        self._close()
+        # The next step knows the tokens before it.
+        self._back_to = step
+
+    def on_step_end(self, metrics: StepMetrics) -> None:
+        if self._back_to is not None:
+            self._open(self._back_to, metrics.tokens - metrics.step_tokens)
+            self._back_to = None
+        self._tokens = metrics.tokens
+        super().on_step_end(metrics)
 
     def write(self, step: int, figures: Mapping[str, Any]) -> None:
         self._add({f"train/{name}": value for name, value in figures.items()}, step)
-        self._add_by_token({name: value for name, value in figures.items() if name != "tokens"})
-
-    def on_step_end(self, metrics: StepMetrics) -> None:
-        self._now = metrics.step, metrics.tokens
-        super().on_step_end(metrics)
 
     def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:
         self._add(figures, step)
-        self._add_by_token(figures)
         self._writer.flush()
         self._by_token.flush()
 
@@ -205,6 +201,9 @@ class TensorBoardWriter(FigureHook):
         self._writer.flush()
 
     def on_run_end(self, end: RunEnd) -> None:
+        self._close()
+
+    def _close(self) -> None:
         self._writer.close()
         self._by_token.close()
 
@@ -216,14 +215,11 @@ class TensorBoardWriter(FigureHook):
         self._writer = SummaryWriter(str(self.directory), purge_step=purged, flush_secs=30)
         self._by_token = SummaryWriter(str(self.directory / BY_TOKEN), purge_step=purged_tokens, flush_secs=30)
 
-    def _add_by_token(self, figures: Mapping[str, float]) -> None:
-        self._written.append(self._now)
-        for name, value in figures.items():
-            self._by_token.add_scalar(f"{BY_TOKEN}/{name}", value, self._now[1])
-
     def _add(self, figures: Mapping[str, float], step: int) -> None:
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step)
+            if name != "train/tokens":
+                self._by_token.add_scalar(f"{BY_TOKEN}/{name.removeprefix('train/')}", value, self._tokens)
 
 
 NAMES = {
