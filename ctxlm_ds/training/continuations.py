@@ -182,7 +182,6 @@ class WrittenTargets(Continuations):
     """Writes the targets of the same inputs after each evaluation, token by token."""
 
     def __init__(self, given: Sequence[Given], run: Writing) -> None:
-        """Prepare the rows."""
         super().__init__((), run)
         self._texts = [one._replace(ids=[*one.ids[:-1][: self._room - 1], one.ids[-1]]) for one in given]
         longest = next(field.columns for field in self._fields if field.name == DECODER_FIELDS[0])

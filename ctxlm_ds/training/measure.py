@@ -63,7 +63,6 @@ class LayerWork:
         return Work(*(a + (b - a) * (rows - self._rows) // self._rows for a, b in ends))
 
     def _products(self, rows: int) -> list[Product]:
-        """Return the products of the forward pass."""
         return [
             product._replace(
                 flops=product.flops * rows // self._rows,

@@ -346,7 +346,6 @@ class Engine:
         )
 
     def _find_overflow(self, update: Update, step_index: int) -> Anomaly | None:
-        """Return what is wrong with the gradients."""
         if update.scale_exhausted:
             return Anomaly(
                 "non_finite",

@@ -12,7 +12,6 @@ transformers.optimization.Adafactor with scale_parameter computes the same, but 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ctxlm_ds.parallel.placement import matrix_shape
@@ -169,11 +168,11 @@ def list_matrices(
 def _pieces(fragment: Fragment, matrices: Sequence[Matrix]) -> Iterator[Piece]:
     """Yield the parts of a fragment by matrix."""
     counts = not fragment.holding.tensor_duplicate
-    bounds = [*(matrix.first_row for matrix in matrices), matrices[-1].first_row + matrices[-1].rows]
     for rectangle in fragment.shard.rectangles(fragment.start, fragment.length):
         columns = slice(rectangle.column_start, rectangle.column_stop)
-        for matrix, (top, bottom) in zip(matrices, pairwise(bounds), strict=True):
-            first, stop = max(top, rectangle.row_start), min(bottom, rectangle.row_stop)
+        for matrix in matrices:
+            top = matrix.first_row
+            first, stop = max(top, rectangle.row_start), min(top + matrix.rows, rectangle.row_stop)
             if first < stop:
                 skipped = (first - rectangle.row_start) * rectangle.width
                 offset = fragment.offset + rectangle.offset - fragment.start + skipped
@@ -182,21 +181,21 @@ def _pieces(fragment: Fragment, matrices: Sequence[Matrix]) -> Iterator[Piece]:
 
 def _add_sums(sums: torch.Tensor, piece: Piece, values: torch.Tensor) -> None:
     """Add the sums of a piece's rows and columns to those of its matrix."""
-    matrix = piece.matrix
-    if matrix.sums is None:
+    if piece.matrix.sums is None:
         return
-    of_rows = sums.narrow(0, matrix.sums, matrix.rows)
-    of_columns = sums.narrow(0, matrix.sums + matrix.rows, matrix.columns)
+    of_rows, of_columns = _sums_of(sums, piece.matrix)
     of_rows[piece.rows] += values.sum(dim=1, dtype=sums.dtype)
     of_columns[piece.columns] += values.sum(dim=0, dtype=sums.dtype)
 
 
+def _sums_of(sums: torch.Tensor, matrix: Matrix) -> Sequence[torch.Tensor]:
+    assert matrix.sums is not None
+    return sums.narrow(0, matrix.sums, matrix.rows + matrix.columns).split([matrix.rows, matrix.columns])
+
+
 def _product(sums: torch.Tensor, piece: Piece) -> torch.Tensor:
     """Return the second moment of a piece: means of its rows times means of its columns over the mean of all."""
-    matrix = piece.matrix
-    assert matrix.sums is not None
-    of_rows = sums.narrow(0, matrix.sums, matrix.rows)
-    of_columns = sums.narrow(0, matrix.sums + matrix.rows, matrix.columns)
+    of_rows, of_columns = _sums_of(sums, piece.matrix)
     return (of_rows[piece.rows] / of_rows.sum())[:, None] * of_columns[piece.columns]
 
 

@@ -62,7 +62,6 @@ class Stepper(torch.optim.Optimizer):
     """
 
     def __init__(self, params: Iterable[Any], rule: Optimizer) -> None:
-        """Take parameters or their groups, and the rule."""
         super().__init__(params, {"lr": rule.settings.learning_rate} | rule.group_settings("weights"))
         self.rule = rule
         self.layout = ParameterLayout((), {}, {})
