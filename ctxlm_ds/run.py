@@ -38,10 +38,10 @@ from ctxlm_ds.training.continuations import Writing, build_continuations
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.model_setup import parallel_context
 from ctxlm_ds.training.engine.runtime import compile_setting, device_type, explain_out_of_memory
-from ctxlm_ds.training.hooks.hook_setup import build_trackers, build_user_hooks, check_hooks
 from ctxlm_ds.training.hooks.hooks import PROFILE_DIR, Hook, Hooks, ProfilerHook, RunStart
 from ctxlm_ds.training.hooks.metrics import MetricsWriter, peak_row_seconds
 from ctxlm_ds.training.hooks.status import StatusHook
+from ctxlm_ds.training.hooks.trackers import build_trackers, build_user_hooks, check_hooks
 from ctxlm_ds.training.loop.recovery import Recovery
 from ctxlm_ds.training.loop.saves import Saves
 from ctxlm_ds.training.loop.state import TrainState

@@ -25,7 +25,7 @@ from ctxlm_ds.recipe.json_source import DEFAULT_CONFIG, ZeroSettings, load_deeps
 from ctxlm_ds.recipe.load import dump_config, load_config
 from ctxlm_ds.recipe.schema import KernelsConfig, ParallelConfig, RunConfig, TrainingConfig
 from ctxlm_ds.recipe.source_rules import needs_teacher
-from ctxlm_ds.training.hooks.hook_setup import check_hooks
+from ctxlm_ds.training.hooks.trackers import check_hooks
 
 logger = logging.getLogger("ctxlm_ds")
 

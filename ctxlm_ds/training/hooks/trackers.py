@@ -1,22 +1,30 @@
-"""Trackers that follow a run in addition to metrics.jsonl: Weights & Biases and MLflow, each one run over all restarts.
+"""Trackers that follow a run in addition to metrics.jsonl, and the choice of trackers and hooks that a recipe names.
 
-Both write to files of the run directory unless the environment names a server. Signatures and defaults are those of
-wandb 0.31 (`wandb.init`, `Run.log`, `Run.define_metric`) and mlflow 3.17 (`MlflowClient`).
+Weights & Biases and MLflow have one run over all restarts, in files of the run directory unless the environment names
+a server. Signatures and defaults are those of wandb 0.31 (`wandb.init`, `Run.log`, `Run.define_metric`) and mlflow 3.17
+(`MlflowClient`).
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import logging
 import netrc
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from ctxlm_ds.atomic import write_text
-from ctxlm_ds.training.hooks.hooks import RunEnd, RunStart
+from ctxlm_ds.recipe.problems import Problem, did_you_mean, raise_problems, show_value
+from ctxlm_ds.recipe.schema import LoggingConfig, RunConfig
+from ctxlm_ds.registry import TRACKERS
+from ctxlm_ds.training.hooks.hooks import Hook, RunEnd, RunStart
 from ctxlm_ds.training.hooks.metrics import FigureHook
 
 logger = logging.getLogger("ctxlm_ds")
@@ -172,3 +180,87 @@ def is_logged_in() -> bool:
         return netrc.netrc(os.environ.get("NETRC")).authenticators(str(host)) is not None
     except (OSError, netrc.NetrcParseError):
         return False
+
+
+def check_hooks(logging_section: LoggingConfig) -> None:
+    """Raise ConfigError with every tracker without its package and every hook that cannot be imported or built."""
+    problems = []
+    for name in trackers_of(logging_section):
+        entry = TRACKERS.get(name)
+        if entry.extra is not None and not _is_installed(entry):
+            remedy = f"pip install 'ctxlm_ds[{entry.extra}]', or leave it out"
+            why = f"{name} is not installed for {sys.executable}; {remedy}"
+            problems.append(Problem("logging.trackers", why))
+    for number, target in enumerate(logging_section.hooks):
+        found = find_hook(target)
+        if isinstance(found, str):
+            problems.append(Problem(f"logging.hooks[{number}]", f"{show_value(target)}: {found}"))
+    raise_problems("the recipe", problems)
+
+
+def trackers_of(logging_section: LoggingConfig) -> list[str]:
+    """Return the trackers of a recipe, each once."""
+    switches = {name: TRACKERS.get(name).switch for name in logging_section.trackers}
+    return [name for name, switch in switches.items() if switch is None or getattr(logging_section, switch)]
+
+
+def _is_installed(entry: Any) -> bool:
+    return entry.package is None or find_spec(entry.package) is not None
+
+
+def find_hook(target: str) -> type[Hook] | str:
+    """Return the class that `package.module:Class` names, or why it cannot be a hook.
+
+    Modules in the folder in which the command was started are found too.
+    """
+    module_name, colon, name = target.partition(":")
+    if not (colon and module_name and name):
+        return "expected package.module:Class"
+    folder = os.getcwd()
+    if not {"", folder} & set(sys.path):
+        sys.path.append(folder)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        return f"cannot be imported ({type(error).__name__}: {error}); check the name, or install its package"
+    found = getattr(module, name, None)
+    if found is None:
+        near = did_you_mean(name, (each for each in vars(module) if not each.startswith("_")))
+        return f"{module_name} has no {name}{near}"
+    if not (inspect.isclass(found) and issubclass(found, Hook)):
+        return "is no class of ctxlm_ds.training.hooks.hooks.Hook; derive it from that"
+    if takes_config(found) is None:
+        return f"{name}{inspect.signature(found)} needs other arguments; a hook is built with none or with the recipe"
+    return found
+
+
+def takes_config(hook: type[Hook]) -> bool | None:
+    """Return whether a class is built with the recipe rather than with nothing; None if neither is possible."""
+    signature = inspect.signature(hook)
+    for arguments in (("config",), ()) if "config" in signature.parameters else ((), ("config",)):
+        try:
+            signature.bind(*arguments)
+        except TypeError:
+            continue
+        return bool(arguments)
+    return None
+
+
+def build_user_hooks(config: RunConfig) -> list[Hook]:
+    """Build the hooks of logging.hooks, with the recipe if they take it."""
+    check_hooks(config.logging)
+    classes = [found for target in config.logging.hooks if not isinstance(found := find_hook(target), str)]
+    return [found(config) if takes_config(found) else found() for found in classes]  # type: ignore[call-arg]
+
+
+def build_trackers(logging_section: LoggingConfig, run_dir: Path, peak_row_seconds: float | None) -> list[Hook]:
+    """Build the trackers of a recipe; `peak_row_seconds` is the time of a row at the devices' peak, if known."""
+    hooks: list[Hook] = []
+    for name in trackers_of(logging_section):
+        tracker = TRACKERS.get(name)
+        if _is_installed(tracker):
+            hooks.append(tracker(run_dir, logging_section.interval_steps, peak_row_seconds))
+        else:
+            remedy = f"pip install {tracker.package}"
+            logger.warning("logging.trackers: %s is not installed and is skipped (%s)", name, remedy)
+    return hooks

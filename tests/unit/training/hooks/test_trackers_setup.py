@@ -12,8 +12,8 @@ from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.pretrain import main
 from ctxlm_ds.recipe.schema import LoggingConfig, RunConfig
 from ctxlm_ds.run import build_hooks
-from ctxlm_ds.training.hooks import hook_setup
-from ctxlm_ds.training.hooks.hook_setup import build_user_hooks, check_hooks, trackers_of
+from ctxlm_ds.training.hooks import trackers
+from ctxlm_ds.training.hooks.trackers import build_user_hooks, check_hooks, trackers_of
 
 MODULE = '''
 from ctxlm_ds.training.hooks.hooks import Hook, StepMetrics
@@ -86,7 +86,7 @@ def test_a_hook_that_cannot_be_built_is_refused(module: str, target: str, reason
 
 
 def test_a_missing_tracker_names_its_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(hook_setup, "find_spec", lambda name: None)
+    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="2"):
         main(["--config", "bert-laptop", "--check", "--set", "logging.trackers=[tensorboard, wandb, mlflow]"])
     shown = capsys.readouterr().err
