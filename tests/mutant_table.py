@@ -77,7 +77,7 @@ MUTANTS = (
     ("muon:scale_of", "0.2 * math.sqrt(max(", "0.2 * math.sqrt(min(", "test_muon.py"),
     ("adafactor:_next_moment", "-DECAY_EXPONENT", "-1.0", "test_adafactor.py"),
     ("stable_adamw:StableAdamW.step_group", "clamp_min(1.0)", "clamp_min(0.0)", "test_stable_adamw.py"),
-    ("step_totals:StepTotals._own_counts", "not self._topology.speaks_for_data", "False", "test_step_totals.py"),
+    ("update:StepTotals._own_counts", "not self._topology.speaks_for_data", "False", "test_update.py"),
     ("losses:TermLosses.__call__", "factors[index] * sums.loss", "sums.loss",
      "test_losses.py test_forward_backward.py"),
     ("recovery:Recovery.decide", "state.skips_in_a_row >= config.max_skips", "state.skips_in_a_row > config.max_skips",

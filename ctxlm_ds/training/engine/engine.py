@@ -40,8 +40,7 @@ from ctxlm_ds.training.engine.runtime import (
     load_async_io,
     model_parallel_unit,
 )
-from ctxlm_ds.training.engine.step_totals import FindSpike, StepJudge, StepTotals
-from ctxlm_ds.training.engine.update import Clipping, Update, Updater, loss_scaler
+from ctxlm_ds.training.engine.update import Clipping, FindSpike, StepJudge, StepTotals, Update, Updater, loss_scaler
 from ctxlm_ds.training.loop.state import Ahead, Anomaly, StepInterrupted, StepResult
 from ctxlm_ds.training.optimizers.base import OptimizerPlace, optimizer_of
 from ctxlm_ds.training.optimizers.build import (

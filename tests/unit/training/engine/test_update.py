@@ -10,7 +10,7 @@ import torch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.objectives.base import LossTerm
 from ctxlm_ds.parallel.topology import Topology
-from ctxlm_ds.training.engine.step_totals import StepJudge, StepTotals
+from ctxlm_ds.training.engine.update import StepJudge, StepTotals
 from ctxlm_ds.training.loop.state import Ahead, Anomaly
 
 TERMS = (LossTerm("words", ("logits",), ("labels",)), LossTerm("order", ("order",), ("next",), weight=0.5))
