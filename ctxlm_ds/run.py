@@ -36,8 +36,7 @@ from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import resolve
 from ctxlm_ds.training.continuations import Writing, build_continuations
 from ctxlm_ds.training.engine.engine import Engine
-from ctxlm_ds.training.engine.model_setup import parallel_context
-from ctxlm_ds.training.engine.runtime import compile_setting, device_type, explain_out_of_memory
+from ctxlm_ds.training.engine.runtime import compile_setting, device_type, explain_out_of_memory, parallel_context
 from ctxlm_ds.training.hooks.hooks import PROFILE_DIR, Hook, Hooks, ProfilerHook, RunStart
 from ctxlm_ds.training.hooks.metrics import MetricsWriter, peak_row_seconds
 from ctxlm_ds.training.hooks.status import StatusHook

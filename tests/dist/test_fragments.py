@@ -10,7 +10,7 @@ import torch
 from ctxlm_ds.parallel.parameters import initial_value
 from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
 from ctxlm_ds.training.engine.fragments import refresh_model_weights
-from ctxlm_ds.training.engine.model_setup import gathered
+from ctxlm_ds.training.engine.runtime import gathered
 from tests.dist.runner import run_ranks
 from tests.dist.training import GLOBAL_BATCH, build_engine, step_of, tiny_config
 

@@ -33,8 +33,7 @@ from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES
 from ctxlm_ds.training.engine.engine import Engine
-from ctxlm_ds.training.engine.model_setup import gathered
-from ctxlm_ds.training.engine.runtime import init_process_group
+from ctxlm_ds.training.engine.runtime import gathered, init_process_group
 from ctxlm_ds.training.optimizers.build import parameter_groups
 from tests.dist.states import Layout, gather_moments
 from tests.dist.training import GLOBAL_BATCH

@@ -24,21 +24,19 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.engine.forward_backward import PassContext, PlainPasses
 from ctxlm_ds.training.engine.fragments import Fragment, flat_tensors, list_fragments, refresh_model_weights
 from ctxlm_ds.training.engine.losses import TermLosses, TokenChoice, means, perplexity, weighted_total
-from ctxlm_ds.training.engine.model_setup import (
-    check_batch_ramp,
-    engine_settings,
-    holding_of,
-    keep_precision,
-    write_frozen,
-)
 from ctxlm_ds.training.engine.nvme import is_moment, loaded_owners, prepare_folders
 from ctxlm_ds.training.engine.runtime import (
+    check_batch_ramp,
     check_precision,
     deepspeed_adam,
     device_type,
+    engine_settings,
+    holding_of,
     import_muon_uncompiled,
+    keep_precision,
     load_async_io,
     model_parallel_unit,
+    write_frozen,
 )
 from ctxlm_ds.training.engine.update import Clipping, FindSpike, StepJudge, StepTotals, Update, Updater, loss_scaler
 from ctxlm_ds.training.loop.state import Ahead, Anomaly, StepInterrupted, StepResult

@@ -12,7 +12,7 @@ from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.parameters import Normal, ParameterFacts
 from ctxlm_ds.parallel.placement import VOCABULARY, Split
 from ctxlm_ds.recipe.json_source import NEVER_PRINT_STEPS
-from ctxlm_ds.training.engine.model_setup import engine_settings, write_frozen
+from ctxlm_ds.training.engine.runtime import engine_settings, write_frozen
 
 WHOLE = ParameterFacts(Normal(1.0), decays=True)
 ROWS = ParameterFacts(Normal(1.0), decays=True, split=Split("rows", (2, 4)))
