@@ -73,8 +73,8 @@ def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> Non
     config = load_saved_config(source / "config.yaml")
     if config.optimizer.matrix_moments is not None or len(config.optimizer.moments) != 2:
         raise CheckpointError(
-            f"{source} is of optimizer.name {config.optimizer.name}, which has not two moments of each parameter; "
-            "DeepSpeed loads the format only with two; convert with to-hf"
+            f"{source} is of optimizer.name {config.optimizer.name}, which does not keep two moments of each "
+            "parameter; DeepSpeed loads the format only with two; convert with to-hf"
         )
     whole = plain_program(config.model, OBJECTIVES.get(config.objective.name).outputs)
     saved = read_saved_state(source)

@@ -179,7 +179,7 @@ def test_weights_alone_are_not_exported(config: RunConfig, values: Values, tmp_p
 def test_matrices_with_one_moment_are_not_exported(config: RunConfig, values: Values, tmp_path: Path) -> None:
     muon = config.model_copy(update={"optimizer": choices.OPTIMIZER.make("muon")})
     folder = write_as_ranks(tmp_path / "run", muon, values, Layout(2, 1, 2, 1), Path(str(config.tokenizer.path)))
-    with pytest.raises(CheckpointError, match=r"optimizer\.name muon, which has not two moments"):
+    with pytest.raises(CheckpointError, match=r"optimizer\.name muon, which does not keep two moments"):
         to_universal(folder, tmp_path / "out")
 
 
