@@ -164,18 +164,14 @@ class CheckpointManager:
         if not self._together(step, lambda: self._prepare(step, needed_bytes)):
             self._good.add(step)
             return None
-        write: Write | Exception
-        try:
-            write = take()
-        except Exception as error:
-            # The other ranks wait for this rank's part, which reports it.
-            write = error
-        return PendingSave(self._stages(step, write, finish, background))
+        # The other ranks wait for this rank's part, which reports a failure.
+        taken = run_action(take, f"take-step-{step}", background=False)
+        return PendingSave(self._stages(step, taken, finish, background))
 
-    def _stages(self, step: int, write: Write | Exception, finish: Finish, background: bool) -> Iterator[Future[Any]]:
+    def _stages(self, step: int, taken: Future[Write], finish: Finish, background: bool) -> Iterator[Future[Any]]:
         """Yield this rank's work of each stage of a save; the collective parts are between the stages."""
         started_s = time.monotonic()
-        writing = run_action(lambda: self._write_own(step, write), f"write-step-{step}", background)
+        writing = run_action(lambda: self._write_own(step, taken), f"write-step-{step}", background)
         yield writing
         gathered = self._topology.gather_object(writing.result())
 
@@ -256,11 +252,10 @@ class CheckpointManager:
 
     # During the save, on every rank: its files.
 
-    def _write_own(self, step: int, write: Write | Exception) -> RankResult:
+    def _write_own(self, step: int, taken: Future[Write]) -> RankResult:
         _, partial = self._folders(step)
         try:
-            if isinstance(write, Exception):
-                raise write
+            write = taken.result()
             folders.wait_until(partial.is_dir, partial, "was made by rank 0")
             return RankResult(written=write(partial))
         except (OSError, CtxlmError) as error:
