@@ -13,9 +13,9 @@ import mmap
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -220,35 +220,24 @@ def _page_lock(memory: torch.Tensor, device: torch.device) -> None:
         torch.zeros(1, device=device)
 
 
-@dataclass(frozen=True)
-class MemoryNeed:
-    """The memory that one rank needs, and what is available to it."""
-
-    needed_bytes: int
-    available_bytes: dict[str, int]
-    """By name of the machine or of a cgroup with a limit. Ranks with the same name share it."""
-
-
 def memory_need(
     needed_bytes: int, meminfo: Path = MEMINFO, own_cgroups: Path = OWN_CGROUPS, root: Path = CGROUP_ROOT
-) -> MemoryNeed:
-    """Return this rank's need together with what is available to it now."""
+) -> dict[str, tuple[int, int]]:
+    """Return what this rank needs and what is available to it now, in bytes, by the machine or cgroup with a limit.
+
+    Ranks with the same name share the memory.
+    """
     host = socket.gethostname()
     available = {f"{host}, cgroup {name}": left for name, left in memory_left(root, own_cgroups).items()}
     if (machine := machine_memory_left(meminfo)) is not None:
         available[host] = machine
-    return MemoryNeed(needed_bytes, available)
+    return {place: (needed_bytes, left) for place, left in available.items()}
 
 
-def find_shortage(needs: Sequence[MemoryNeed]) -> str | None:
+def find_shortage(needs: Sequence[Mapping[str, tuple[int, int]]]) -> str | None:
     """Explain which memory limit the ranks together would exceed; None if all fit."""
-    wanted: dict[str, int] = {}
-    available: dict[str, int] = {}
-    for need in needs:
-        for place, bytes_there in need.available_bytes.items():
-            wanted[place] = wanted.get(place, 0) + need.needed_bytes
-            available[place] = min(bytes_there, available.get(place, bytes_there))
-    for place, wanted_bytes in wanted.items():
-        if wanted_bytes > available[place] * USABLE_SHARE:
-            return f"{wanted_bytes / 1e9:.1f} GB wanted, {available[place] / 1e9:.1f} GB available on {place}"
+    for place in dict.fromkeys(chain(*needs)):
+        wanted, available = zip(*(need[place] for need in needs if place in need), strict=True)
+        if sum(wanted) > min(available) * USABLE_SHARE:
+            return f"{sum(wanted) / 1e9:.1f} GB wanted, {min(available) / 1e9:.1f} GB available on {place}"
     return None

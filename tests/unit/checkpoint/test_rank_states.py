@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.checkpoint.rank_states import MemoryNeed, find_shortage, memory_need
+from ctxlm_ds.checkpoint.rank_states import find_shortage, memory_need
 
 GB = 10**9
 
@@ -40,7 +40,7 @@ def test_a_real_limit_counts(limited_cgroup: Path) -> None:
     if pid == 0:
         (limited_cgroup / "cgroup.procs").write_text(str(os.getpid()))
         need = memory_need(10 << 30)
-        os.write(writer, repr(need.available_bytes).encode())
+        os.write(writer, repr({name: left for name, (_, left) in need.items()}).encode())
         os._exit(0)
     os.waitpid(pid, 0)
     available = eval(os.read(reader, 65536))
@@ -52,7 +52,7 @@ def test_a_real_limit_counts(limited_cgroup: Path) -> None:
 
 def test_this_process_has_some_memory_left() -> None:
     need = memory_need(1)
-    assert need.available_bytes and min(need.available_bytes.values()) > 1 << 20
+    assert need and min(left for _, left in need.values()) > 1 << 20
     assert find_shortage([need]) is None
     assert "GB wanted" in str(find_shortage([memory_need(1 << 50)]))
 
@@ -68,13 +68,13 @@ def test_limits_are_looked_for_up_to_the_root(tmp_path: Path) -> None:
         (folder / "memory.current").write_text("700000\n")
         (folder / "memory.stat").write_text("anon 600000\ninactive_file 90000\nactive_file 10000\n")
     need = memory_need(5, tmp_path / "meminfo", tmp_path / "own", tmp_path / "root")
-    assert sorted(need.available_bytes.values()) == [50 * 1024, 400_000]
-    assert [name for name in need.available_bytes if name.endswith("cgroup /slurm/job")]
+    assert sorted(need.values()) == [(5, 50 * 1024), (5, 400_000)]
+    assert [name for name in need if name.endswith("cgroup /slurm/job")]
 
 
 def test_ranks_of_a_machine_share_it_and_tasks_of_a_limit_share_that() -> None:
-    def need(gigabytes: float, **places: float) -> MemoryNeed:
-        return MemoryNeed(int(gigabytes * GB), {name: int(left * GB) for name, left in places.items()})
+    def need(gigabytes: float, **places: float) -> dict[str, tuple[int, int]]:
+        return {name: (int(gigabytes * GB), int(left * GB)) for name, left in places.items()}
 
     assert find_shortage([need(3, a=10), need(3, a=10), need(3, b=10)]) is None
     shortage = find_shortage([need(5, a=10), need(5, a=9.5), need(3, b=10)])
