@@ -49,12 +49,9 @@ class TimeLeft:
         self._start = start
         self._begin_s = time.monotonic()
         self._marks: deque[tuple[float, int, int]] = deque(maxlen=ETA_STEPS + 1)
-        self._from: tuple[float, int] | None = None  # time and step after going back
 
     def update(self, metrics: StepMetrics) -> float | None:
         """Return the seconds left after this step, or None if unknown yet."""
-        if not self._marks and self._from is not None:
-            self._marks.append((*self._from, metrics.tokens - metrics.step_tokens))
         now_s = time.monotonic()
         self._marks.append((now_s, metrics.step, metrics.tokens))
         then_s, then_step, then_tokens = self._marks[0]
@@ -69,10 +66,9 @@ class TimeLeft:
             left.append(limits.max_hours * SECONDS_PER_HOUR - (now_s - self._begin_s))
         return max(0.0, min(left))
 
-    def go_back(self, step: int) -> None:
-        """Start measuring again at an earlier step."""
+    def go_back(self) -> None:
+        """Start measuring again."""
         self._marks.clear()
-        self._from = time.monotonic(), step
 
 
 def rough_moment(seconds_from_now: float, now_unix_s: float | None = None) -> str:
@@ -170,7 +166,7 @@ class StatusHook(IntervalHook):
 
     def on_rollback(self, step: int) -> None:
         super().on_rollback(step)
-        self._time_left.go_back(step)
+        self._time_left.go_back()
         self._line_step = step
 
     def on_evaluation(self, step: int, figures: Mapping[str, float]) -> None:

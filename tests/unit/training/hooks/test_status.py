@@ -211,10 +211,12 @@ def test_time_left_after_going_back(monkeypatch: pytest.MonkeyPatch) -> None:
         by_steps.update(metrics_of(step))
     now[0] += 10.0
     for clock in (by_steps, by_hours):
-        clock.go_back(12)
+        clock.go_back()
+    for clock in (by_steps, by_hours):
+        assert clock.update(metrics_of(13)) is None
     now[0] += 4.0
-    assert by_steps.update(metrics_of(13)) == pytest.approx(87 * 4.0)
-    assert by_hours.update(metrics_of(13)) == pytest.approx(36.0 - 34.0)
+    assert by_steps.update(metrics_of(14)) == pytest.approx(86 * 4.0)
+    assert by_hours.update(metrics_of(14)) == pytest.approx(36.0 - 34.0)
 
 
 def test_figures_of_several_sources() -> None:
