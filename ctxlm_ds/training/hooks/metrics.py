@@ -165,7 +165,7 @@ class TensorBoardWriter(FigureHook):
     def on_run_start(self, start: RunStart) -> None:
         from torch.utils.tensorboard.summary import hparams
 
-        self._tokens = start.tokens
+        self._tokens_now = start.tokens
         self._back_to: int | None = None
         self._open(start.step, start.tokens)
         self._writer.add_text("recipe", indent(dump_config(start.config), "    "), start.step)
@@ -184,7 +184,7 @@ class TensorBoardWriter(FigureHook):
         if self._back_to is not None:
             self._open(self._back_to, metrics.tokens - metrics.step_tokens)
             self._back_to = None
-        self._tokens = metrics.tokens
+        self._tokens_now = metrics.tokens
         super().on_step_end(metrics)
 
     def write(self, step: int, figures: Mapping[str, Any]) -> None:
@@ -219,7 +219,7 @@ class TensorBoardWriter(FigureHook):
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step)
             if name != "train/tokens":
-                self._by_token.add_scalar(f"{BY_TOKEN}/{name.removeprefix('train/')}", value, self._tokens)
+                self._by_token.add_scalar(f"{BY_TOKEN}/{name.removeprefix('train/')}", value, self._tokens_now)
 
 
 NAMES = {
