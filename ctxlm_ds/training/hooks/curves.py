@@ -111,9 +111,13 @@ class LiveTable:
         """Return whether the last view is old enough for the next."""
         return time.monotonic() - self._shown_s >= REFRESH_S
 
-    def show(self, cells: Mapping[str, str], share: float, done: str, facts: Sequence[str]) -> None:
+    def show(
+        self, cells: Mapping[str, str], share: float, done: str, facts: Sequence[str], is_last: bool = False
+    ) -> None:
         """Draw the status (status_view), and the curves if the terminal has room for them."""
         self._shown_s = time.monotonic()
+        if is_last:
+            self._read_again_s = 0.0
         console = self._live.console
         used = len(console.render_lines(status_view(self._title, cells, share, (done, *facts))))
         lines, columns = curve_lines(console.height, used), console.width - LEFT_OF_CURVE

@@ -182,7 +182,7 @@ class StatusHook(IntervalHook):
 
     def on_run_end(self, end: RunEnd) -> None:
         if self._table is not None and self._view is not None:  # with the last evaluation and checkpoint
-            self._table.show(*self._view, "", self._facts())
+            self._table.show(*self._view, "", self._facts(), is_last=True)
         self._close_table()
         for line in self._summary(end):
             logger.info("%s", line)
