@@ -109,6 +109,7 @@ for step in range(1, 41):
         hooks.call("on_evaluation", step, {"eval/wiki/loss": 1.25})
     if step == 30 and sys.argv[1].startswith("stop"):
         hook._table.is_drawing = sys.argv[1] == "stop while drawing"
+        hook._table._shown_s = 0.0  # the next view is due
         os.kill(os.getpid(), signal.SIGINT)
 if sys.argv[1] == "fail":
     raise SystemExit("broken off")
