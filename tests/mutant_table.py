@@ -40,7 +40,7 @@ MUTANTS = (
     ("pairs:choose_segment", "if other != document", "if True", "test_pairs.py"),
     ("framing:frame_pairs", "samples.second_starts[slot] = first_end + 1", "samples.second_starts[slot] = first_end",
      "test_framing.py test_pairs.py"),
-    ("sentences:fill_dense_rows", "used > 0 and sentence == table.documents[document]", "used > 0",
+    ("sentences:fill_dense_rows", "used > 0 and sentence == first_sentence(table, document)", "used > 0",
      "test_sentences.py"),
     ("sentences:sentence_rows", "place[0] < after", "place[0] < after - 1", "test_sentences.py"),
     ("row_filling:fill_tokens", "positions[place + position] = position", "positions[place + position] = place",

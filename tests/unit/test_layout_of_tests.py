@@ -13,6 +13,8 @@ from collections import Counter
 from pathlib import Path
 
 from ctxlm_ds.cli import COMMANDS
+from tests import mutants
+from tests.mutant_table import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "tests" / "unit"
@@ -129,3 +131,8 @@ def test_a_unit_test_is_named_after_a_module_of_its_room() -> None:
         assert is_named or file.relative_to(UNIT).as_posix() in OF_SEVERAL_MODULES, (
             f"{file.relative_to(ROOT)} has the name of no module of its room ({', '.join(sorted(leaves)) or 'none'})"
         )
+
+
+def test_every_mutant_names_an_expression_and_a_test_that_exist() -> None:
+    table = [mutants.Mutant(*row) for row in MUTANTS]
+    assert [m for m in table if mutants.find(ROOT, m) is None or not mutants.test_files(ROOT, m)] == []
