@@ -1,4 +1,4 @@
-"""The folders under RUN/checkpoints: names, search for an intact one, rotation, and free space on every node."""
+"""The folders under RUN/checkpoints: names, search for an intact one, rotation, and free space."""
 
 from __future__ import annotations
 

@@ -188,8 +188,8 @@ def describe_type(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
         item = describe_type(get_args(annotation)[0])
         return "a list of " + item.replace("a section with", "sections with").removeprefix("a ")
     if origin is tuple:
-        items = get_args(annotation)
-        return f"a list of {len(items)}: " + ", ".join(describe_type(item) for item in items)
+        kinds = get_args(annotation)
+        return f"a list of {len(kinds)}: " + ", ".join(describe_type(kind) for kind in kinds)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         short = "text or " if hasattr(annotation, "SHORT_FORM") else ""
         return f"{short}a section with {', '.join(annotation.model_fields)}"

@@ -67,7 +67,7 @@ class AlbertExport(BertExport):
     pair_task = "sentence-order prediction"
     pair_output, pair_label = "sop_logits", "sentence_order_label"
     sentence_rows = SENTENCE_ROWS
-    activations = BertExport.activations | {"gelu_tanh": "gelu_new"}
+    activations = {**BertExport.activations, "gelu_tanh": "gelu_new"}
     special_ids = ENDS
     plain_settings = {"tie_word_embeddings": True}
     kept_settings = ("classifier_dropout_prob",)
