@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.text.extract_docstrings import extract_docstrings
 from ctxlm_ds.data.index.build import excerpt
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.objectives.base import build_objective
@@ -18,6 +17,7 @@ from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.objective_statistics import MOST_ERRORS, lines, statistics
+from tests.real_text import docstrings
 
 PHRASE = re.compile(r"\b(?:the|a|an|of) (?:\w+ )?\w+\b")
 """Spans to be given: some noun phrases."""
@@ -35,8 +35,7 @@ CASES: dict[str, tuple[str, ...]] = {
 def real_text(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Tokenizer]]:
     """The standard library's docstrings as a dataset with spans, and its tokenizer."""
     folder = tmp_path_factory.mktemp("docstrings")
-    extract_docstrings(folder / "text", packages=())
-    texts = [json.loads(line)["text"] for line in (folder / "text" / "train.jsonl").read_text().splitlines()]
+    texts = docstrings(140)
     records = [{"text": text, "spans": [match.span() for match in PHRASE.finditer(text)]} for text in texts]
     (folder / "spans.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     train_tokenizer("wordpiece", texts, 3000, folder / "tokenizer")

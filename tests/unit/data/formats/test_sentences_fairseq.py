@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
 
-from ctxlm_ds.apps.text.extract_docstrings import extract_docstrings
 from ctxlm_ds.data.index.index import SampleIndex
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.data.preprocess.sentences import split_sentences
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
+from tests.real_text import docstrings
 from tests.sample_data import FakeTokenizer, build_sample_index, random_documents, run_config, sample_of, write_dataset
 from tests.unit.data.formats import fairseq_reference as fairseq
 
-NUM_TEXTS = 200
+NUM_TEXTS = 60
 MODES = {"full_sentences": "complete", "doc_sentences": "complete_doc"}
 FAKE = FakeTokenizer()
 CLS, SEP = FAKE.cls_id, FAKE.sep_id
@@ -30,10 +30,9 @@ CLS, SEP = FAKE.cls_id, FAKE.sep_id
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Real text (docstrings of the standard library), a tokenizer and datasets of it in every encoding."""
     folder = tmp_path_factory.mktemp("real")
-    extract_docstrings(folder / "all", packages=())
-    lines = (folder / "all" / "train.jsonl").read_text(encoding="utf-8").splitlines()[:NUM_TEXTS]
-    (folder / "text.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    train_tokenizer("bpe", [json.loads(line)["text"] for line in lines], 1000, folder / "tokenizer")
+    texts = docstrings(NUM_TEXTS)
+    (folder / "text.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts), encoding="utf-8")
+    train_tokenizer("bpe", texts, 1000, folder / "tokenizer")
     for name, split, space in (("alone", True, False), ("joined", True, True), ("whole", False, False)):
         config = PreprocessConfig(split_sentences=split, leading_space=space)
         preprocess([str(folder / "text.jsonl")], folder / "tokenizer", folder / name, config)
