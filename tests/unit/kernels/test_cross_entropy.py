@@ -19,8 +19,13 @@ def kernel_of(name: str) -> CrossEntropyKernel:
     return made
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["chunked", "compiled"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("chunked", torch.float32), ("chunked", torch.bfloat16), ("compiled", torch.bfloat16),
+        pytest.param("compiled", torch.float32, marks=pytest.mark.soak),
+    ],
+)  # fmt: skip
 def test_numbers_are_those_of_a_softmax(name: str, dtype: torch.dtype) -> None:
     logits = 3 * torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
     logits[:, 6] = float("-inf")

@@ -128,7 +128,13 @@ def test_elements_of_one_mask_drop_independently(lag: int) -> None:
 
 
 @pytest.mark.skipif(why_compiled_cannot_run("cpu") is not None, reason="needs a C++ compiler")
-@pytest.mark.parametrize(("first", "columns"), [(0, 33), (6, 33), (0, 1), (3, 40), (1 << 33, 5000)])
+@pytest.mark.parametrize(
+    ("first", "columns"),
+    [
+        ((1 << 33) + 6, 33),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in ((0, 1), (3, 40), (1 << 33, 5000))),
+    ],
+)
 def test_compiled_masks_and_gradients_are_those_of_eager(first: int, columns: int) -> None:
     """Sizes that are no multiple of a vector, and shares far into the whole, included."""
     compiled = torch.compile(keyed_dropout, dynamic=False)
