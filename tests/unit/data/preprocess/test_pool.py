@@ -17,9 +17,9 @@ def test_the_number_of_workers_changes_nothing(
     monkeypatch.setattr("ctxlm_ds.data.sources.reading.CHUNK_BYTES", 5000)
     write_corpus(tmp_path / "corpus.jsonl", 300, seed=8)
     contents = []
-    for workers in (1, 2, 3):
+    for workers in (1, 3):
         dataset = run(
             tmp_path / "corpus.jsonl", tokenizers["bpe"], split_sentences=split, workers=workers, overwrite=True
         )
         contents.append([Path(f"{dataset.prefix}.{extension}").read_bytes() for extension in ("bin", "idx", "json")])
-    assert contents[0] == contents[1] == contents[2]
+    assert contents[0] == contents[1]

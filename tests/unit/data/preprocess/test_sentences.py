@@ -127,7 +127,7 @@ def test_nothing_is_lost_and_nothing_is_empty(text: str) -> None:
 
 def test_long_runs_take_linear_time() -> None:
     for unit in (".", ". ", "A. ", '."', "x", " ", "…", "(", "a.b.", "12. A", "z. B. ", ".😀 ", "।", "।. "):
-        text = unit * (300_000 // len(unit))
+        text = unit * (100_000 // len(unit))
         assert "".join("".join(split_sentences(text)).split()) == "".join(text.split())
 
 
