@@ -17,6 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ctxlm_ds.parallel.context import TrafficCounter
@@ -208,24 +209,20 @@ class _Operations(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        out = _call(func, args, kwargs)
+        out = func(*args, **kwargs)
         operation = func.overloadpacket
         if func.namespace not in NAMESPACES or func.is_view or operation in UNMOVED:
             return out
-        results = _tensors(out)
-        is_product = self.present is None and operation in flop_registry
-        is_moved = any(x.is_floating_point() for x in results)
-        if not (is_product or is_moved):
-            return out
-        sources = _tensors((args, tuple(kwargs.values())))
-        if is_product:
+        sources = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        results = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        if self.present is None and operation in flop_registry:
             flops = flop_registry[operation](*args, **kwargs, out_val=out)
             named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
             skips = bool(named.get("is_causal")) and not self._keeps_scores
             self.products.append(_product(operation, sources, flops, skips))
             if operation in MATRIX_PRODUCTS and _storage(sources[-2]) in self._constants:
                 self.constant_flops += flops
-        if is_moved:
+        if any(x.is_floating_point() for x in results):
             self._add(operation, sources, results)
         return out
 
@@ -313,50 +310,6 @@ def _product(operation: Any, sources: Sequence[Tensor], flops: int, skips: bool)
     batch, *heads, length, size = query.shape
     computed = flops * (length + 1) // (2 * length) if skips else flops
     return Product(flops, batch * length, prod(heads) * size, computed)
-
-
-_results: dict[Any, Any] = {}
-"""Shapes, strides and types of the results of an operation, None if they are not new."""
-
-
-def _call(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call an operation on `meta`, once for the same shapes: torch's Python code for most of them takes 0.3 ms."""
-    if func.is_view or func._schema.is_mutable:
-        return func(*args, **kwargs)
-    key = func, _facts(args), _facts(tuple(kwargs.items()))
-    made = _results.get(key)
-    if made is None:
-        out = func(*args, **kwargs)
-        if key not in _results:
-            results = out if isinstance(out, tuple) else (out,)
-            given = {_storage(x) for x in _tensors((args, tuple(kwargs.values())))}
-            is_new = all(isinstance(x, Tensor) and x.is_meta and _storage(x) not in given for x in results)
-            kinds = [(x.shape, x.stride(), x.dtype) for x in results] if is_new else []
-            again = [torch.empty_strided(*kind[:2], dtype=kind[2], device="meta") for kind in kinds]
-            is_alike = is_new and all(_bounds(x) == _bounds(y) for x, y in zip(results, again, strict=True))
-            _results[key] = (kinds, isinstance(out, tuple)) if is_alike else None
-        return out
-    kinds, is_tuple = made
-    results = tuple(torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride, dtype in kinds)
-    return results if is_tuple else results[0]
-
-
-def _facts(value: Any) -> Any:
-    """Describe an argument without a tensor's values."""
-    if isinstance(value, Tensor):
-        return value.dtype, value.device, value.shape, value.stride(), *_bounds(value)
-    return tuple(map(_facts, value)) if isinstance(value, (list, tuple)) else (type(value), value)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    """List the tensors among arguments or results."""
-    if isinstance(value, Tensor):
-        return [value]
-    return [x for part in value for x in _tensors(part)] if isinstance(value, (list, tuple)) else []
-
-
-def _bounds(tensor: Tensor) -> tuple[int, int]:
-    return tensor.storage_offset(), tensor.untyped_storage().nbytes()
 
 
 def _storage(tensor: Tensor) -> int:

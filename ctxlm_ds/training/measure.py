@@ -91,9 +91,9 @@ class MeasuredModel:
     """Bytes per row of each field of the batch."""
 
 
-def training_flops_per_row(config: RunConfig, platform: Platform = CUDA) -> int:
+def training_flops_per_row(config: RunConfig) -> int:
     """Return the operations of one row, forward and backward (a teacher's forward), without recomputation."""
-    measured = measure(config, platform=platform)
+    measured = measure(config)
     works = ((layer.at(1), frozen) for layer, frozen in zip(measured.layers, measured.frozen, strict=True))
     # Products with inputs without a gradient have one product backward.
     return sum(
@@ -174,7 +174,6 @@ def _kernels(asked: KernelsConfig, platform: Platform, precision: str) -> Kernel
         "layer_norm": "reference" if asked.layer_norm == "reference" else "torch",
         "bias_gelu": "reference" if asked.bias_gelu == "reference" else "torch",
         "sampling": "torch",
-        "dropout": "torch" if platform.device == "cuda" else asked.dropout,
         "cross_entropy": "full",
     }
     return KernelSet(dict(asked) | plain, platform.device, DTYPES[precision])

@@ -115,9 +115,8 @@ class Planner:
 
         Runs whose attention kept all scores computed all pairs of positions, and publications count them.
         """
-        config = self.config
-        scored = training_flops_per_row(config, self.platform) if self.platform.keeps_scores else None
-        return (scored or useful_flops_per_row(config)) * config.training.global_batch_size
+        count = training_flops_per_row if self.platform.keeps_scores else useful_flops_per_row
+        return count(self.config) * self.config.training.global_batch_size
 
     def weigh(self, layout: Layout) -> Plan:
         """Return memory, traffic and time of a layout that recipe/layout.py accepts."""
