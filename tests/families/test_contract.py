@@ -157,7 +157,7 @@ def test_muon_orthogonalizes_whole_matrices(results: Results, family: str) -> No
 def test_dropout_changes_the_losses_of_what_drops(results: Results, family: str) -> None:
     run = results.run(family, dropout=True)
     plain = results.reference(results.run(family))["losses"][:STEPS]
-    assert (results.of(runs.train, run)["losses"] != pytest.approx(plain, rel=1e-3)) == run.config().model.drops
+    assert (results.of(runs.train, run)["losses"] != pytest.approx(plain, rel=1e-4)) == run.config().model.drops
 
 
 @first_recipe
