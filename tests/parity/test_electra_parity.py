@@ -39,6 +39,8 @@ class Models:
     """Our model, and the two of transformers with its weights; what they share is one set of parameters."""
 
     def __init__(self) -> None:
+        # With some weights padding's word is drawn, which has no gradient in transformers.
+        torch.manual_seed(0)
         streams = DropoutStreams(5, enabled=True)
         build = ModelBuild(
             (*OBJECTIVE.outputs, "discriminator_ids"), KernelSet({}, "cpu", torch.float32),
