@@ -45,16 +45,16 @@ def test_a_local_layer_sees_half_a_window_to_each_side(attention: str) -> None:
     """Which outputs of a layer change with one input, in a sequence much longer than the window."""
     layers = [layer for layer in build_program(tiny(), build_of(attention)).layers if layer.block]
     fields = batch_of(random_rows([[SEQ_LENGTH]], 61, seed=0), SEQ_LENGTH, TERMS, SLOTS).fields
-    places = tuple(fields[name] for name in ("sequence_ids", "sequence_starts", "position_ids"))
     hidden = torch.randn(1, SEQ_LENGTH, 32, generator=torch.Generator().manual_seed(1))
     changed = hidden.clone()
     changed[0, 20] *= -1.0
     for number, layer in enumerate(layers):
-        module = layer.build().eval()
+        module, places = layer.build().eval(), [fields[name] for name in layer.reads[1:]]
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.normal_(0.0, 0.3, generator=torch.Generator().manual_seed(2))
-            differs = (module(hidden, *places) - module(changed, *places)).abs().amax(-1)[0] > 0
+            outputs = [module(given, *places, **layer.call_kwargs) for given in (hidden, changed)]
+            differs = (outputs[0] - outputs[1]).abs().amax(-1)[0] > 0
         seen = range(SEQ_LENGTH) if number in (0, 3) else range(20 - WINDOW // 2, 20 + WINDOW // 2 + 1)
         assert differs.nonzero().flatten().tolist() == list(seen), number
 
