@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.errors import CtxlmError
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import RowSettings
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.index.build import IndexPlace
@@ -31,22 +32,22 @@ def input_problems(config: RunConfig) -> list[str]:
     if config.tokenizer.path is None or not config.data.train:
         problems.append("tokenizer.path and data.train are needed; name them in the recipe or with --set")
     else:
-        problems += [str(place) for place in _index_places(config) if isinstance(place, CtxlmError)]
+        places = _index_places(config.row_settings, config.tokenizer.path)
+        problems += [str(place) for place in places if isinstance(place, CtxlmError)]
     start = config.initialize_from
     if start is not None and not Path(start).is_dir():
         problems.append(f"initialize_from: {start} is not a folder")
     return problems
 
 
-def _index_places(config: RunConfig) -> Iterator[IndexPlace | CtxlmError]:
+def _index_places(settings: RowSettings, tokenizer_path: str) -> Iterator[IndexPlace | CtxlmError]:
     """Yield the place of the sample index of each part of a dataset that a run reads, or what is wrong with it."""
     from ctxlm_ds.data.index.build import IndexPlace
     from ctxlm_ds.data.stream.run_datasets import held_out_parts, train_parts
     from ctxlm_ds.tokenizers.load import load_tokenizer
 
-    settings = config.row_settings
     try:
-        tokenizer = load_tokenizer(str(config.tokenizer.path))
+        tokenizer = load_tokenizer(tokenizer_path)
         train, held_out = train_parts(settings.data), held_out_parts(settings.data).values()
     except CtxlmError as error:
         yield error
@@ -63,7 +64,7 @@ def staging_lines(config: RunConfig, into: Path) -> Iterator[str]:
     from ctxlm_ds.data.dataset.reader import IndexedDataset
     from ctxlm_ds.recipe.source_rules import source_names
 
-    indexes = _finished_indexes(config)
+    indexes = _finished_indexes(config.row_settings, config.tokenizer.path)
     sources = [one.path for one in config.data.train] + [one.path for one in config.data.validation]
     for source in dict.fromkeys(sources):
         folder = copy_of(source, into).parent
@@ -98,10 +99,10 @@ def copy_of(source: str, into: Path) -> Path:
     return into.resolve() / ROOT_NAME / folder / Path(source).name
 
 
-def _finished_indexes(config: RunConfig) -> dict[Path, str]:
+def _finished_indexes(settings: RowSettings, tokenizer_path: str | None) -> dict[Path, str]:
     """Return the prefix of the dataset of each sample index that is built; every node will build the others."""
     found = {}
-    for place in () if config.tokenizer.path is None else _index_places(config):
+    for place in () if tokenizer_path is None else _index_places(settings, tokenizer_path):
         if isinstance(place, CtxlmError):
             raise place
         if (place.directory / "meta.json").is_file():

@@ -24,6 +24,7 @@ from ctxlm_ds.recipe.hardware import GIB, GPUS, Cluster
 from ctxlm_ds.recipe.json_source import DEFAULT_CONFIG, ZeroSettings, load_deepspeed_json
 from ctxlm_ds.recipe.load import dump_config, load_config
 from ctxlm_ds.recipe.schema import KernelsConfig, ParallelConfig, RunConfig, TrainingConfig
+from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.recipe.source_rules import needs_teacher
 from ctxlm_ds.training.hooks.trackers import check_hooks
 
@@ -68,7 +69,12 @@ def check_only(arguments: argparse.Namespace) -> None:
     progress = read_progress(run_dir, config)
     for line in schedule_warnings(config.schedule, config.training.max_steps):
         logger.warning("%s", line)
-    lines = run_lines(config, ZeroSettings.of_json(deepspeed).stage, world_size, run_dir) + missing_lines(config)
+    folders = {
+        "tokenizer.path": config.tokenizer.path, "initialize_from": config.initialize_from,
+        "teacher.path": config.teacher.path,
+    }  # fmt: skip
+    lines = run_lines(config, ZeroSettings.of_json(deepspeed).stage, world_size, run_dir)
+    lines += missing_lines(config.data, folders)
     lines += [] if progress is None else [f"  {progress.describe()}"]
     sys.stdout.writelines(f"{line}\n" for line in lines)
     sys.stdout.flush()
@@ -142,12 +148,11 @@ def run_lines(config: RunConfig, zero_stage: int, world_size: int, run_dir: Path
     ]
 
 
-def missing_lines(config: RunConfig) -> list[str]:
-    """Return a line with the files and folders of a recipe that this machine does not have; none if it has all."""
-    named = [("tokenizer.path", config.tokenizer.path), ("initialize_from", config.initialize_from),
-             ("teacher.path", config.teacher.path)]  # fmt: skip
-    named += [("data.train", f"{source.path}.idx") for source in config.data.train]
-    named += [("data.validation", f"{source.path}.idx") for source in config.data.validation]
+def missing_lines(data: DataSection, folders: Mapping[str, str | None]) -> list[str]:
+    """Return a line with the datasets, and folders by setting, that this machine does not have; none if it has all."""
+    named = list(folders.items())
+    named += [("data.train", f"{source.path}.idx") for source in data.train]
+    named += [("data.validation", f"{source.path}.idx") for source in data.validation]
     missing = [f"{setting} {path}" for setting, path in named if path is not None and not Path(path).exists()]
     return [f"  not found from {Path.cwd()}: {', '.join(missing)}"] if missing else []
 

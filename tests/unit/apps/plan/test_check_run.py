@@ -58,9 +58,9 @@ def test_what_this_machine_lacks_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "tok").mkdir()
     (tmp_path / "a.idx").touch()
     changes = ["tokenizer.path=tok", "data.train=[a, data/b]", "data.validation=[{name: c, path: c}]"]
-    (line,) = missing_lines(load_config("bert-base", changes))
-    assert line == f"  not found from {tmp_path}: data.train data/b.idx, data.validation c.idx"
-    assert missing_lines(load_config("bert-base", changes[:1])) == []
+    (line,) = missing_lines(load_config("bert-base", changes).data, {"teacher.path": "t", "tokenizer.path": "tok"})
+    assert line == f"  not found from {tmp_path}: teacher.path t, data.train data/b.idx, data.validation c.idx"
+    assert missing_lines(load_config("bert-base", changes[:1]).data, {"tokenizer.path": "tok"}) == []
 
 
 @pytest.fixture
