@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.errors import EXIT_HANG
 from ctxlm_ds.process.failure import read_failures
@@ -14,6 +16,7 @@ from tests.integration.route import launcher, metrics, pretrain_words, start, wa
 from tests.real_disks import Disk, freezable_disk, memory_disk
 
 WAIT_S = 180.0
+pytestmark = pytest.mark.timeout(900)
 
 
 def words(route: Prepared, folder: Path, *overrides: str) -> list[object]:
