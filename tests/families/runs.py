@@ -92,8 +92,8 @@ T5_1_1 = {"gated": True, "tied_head": False, "hidden_activation": "gelu_tanh"}
 EPS, LARGE_EPS, SMALL_GRADIENTS = 1e-6, 1e-4, ("t5", "llama")
 """Of AdamW, whose first step multiplies the rounding of a gradient g by eps / (|g| + eps)^2. T5 1.1's smallest gradient
 is 6e-8 (8e-3 elsewhere in its tensor) with a rounding of 4e-9, which an epsilon of 1e-6 makes 2e-5 of a weight. With it
-one of 2,304 weights of a T5 differs by 1.4e-5 on two tensor-parallel ranks of some processors, and one matrix of a
-LLaMA by more than 1e-5 on four ranks."""
+one of 2,304 weights of a T5 differs by 1.4e-5 on two tensor-parallel ranks of some processors, and one of 3,072 of a
+LLaMA by 1.04e-5 on four ranks."""
 VERSIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5+1.1": ("t5", {"model": FAMILIES.get("t5").tiny()["model"] | T5_1_1})
 }

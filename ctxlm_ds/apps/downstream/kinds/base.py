@@ -76,7 +76,10 @@ class Kind(ABC):
         """Refuse examples that do not fit (DataError with file and line); here none, the reader has checked them."""
 
     def target(self, example: Example) -> Any:
-        """Return what is learned for an example: number of its label or of each tag, or a number."""
+        """Return what is learned for an example: number of its label or of each tag, or a number.
+
+        A kind that learns places in a text or a text encodes them itself and has no such target.
+        """
         raise NotImplementedError
 
     @abstractmethod
