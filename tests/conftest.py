@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -18,6 +19,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
+# A tenth of the time went into collecting what the imports made, again and again: nothing of it is ever garbage.
+gc.disable()
 # The folder that `make operators` has built into, also for tests that load an operator in this process.
 use_own_build_folder()
 
@@ -28,6 +31,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         family = item.callspec.params.get("family", "") if hasattr(item, "callspec") else ""
         group = f"{item.path.stem}-{family}" if item.path.name == "test_contract.py" else str(item.path)
         item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was imported out of every later collection."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
