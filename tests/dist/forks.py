@@ -26,8 +26,11 @@ import torch
 import torch.distributed as dist
 
 IMPORTED = (
-    "ctxlm_ds.kernels.cpu_loops", "ctxlm_ds.objectives.corruption.spans", "ctxlm_ds.training.engine.bf16_optimizer",
-    "ctxlm_ds.training.engine.pipeline", "deepspeed.ops.op_builder.all_ops", "deepspeed.runtime.engine",
+    "ctxlm_ds.kernels.cpu_loops", "ctxlm_ds.models.parts.embeddings", "ctxlm_ds.models.parts.heads",
+    "ctxlm_ds.models.parts.transformer", "ctxlm_ds.objectives.corruption.spans",
+    "ctxlm_ds.objectives.corruption.tokens", "ctxlm_ds.training.engine.bf16_optimizer",
+    "ctxlm_ds.training.engine.pipeline", "deepspeed.module_inject.auto_ep_layer", "deepspeed.ops.op_builder.all_ops",
+    "deepspeed.runtime.engine", "deepspeed.runtime.superoffload.superoffload_stage3",
 )  # fmt: skip
 GRACE_S = 5.0
 """How long the other ranks may take to say what a failure did to them."""
@@ -140,6 +143,9 @@ def prepare_to_fork() -> None:
     for name in IMPORTED:
         import_module(name)
     import_module("deepspeed.ops").__compatible_ops__  # noqa: B018 (runs a compiler the first time)
+    # Numba loads most of itself, and its code of other runs, at the first call.
+    x, key = torch.ones(4), torch.tensor(1)
+    import_module("ctxlm_ds.kernels.dropout").loop_dropout(x, 0.1, key)
     gc.collect()
     gc.freeze()
 
