@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -17,6 +18,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import DataSection, TrainSource
 
 MAX_CHANGE_CHARACTERS = 300
+MARKUP = re.compile(r"[\\`*<>&\[\]|#~]")
 CARD_MARK = "\n- ctxlm_ds\n"
 """The tag by which a card of this project is known."""
 UNKNOWN = "not recorded"
@@ -43,8 +45,8 @@ def write_model_card(
     config, train_state = source.config, source.train_state
     step, run = int(train_state.get("step", 0)), source.folder.parent.parent
     origin = "pretrained" if train_state else "imported"
-    start = f" Training started from the weights of `{config.initialize_from}`." if config.initialize_from else ""
-    start += f" It learned from the outputs of the teacher `{config.teacher.path}`." if config.teacher.path else ""
+    start = f" Training started from the weights of {_code(config.initialize_from)}." if config.initialize_from else ""
+    start += f" It learned from the outputs of the teacher {_code(config.teacher.path)}." if config.teacher.path else ""
     evaluation = read_evaluation(run / METRICS_NAME, step) if train_state else {}
     figures = {key.removeprefix(HELD_OUT): value for key, value in evaluation.items()}
     measured = f"Measured during training, last at or before step {step:,}.\n\n{_table(figures)}"
@@ -52,7 +54,7 @@ def write_model_card(
 {_header(config.name, text, figures)}
 ---
 
-# {config.name}
+# {_escape(config.name)}
 
 A {text.kind} with {num_layers or source.model.num_blocks} layers ({num_parameters:,} parameters, stored in {dtype}), \
 {origin} with ctxlm_ds and exported as the plain `{hf_class}` of transformers. {text.heads} Its logits were \
@@ -134,7 +136,7 @@ def _training_data(sources: Sequence[TrainSource]) -> str:
         counts = [metadata.get(key) for key in ("documents", "sequences", "tokens")]
         cells = [f"{count:,}" if isinstance(count, int) else UNKNOWN for count in counts]
         split = {True: "yes", False: "no"}.get(metadata.get("split_sentences", UNKNOWN), UNKNOWN)
-        lines.append(f"| {Path(prefix).name} | {' | '.join(cells)} | {split} |")
+        lines.append(f"| {_escape(Path(prefix).name)} | {' | '.join(cells)} | {split} |")
     return "\n".join(lines) if sources else "Not recorded."
 
 
@@ -151,13 +153,19 @@ def _resumes(run: Path, step: int) -> str:
     for event in (event for event in read_history(run) if event["event"] == START):
         start, changes = event.get("step"), event.get("changed_settings")
         if type(start) is int and start < step and isinstance(changes, list) and changes:
-            lines.append(f"- after step {start:,}: {'; '.join(f'`{_one_line(change)}`' for change in changes)}")
+            lines.append(f"- after step {start:,}: {'; '.join(map(_code, changes))}")
     head = "\n\nThese settings were changed when the run was resumed (old -> new); the table has the last ones.\n\n"
     return head + "\n".join(lines) if lines else ""
 
 
-def _one_line(text: Any) -> str:
-    return " ".join(str(text).replace("`", "'").split())[:MAX_CHANGE_CHARACTERS]
+def _code(text: Any) -> str:
+    """Return text of a user as a code span of one line."""
+    return f"`{' '.join(str(text).replace('`', chr(39)).split())[:MAX_CHANGE_CHARACTERS]}`"
+
+
+def _escape(text: Any) -> str:
+    """Return text of a user as one line of Markdown that shows it, without links, images, HTML or table cells."""
+    return MARKUP.sub(r"\\\g<0>", " ".join(str(text).split()))
 
 
 def _training_rows(config: RunConfig, train_state: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,7 +189,7 @@ def _training_rows(config: RunConfig, train_state: Mapping[str, Any]) -> dict[st
 
 
 def _table(rows: Mapping[str, Any]) -> str:
-    return "\n".join(["| | |", "|---|---|", *(f"| {key} | {_cell(value)} |" for key, value in rows.items())])
+    return "\n".join(["| | |", "|---|---|", *(f"| {_escape(key)} | {_cell(value)} |" for key, value in rows.items())])
 
 
 def _cell(value: Any) -> str:
@@ -190,5 +198,5 @@ def _cell(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_cell, value))
     if not isinstance(value, (int, float)):
-        return str(value)
+        return _escape(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:.6g}"

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 import yaml
+from markdown_it import MarkdownIt
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from ctxlm_ds.export.base import export_of
@@ -24,15 +25,17 @@ from tests.sample_data import run_config
 from tests.sections import data_section
 
 
-def card_of(config: RunConfig, run: Path, step: int | None = 1200) -> str:
+def card_of(config: RunConfig, run: Path, step: int | None = 1200, source: str = "wiki_dev") -> str:
     """The card of a checkpoint of a run's folder; without a step, of imported weights."""
-    metrics = [{"step": 1000, "eval/wiki_dev/masked_lm_loss": 2.34567}, {"step": 2000, "eval/wiki_dev/late": 1.0}]
+    metrics = [{"step": 1000, f"eval/{source}/masked_lm_loss": 2.34567}, {"step": 2000, f"eval/{source}/late": 1.0}]
     (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, metrics)))
     train_state = {} if step is None else {"step": step, "tokens": 34_000_000, "seconds": 3700.0}
     folder = run / "checkpoints" / "step-00001200"
-    source = CheckpointSource(folder, config, config.model, outputs_of(config), train_state, *cast("Any", (None, None)))
+    checkpoint = CheckpointSource(
+        folder, config, config.model, outputs_of(config), train_state, *cast("Any", (None, None))
+    )
     text = EXPORT.card(outputs_of(config), "[MASK]")
-    return write_model_card(source, text, "BertForPreTraining", "bf16", 12_345_678)
+    return write_model_card(checkpoint, text, "BertForPreTraining", "bf16", 12_345_678)
 
 
 def test_the_card_holds_header_figures_data_and_hyperparameters(tmp_path: Path) -> None:
@@ -131,3 +134,20 @@ def test_a_card_without_a_pipeline_names_none_and_is_true_for_every_objective(ob
 def test_rotary_positions_have_no_weights(family: str, objective: str) -> None:
     card = family_card(family, objective)
     assert "trained on sequences of 32 tokens; it never saw longer ones." in card and "random weights" not in card
+
+
+def test_names_of_a_user_are_shown_as_text(tmp_path: Path) -> None:
+    """A Markdown parser finds neither markup nor more rows and cells than for a plain name."""
+    hostile = "a|b<img src=x> [l](http://x) ![i](http://x) `c` **d** \\\n\n# e"
+    config = make_config("bert", tmp_path, 60).model_copy(update={"initialize_from": hostile})
+    kinds = []
+    for name in ("plain", hostile):
+        source = name.replace("/", ":").replace("\n", " ")
+        data = data_section(train=[TrainSource(path=str(tmp_path / source))], seq_length=32)
+        run = config.model_copy(update={"data": data, "name": name, "initialize_from": name})
+        body = card_of(run, tmp_path, source=name).split("---\n", 2)[2]
+        tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(body)
+        assert any(token.children and token.children[0].content == " ".join(name.split()) for token in tokens)
+        kinds.append([(token.type, [child.type for child in token.children or () if child.type != "text"])
+                      for token in tokens])  # fmt: skip
+    assert kinds[0] == kinds[1]
