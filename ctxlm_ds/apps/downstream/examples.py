@@ -15,7 +15,7 @@ import math
 import random
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -27,6 +27,9 @@ from ctxlm_ds.recipe.problems import did_you_mean, show_value
 logger = logging.getLogger("ctxlm_ds")
 OPENERS: dict[str, Callable[..., Any]] = {"": open, ".xz": lzma.open, ".gz": gzip.open}
 MAX_FIELD_CHARACTERS = 10**7
+MAX_COMPRESSION = 50
+MIN_UNPACKED_BYTES = 1 << 26
+"""A packed file of texts is refused if it unpacks to more than both; text takes a fifth of its size."""
 DOCUMENT_START = "-DOCSTART-"
 SPLIT_SEED = 1
 Row = dict[Column, Any]
@@ -124,15 +127,31 @@ def read_examples(task: TaskDescription, path: Path, labelled: bool = True) -> l
         examples = [make(task, f"{path}:{line}", row, labelled) for line, row in rows]
     if not examples:
         raise DataError(f"{path}: the file has no examples")
+    if "\\ud" in text.lower():
+        _check_characters(examples)
     return examples
 
 
+def _check_characters(examples: list[Example]) -> None:
+    """Refuse half of a surrogate pair, which JSON can escape and no tokenizer or file can take."""
+    for example in examples:
+        try:
+            json.dumps(astuple(example), ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{example.origin}: half of a surrogate pair (\\ud800 to \\udfff) is no character; "
+                            "remove it") from None  # fmt: skip
+
+
 def _read_text(path: Path) -> str:
+    most = max(MIN_UNPACKED_BYTES, MAX_COMPRESSION * path.stat().st_size)
     try:
         with OPENERS.get(path.suffix, open)(path, "rb") as file:
-            raw = file.read()
+            raw = file.read(most + 1)
     except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path}: damaged or cut off ({error})") from None
+    if len(raw) > most:
+        raise DataError(f"{path}: unpacks to more than {most:,} bytes, {MAX_COMPRESSION} times its size; if that is "
+                        "right, unpack it and give the plain file")  # fmt: skip
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -191,13 +210,24 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Row]]:
     for line, content in enumerate(text.split("\n"), 1):
         if not content.strip():
             continue
-        try:
-            row = json.loads(content)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{path}:{line}: no JSON ({error})") from None
+        row = _parse(content, f"{path}:{line}")
         if not isinstance(row, dict):
             raise DataError(f"{path}:{line}: a line is a JSON object, not {show_value(row)}")
         yield line, row
+
+
+def _parse(text: str, origin: str) -> Any:
+    """Return a JSON value without NaN and Infinity, which JSON does not have."""
+
+    def refuse(name: str) -> None:
+        raise ValueError(f"{name} is no number of JSON")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except RecursionError:
+        raise DataError(f"{origin}: no JSON (nested too deeply)") from None
+    except ValueError as error:
+        raise DataError(f"{origin}: no JSON ({error})") from None
 
 
 def _cell(row: Row, column: Column, origin: str, required: bool = True) -> Any:
@@ -316,8 +346,9 @@ def _span(value: Any, num_words: int, origin: str) -> tuple[int, int, str]:
 
 
 def _read_squad(task: TaskDescription, path: Path, text: str) -> Iterator[Example]:
+    articles = _parse(text, str(path))
     try:
-        articles = json.loads(text)["data"]
+        articles = articles["data"]
         for number, article in enumerate(articles):
             for place, paragraph in enumerate(article["paragraphs"]):
                 for question in paragraph["qas"]:
@@ -325,13 +356,13 @@ def _read_squad(task: TaskDescription, path: Path, text: str) -> Iterator[Exampl
                     yield _squad_example(task, paragraph["context"], question, origin)
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: not in the form of SQuAD: {error} is missing or of another type") from None
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: no JSON ({error})") from None
 
 
 def _squad_example(task: TaskDescription, context: str, question: dict[str, Any], origin: str) -> Example:
-    answers = tuple((str(one["text"]), int(one["answer_start"])) for one in question.get("answers", []))
+    answers = tuple((str(one["text"]), one["answer_start"]) for one in question.get("answers", []))
     for answer, start in answers:
+        if type(start) is not int:
+            raise DataError(f"{origin}: `answer_start` is {show_value(start)}, not the place of a character")
         found = context[start : start + len(answer)] if start >= 0 else ""
         if not answer or found != answer:
             raise DataError(f"{origin}: the answer {show_value(answer)} is not at character {start}, "

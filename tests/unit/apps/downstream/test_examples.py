@@ -56,6 +56,16 @@ def test_compressed_files_are_found(tmp_path: Path) -> None:
         read_examples(task(**TEXTS), tmp_path / "a.xz")
 
 
+@pytest.mark.parametrize("suffix, module", [(".xz", lzma), (".gz", gzip)])
+def test_a_small_file_that_unpacks_to_very_much_is_refused(tmp_path: Path, suffix: str, module: Any) -> None:
+    path = tmp_path / f"train{suffix}"
+    with module.open(path, "wb") as file:
+        for _ in range(65):
+            file.write(b"s\ty\n" * (1 << 18))
+    with pytest.raises(DataError, match="unpacks to more than 67,108,864 bytes"):
+        read_examples(task(**TEXTS), path)
+
+
 def test_labels_are_named_and_choices_listed(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_text("s\ty\nx\t1\n")
@@ -103,6 +113,11 @@ def test_sentences_and_paragraphs_are_read(tmp_path: Path) -> None:
         (ANSWERS, b'{"data": [{"title": 1}]}', "'paragraphs' is missing"),
         (ANSWERS, b'{"data": ', "no JSON"),
         (ANSWERS, b'{"data": ' + b"[" * 100_000, "no JSON"),
+        (ANSWERS, squad("Ann met Bob.", ("Bob", 8)).replace(" 8}", " Infinity}").encode(), "no number of JSON"),
+        (ANSWERS, squad("Ann met Bob.", ("Bob", 8)).replace(" 8}", ' "8"}').encode(), '`answer_start` is "8"'),
+        (ANSWERS, squad("Ann met Bob.", ("Bob", 8)).replace("q1", "\\ud800").encode(), "surrogate"),
+        (TEXTS | {"format": "jsonl"}, b'{"s": "a", "y": "\\uD83D\\uDE00"}\n{"s": "a", "y": "\\udc00"}', ":2: half of a"),
+        (TEXTS | {"format": "jsonl"}, b'{"s": "a", "y": NaN}', ":1: no JSON"),
     ],
 )
 def test_bad_data_is_refused_with_its_place(
