@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ctxlm_ds.recipe.deepspeed_rules import AUTO, IGNORED, REFUSED, find_conflicts, setting_problems
-from ctxlm_ds.recipe.json_source import NEVER_PRINT_STEPS, OFFLOADS, bucket_hints
+from ctxlm_ds.recipe.json_source import NEVER_PRINT_STEPS, OFFLOADS, bucket_hints, plain_json
 from ctxlm_ds.recipe.layout import batch_problems
 from ctxlm_ds.recipe.problems import Problem, raise_problems, show_value
 from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
@@ -61,7 +61,7 @@ def build_deepspeed_config(
         "timers": {"throughput": {"enabled": False}}, "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }  # fmt: skip
-    return result | {name: value for name, value in defaults.items() if name not in result}
+    return defaults | plain_json(result)
 
 
 def _owned_values(training: TrainingConfig, clipping: float, ranks: int) -> dict[str, tuple[str, Any]]:
@@ -109,9 +109,9 @@ def _compare_optimizer(
     result: dict[str, Any], section: dict[str, Any], optimizer: OptimizerSection
 ) -> Iterator[Problem]:
     hand_over = "or set optimizer.name to from_ds_config to use this section"
-    kind = str(section.get("type", AUTO))
-    if kind.lower() not in (AUTO, optimizer.name, *optimizer.json_types):
-        text = f"{kind} here, but {optimizer.name} in the recipe (optimizer.name); change one, {hand_over}"
+    kind = section.get("type", AUTO)
+    if str(kind).lower() not in (AUTO, optimizer.name, *optimizer.json_types):
+        text = f"{show_value(kind)} here, but {optimizer.name} in the recipe (optimizer.name); change one, {hand_over}"
         yield Problem("optimizer.type", text)
         return
     params, values = section.get("params", {}), optimizer.json_values()

@@ -16,7 +16,7 @@ from typing import Any
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.installed import shipped_folder
 from ctxlm_ds.recipe.deepspeed_rules import AUTO, REFUSED, setting_problems
-from ctxlm_ds.recipe.problems import Problem, did_you_mean, raise_problems, show_value, text_problem
+from ctxlm_ds.recipe.problems import FromEnvironment, Problem, did_you_mean, raise_problems, show_value, text_problem
 from ctxlm_ds.recipe.yaml_source import MAX_CHARACTERS, MAX_DEPTH
 from ctxlm_ds.untrusted_json import read_text
 
@@ -117,7 +117,14 @@ def deepspeed_for_trainer(path_or_name: str | Path) -> dict[str, Any]:
         elif any(value != AUTO for name, value in section.get("params", {}).items() if name in OF_SCHEDULE):
             problems.append(Problem(f"{key}.params", f'the command sets {" and ".join(OF_SCHEDULE)}; write "auto"'))
     raise_problems(f"--deepspeed {path_or_name}", problems)
-    return {**dict.fromkeys(OF_TRAINER, AUTO), "bf16": {"enabled": AUTO}, "steps_per_print": NEVER_PRINT_STEPS} | result
+    defaults = {**dict.fromkeys(OF_TRAINER, AUTO), "bf16": {"enabled": AUTO}, "steps_per_print": NEVER_PRINT_STEPS}
+    return defaults | plain_json(result)
+
+
+def _checked(text: str, where: str) -> str:
+    if reason := text_problem(text):
+        raise ConfigError(f"{ascii(where)[1:-1]}: {reason}")
+    return text
 
 
 def _expand_variables(value: Any, where: str, depth: int = 0) -> Any:
@@ -125,15 +132,13 @@ def _expand_variables(value: Any, where: str, depth: int = 0) -> Any:
         raise ConfigError(f"{where[:200]}: nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, dict):
         return {
-            _expand_variables(name, where): _expand_variables(item, f"{where}: {name}", depth + 1)
+            _checked(name, where): _expand_variables(item, f"{where}: {name}", depth + 1)
             for name, item in value.items()
         }
     if isinstance(value, list):
         return [_expand_variables(item, where, depth + 1) for item in value]
     if not isinstance(value, str):
         return value
-    if reason := text_problem(value):
-        raise ConfigError(f"{ascii(where)[1:-1]}: {reason}")
 
     def replace(match: re.Match[str]) -> str:
         name, default = match.groups()
@@ -142,7 +147,18 @@ def _expand_variables(value: Any, where: str, depth: int = 0) -> Any:
             raise ConfigError(f"{where} is {value}, but the environment has no {name}; export {name}=VALUE")
         return found
 
-    return VARIABLE.sub(replace, value)
+    expanded = FromEnvironment(VARIABLE.sub(replace, _checked(value, where)))
+    expanded.written = value
+    return expanded if expanded != value else value
+
+
+def plain_json(value: Any) -> Any:
+    """Return settings with plain texts in place of those of the environment."""
+    if isinstance(value, dict):
+        return {name: plain_json(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [plain_json(item) for item in value]
+    return str(value) if isinstance(value, FromEnvironment) else value
 
 
 def find_deepspeed_json(path_or_name: str | Path) -> Path:

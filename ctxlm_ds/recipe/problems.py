@@ -82,8 +82,15 @@ def text_problem(text: str) -> str | None:
     return None
 
 
+class FromEnvironment(str):
+    """A text with values of environment variables, which may be secrets; messages show it as `written`."""
+
+    written: str
+
+
 def show_value(value: object) -> str:
     """Return a value as a person would write it, cut to one short line."""
+    value = getattr(value, "written", value)
     if isinstance(value, str):
         text = f'"{value[:MAX_VALUE_CHARACTERS]}"'
     elif value is None:

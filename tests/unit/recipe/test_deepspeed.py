@@ -159,7 +159,7 @@ SAME = ("gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_mod
         ({"fp16": {"initial_scale_power": 12}}, ["12 here, but 16", "training.initial_loss_scale_power"]),
         ({"bf16": True}, ["bf16: true: expected a section"]),
         ({"data_types": {"grad_accum_dtype": "bf16"}}, ['"bf16" here, but "fp32"', "training.grad_accum_dtype"]),
-        ({"optimizer": {"type": "Lamb"}}, ["optimizer.type: Lamb here, but adamw", "from_ds_config"]),
+        ({"optimizer": {"type": "Lamb"}}, ['optimizer.type: "Lamb" here, but adamw', "from_ds_config"]),
         ({"optimizer": {"type": "AdamW", "params": {"lr": 1}}}, ["optimizer.params.lr: 1 here, but 0.0001"]),
         ({"optimizer": {"type": "AdamW", "params": {"betas": [0.9, 0.98]}}}, ["[0.9, 0.98] here, but [0.9, 0.999]"]),
         ({"optimizer": {"params": {"freeze_step": 3}}}, ["optimizer.params.freeze_step: 3", "from_ds_config"]),

@@ -30,6 +30,26 @@ def test_variables_of_the_environment_are_filled_in(tmp_path: Path, monkeypatch:
         load_deepspeed_json(path)
     monkeypatch.setenv("MY_OUTPUT", "/data")
     assert load_deepspeed_json(path)["csv_monitor"] == {"output_path": "/data/csv", "job_name": "job"}
+    built = build_deepspeed_config(config_of(), load_deepspeed_json(path), 1)
+    assert {type(text) for text in built["csv_monitor"].values()} == {str}  # no class that pickle would have to name
+
+
+def test_a_refusal_shows_no_value_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "hf_0a1b2c")
+    secret: dict[str, Any] = {"x": "${MY_TOKEN}"}
+    settings = {"train_batch_size": "${MY_TOKEN}", "zero_optimization": {"stage": "${MY_TOKEN}", **secret},
+                "${MY_TOKEN}": 1, "flops_profiler": "${MY_TOKEN}", "scheduler": "${MY_TOKEN}",
+                "optimizer": {"type": "${MY_TOKEN}", "params": secret}}  # fmt: skip
+    path = tmp_path / "my.json"
+    for name in settings:
+        path.write_text(json.dumps({name: settings[name]}))
+        with pytest.raises(ConfigError) as caught:
+            build_deepspeed_config(config_of(), load_deepspeed_json(path), 1)
+        assert "0a1b2c" not in str(caught.value)
+    path.write_text(json.dumps(settings | {"optimizer": "auto", "scheduler": "auto"}))
+    with pytest.raises(ConfigError) as caught:
+        deepspeed_for_trainer(path)
+    assert "0a1b2c" not in str(caught.value)
 
 
 def test_each_run_swaps_to_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

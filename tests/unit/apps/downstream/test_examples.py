@@ -116,7 +116,7 @@ def test_sentences_and_paragraphs_are_read(tmp_path: Path) -> None:
         (ANSWERS, squad("Ann met Bob.", ("Bob", 8)).replace(" 8}", " Infinity}").encode(), "no number of JSON"),
         (ANSWERS, squad("Ann met Bob.", ("Bob", 8)).replace(" 8}", ' "8"}').encode(), '`answer_start` is "8"'),
         (ANSWERS, squad("Ann met Bob.", ("Bob", 8)).replace("q1", "\\ud800").encode(), "surrogate"),
-        (TEXTS | {"format": "jsonl"}, b'{"s": "a", "y": "\\uD83D\\uDE00"}\n{"s": "a", "y": "\\udc00"}', ":2: half of a"),
+        (TEXTS | {"format": "jsonl"}, b'{"s": "a", "y": "\\ud83d\\ude00"}\n{"s": "a", "y": "\\udc00"}', ":2: half"),
         (TEXTS | {"format": "jsonl"}, b'{"s": "a", "y": NaN}', ":1: no JSON"),
     ],
 )
