@@ -66,6 +66,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--dev-file", metavar="NAME", help="file of --data in place of the task's")
     add("--max-train-examples", type=at_least(1), metavar="N", help="use the first N only")
     add("--max-length", type=at_least(8), metavar="N", help="longest input in tokens")
+    add("--split-special-tokens", action="store_true", default=None, help="names such as </s> in texts stay text")
     _add_forms(parser)
     _add_grid(parser)
     _add_tuning(parser)
@@ -130,7 +131,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not is_file_name(arguments.task):
             raise ConfigError(f"--data: give the folder with the files of {arguments.task}")
         arguments.data = Path(arguments.task).parent
-    given = {"train": arguments.train_file, "dev": arguments.dev_file, "max_length": arguments.max_length}
+    given = {"train": arguments.train_file, "dev": arguments.dev_file, "max_length": arguments.max_length,
+             "split_special_tokens": arguments.split_special_tokens}  # fmt: skip
     task = task.model_copy(update={name: value for name, value in given.items() if value is not None})
     check_packages()
     form = choose_form(task, arguments)
@@ -141,7 +143,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )  # fmt: skip
     source: Path = arguments.model or arguments.features
     wanted = {
-        "task": task.model_dump(mode="json"),
+        "task": task.recorded(),
         "model": str(source.resolve()),
         "data": str(arguments.data.resolve()),
         "settings": asdict(settings),

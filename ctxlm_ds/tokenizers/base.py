@@ -101,11 +101,10 @@ class Tokenizer:
                 )
         self.pad_id, self.unk_id, self.cls_id, self.sep_id = (ids[role] for role in DECODER_ROLES)
         self._mask_id = ids.get("mask")
-        special = {token_id: token for token_id, token in backend.get_added_tokens_decoder().items() if token.special}
+        special = (number for number, token in backend.get_added_tokens_decoder().items() if token.special)
         self.special_ids = frozenset({*special, *ids.values()})
         """Ids that are not text."""
-        self.special_names = re.compile("|".join(re.escape(token.content) for token in special.values()) or r"(?!)")
-        """Pattern of the names of special tokens; one that never matches if there are none."""
+        self.special_names = special_names(backend)
 
     @property
     def has_mask(self) -> bool:
@@ -167,13 +166,23 @@ class Tokenizer:
         """Text before a sentence that follows another one: nothing, or a space if the ids depend on it."""
         return ""
 
+    @cached_property
+    def _text_backend(self) -> Any:
+        """The backend that encodes; `backend` itself stays as its file has it."""
+        if not self.split_special_tokens:
+            return self.backend
+        splitting = type(self.backend).from_str(self.backend.to_str())
+        split_names(splitting)
+        return splitting
+
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, without a template of special tokens; as AutoTokenizer gives them."""
-        return [encoding.ids for encoding in self.backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        backend = self._text_backend
+        return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[IdsAndOffsets]:
         """Return the ids of `encode_batch` for each text, with each token's characters in the text."""
-        encodings = self.backend.encode_batch(list(texts), add_special_tokens=False)
+        encodings = self._text_backend.encode_batch(list(texts), add_special_tokens=False)
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -297,6 +306,28 @@ class TokenizerKind:
     """Suffix of a bare vocabulary file that `read` takes; empty if there is none."""
     read: Callable[[Path, dict[str, Any]], Tokenizer] | None = None
     """Takes that file and the content of the tokenizer_config.json next to it."""
+
+
+def special_names(backend: Any) -> re.Pattern[str]:
+    """Return the pattern of the names of special tokens; one that never matches if there are none."""
+    names = (token.content for token in backend.get_added_tokens_decoder().values() if token.special)
+    return re.compile("|".join(map(re.escape, names)) or r"(?!)")
+
+
+def split_names(backend: Any) -> None:
+    """Make the name of a special token inside a text ordinary text to a backend.
+
+    Unigram and word models have these names as pieces, so their words are cut behind the first character of a name.
+    """
+    from tokenizers import Regex, models, pre_tokenizers
+
+    backend.encode_special_tokens = True
+    names = [token.content for token in backend.get_added_tokens_decoder().values() if token.special]
+    pattern = "|".join(f"{re.escape(name[0])}(?={re.escape(name[1:])})" for name in names if name[1:])
+    if pattern and isinstance(backend.model, (models.Unigram, models.WordLevel)):
+        cut = pre_tokenizers.Split(Regex(pattern), "merged_with_previous")
+        steps = [cut] if backend.pre_tokenizer is None else [backend.pre_tokenizer, cut]
+        backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
 
 
 def write_lines(file: Path, lines: Iterable[str]) -> None:

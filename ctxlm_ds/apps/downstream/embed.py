@@ -47,6 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--lines", action="store_true", help="each line is a sentence; default: sentences are found by rule")
     add("--separate-directions", action="store_true", help="an ELMo of L layers gives 2L + 1, of one direction each")
     add("--max-sentences", type=at_least(1), metavar="N", help="stop after the first N")
+    add("--split-special-tokens", action="store_true", default=None, help="names such as </s> in texts stay text")
     return parser
 
 
@@ -68,7 +69,7 @@ def main() -> None:
     from ctxlm_ds.process.library_noise import quiet_libraries
 
     quiet_libraries()
-    source = open_source(args.features, args.pooling, separate=args.separate_directions)
+    source = open_source(args.features, args.pooling, None, args.separate_directions, args.split_special_tokens)
     choice.check(source.num_layers, source)
     sentences = islice(split_texts(corpus, args.lines, args.words == "whitespace"), args.max_sentences)
     first = next(sentences, None)

@@ -61,6 +61,11 @@ class Example:
         """Return the inputs on one line."""
         return " | ".join(filter(None, (self.text, self.pair, *self.choices, " ".join(self.words))))
 
+    def texts(self) -> list[str]:
+        """Return all that a tokenizer reads, a label to be written included."""
+        answers = [answer for answer, _ in self.answers]
+        return [self.text, self.pair or "", *self.choices, *self.words, self.label or "", *answers]
+
     def shown_label(self) -> str:
         """Return what is right on one line; empty if it is not known."""
         return self.label or " ".join(self.tags) or "; ".join(self.right_texts())

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
-from ctxlm_ds.apps.downstream.examples import Parts, read_files
+from ctxlm_ds.apps.downstream.examples import Example, Parts, read_files
 from ctxlm_ds.apps.downstream.kinds.base import Features, Kind
 from ctxlm_ds.apps.downstream.kinds.entries import TASKS
 from ctxlm_ds.apps.downstream.task import TaskDescription
-from ctxlm_ds.errors import ConfigError, TokenizerError
+from ctxlm_ds.errors import ConfigError, DataError, TokenizerError
 from ctxlm_ds.registry import load_object
+from ctxlm_ds.tokenizers.base import special_names, split_names
+
+logger = logging.getLogger("ctxlm_ds")
 
 
 def read_parts(task: TaskDescription, data: Path, limit: int | None = None) -> Parts:
@@ -47,7 +52,7 @@ def make_kind(
         TokenizerError: the folder has no fast tokenizer.
     """
     kind = kind_class(task, variant)
-    tokenizer = load_tokenizer(model_folder, task.entry.reads_words)
+    tokenizer = load_tokenizer(model_folder, task.entry.reads_words, task.split_special_tokens)
     made = kind(task, tokenizer, parts.labels, longest_input(model_folder, tokenizer, task.max_length), **options)
     _fit_tokenizer(made, model_folder)
     return made
@@ -62,6 +67,7 @@ def _fit_tokenizer(kind: Kind, folder: Path) -> None:
         raise ConfigError(f"--model {folder}: transformers has no model of type {config.model_type} for tasks of kind "
                           f"{kind.task.kind} ({name})")  # fmt: skip
     kind.configure(config)
+    kind.reads_end = config.is_encoder_decoder and auto_class is AutoModelForSequenceClassification
     # A model that sums up a row by its last position (XLNet) is padded in front; offsets need padding behind.
     reads_last = hasattr(config, "mem_len") and getattr(config, "summary_type", None) == "last"
     kind.tokenizer.padding_side = "left" if kind.reads_whole and reads_last else "right"
@@ -70,8 +76,8 @@ def _fit_tokenizer(kind: Kind, folder: Path) -> None:
         kind.tokenizer.model_input_names = [*names, "token_type_ids"]
 
 
-def load_tokenizer(folder: Path, splits_words: bool) -> Any:
-    """Return the tokenizer of a model folder, with a token for padding."""
+def load_tokenizer(folder: Path, splits_words: bool, split_special_tokens: bool | None = None) -> Any:
+    """Return the tokenizer of a model folder, with a token for padding; for `split_special_tokens` see the task."""
     if not (folder / "config.json").is_file():
         raise ConfigError(f"{folder}: no config.json; give a folder in Hugging Face's form "
                           "(ctxlm convert to-hf writes one)")  # fmt: skip
@@ -79,6 +85,7 @@ def load_tokenizer(folder: Path, splits_words: bool) -> Any:
         path = folder / "tokenizer.json"
         is_byte_level = path.is_file() and '"ByteLevel"' in path.read_text(encoding="utf-8", errors="replace")
         options = {"add_prefix_space": True} if splits_words and is_byte_level else {}
+        options |= {} if split_special_tokens is None else {"split_special_tokens": split_special_tokens}
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **options)
     except (OSError, ValueError) as error:
         raise TokenizerError(f"{folder}: its tokenizer cannot be loaded: {str(error).splitlines()[0]}") from None
@@ -86,6 +93,8 @@ def load_tokenizer(folder: Path, splits_words: bool) -> Any:
         raise TokenizerError(f"{folder}: no tokenizer; copy the model's tokenizer.json and tokenizer_config.json")
     if not tokenizer.is_fast:
         raise TokenizerError(f"{folder}: {type(tokenizer).__name__} knows no offsets; a fast tokenizer is needed")
+    if tokenizer.split_special_tokens:
+        split_names(tokenizer.backend_tokenizer)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     if tokenizer.pad_token is None:
@@ -108,9 +117,25 @@ def longest_input(folder: Path, tokenizer: Any, limit: int) -> int:
     return int(min(limit, tokenizer.model_max_length, positions))
 
 
+def check_names(kind: Kind, examples: Sequence[Example]) -> None:
+    """Warn of names of special tokens in texts; refuse one that the head would take for a text's end (DataError)."""
+    if kind.tokenizer is None or kind.tokenizer.split_special_tokens:
+        return
+    pattern = special_names(kind.tokenizer.backend_tokenizer)
+    found = [(one.origin, match[0]) for one in examples for match in pattern.finditer("\0".join(one.texts()))]
+    choice = "--split-special-tokens (or split_special_tokens: true of the task) reads such names as text"
+    for origin, name in found:
+        if kind.reads_end and name == kind.tokenizer.eos_token:
+            raise DataError(f"{origin}: the text has {name}, the token whose vector the model's head reads; {choice}")
+    if found:
+        logger.warning("%s: the text has %s, which is read as that special token, as are %d such names in all; %s",
+                       *found[0], len(found), choice)  # fmt: skip
+
+
 def make_sets(kind: Kind, parts: Parts) -> dict[str, Features]:
     """Check all examples, then make the features of all parts."""
     found = {name: getattr(parts, name) for name in ("train", "dev", "test") if getattr(parts, name) is not None}
     for examples in found.values():
         kind.check(examples)
+        check_names(kind, examples)
     return {name: kind.features(examples) for name, examples in found.items()}

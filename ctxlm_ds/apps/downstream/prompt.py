@@ -38,6 +38,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--score", choices=["sum", "mean"], default="sum", help="log-probability of a word or choice over its tokens")
     add("--calibrate", action="store_true", help="divide by the probabilities for content-free inputs")
     add("--max-length", type=at_least(8), metavar="N", help="longest prompt in tokens; default: the model's")
+    add("--split-special-tokens", action="store_true", default=None, help="names such as </s> in texts stay text")
     return parser.parse_args(argv)
 
 
@@ -47,9 +48,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     setup_logging()
     quiet_libraries()
     name, task = load_task(arguments.task)
+    if arguments.split_special_tokens is not None:
+        task = task.model_copy(update={"split_special_tokens": arguments.split_special_tokens})
     prompt = load_prompt(arguments.prompt or name)
     wanted = {
-        "task": task.model_dump(mode="json"), "prompt": prompt.model_dump(mode="json"),
+        "task": task.recorded(), "prompt": prompt.model_dump(mode="json"),
         "model": str(arguments.model.resolve()), "data": str(arguments.data.resolve()), "score": arguments.score,
         "calibrate": arguments.calibrate, "max_length": arguments.max_length,
     }  # fmt: skip
@@ -70,17 +73,18 @@ def answer(
     wanted: dict[str, Any],
 ) -> None:  # fmt: skip
     """Answer the prompts of some seeds."""
-    from ctxlm_ds.apps.downstream.prepare import kind_class, load_tokenizer, longest_input, read_parts
+    from ctxlm_ds.apps.downstream.prepare import check_names, kind_class, load_tokenizer, longest_input, read_parts
     from ctxlm_ds.apps.downstream.prompting import Prompting, load_scorer
 
     parts = read_parts(task, arguments.data)
-    tokenizer = load_tokenizer(arguments.model, False)
+    tokenizer = load_tokenizer(arguments.model, False, task.split_special_tokens)
     scorer = load_scorer(arguments.model, tokenizer, scores_unknown=task.entry.answer == "choice")
     raise_problems(f"prompt of {arguments.task}", list(prompt.problems(task, parts.labels, scorer.causal)))
     longest = longest_input(arguments.model, tokenizer, arguments.max_length or 2**20)
     kind = kind_class(task)(task, tokenizer, parts.labels, longest)
     for examples in (parts.train, parts.dev):
         kind.check(examples)
+        check_names(kind, examples)
     prompting = Prompting(kind, prompt, scorer, arguments.score == "mean", arguments.calibrate)
     for seed, folder in folders.items():
         predictions = prompting.predict(parts.dev, draw_examples(parts.train, arguments.shots, seed))

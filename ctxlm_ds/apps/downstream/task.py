@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 
@@ -83,6 +83,8 @@ class TaskDescription(Section):
     """Longest answer in tokens."""
     symmetric: bool = False
     """Whether the texts of a pair may change places; causal models then read both orders."""
+    split_special_tokens: bool | None = None
+    """Whether names of special tokens inside texts are ordinary text; null: as the model's tokenizer says."""
     template: str | None = None
     """Input of an encoder-decoder, with `{text}` and `{pair}` (of a question: paragraph and question)."""
     label_words: dict[str, Text] = {}
@@ -110,6 +112,11 @@ class TaskDescription(Section):
     def judged_by(self) -> list[str]:
         """Return the metrics of the report, the one that chooses first."""
         return self.metrics or list(self.entry.metrics)
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the settings that a result records; null settings that are newer than results are left out."""
+        newer = {"split_special_tokens"} if self.split_special_tokens is None else None
+        return self.model_dump(mode="json", exclude=newer)
 
     def column(self, role: str) -> Column:
         """Return the column of a role that has only one."""

@@ -30,6 +30,24 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "tokenizer"
 
 
+@pytest.mark.parametrize("kind", ["Unigram", "WordLevel"])
+def test_models_with_pieces_of_their_special_names_split_them_in_texts(tmp_path: Path, kind: str) -> None:
+    pieces = ["<unk>", "</s>", "▁a", "▁", "<", "/", "s", ">"]
+    model = models.Unigram([(piece, 0.0 if piece == "</s>" else -2.0) for piece in pieces], unk_id=0)
+    if kind == "WordLevel":
+        model = models.WordLevel({piece: number for number, piece in enumerate(pieces)}, unk_token="<unk>")
+    backend = Backend(model)
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    names = {"eos_token": "</s>", "unk_token": "<unk>"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **names).save_pretrained(tmp_path)
+    split = load_tokenizer(tmp_path, split_special_tokens=True)
+    (ids,), ((again, offsets),) = split.encode_batch(["a a</s>"]), split.encode_with_offsets(["a a</s>"])
+    assert ids == again and split.eod_id not in ids and offsets[-1][1] == 7
+    assert kind == "WordLevel" or [split.id_to_token(number) for number in ids] == ["▁a", "▁a", "<", "/", "s", ">"]
+    whole = load_tokenizer(tmp_path)
+    assert whole.encode_batch(["a a</s>"])[0][-1] == whole.eod_id and whole.fingerprint == split.fingerprint
+
+
 def edit(file: Path, **changes: object) -> None:
     content = json.loads(file.read_text())
     for key, value in changes.items():

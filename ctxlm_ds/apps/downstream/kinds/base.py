@@ -58,6 +58,8 @@ class Kind(ABC):
     """Name of transformers' class that makes a batch of features."""
     reads_whole: ClassVar[bool] = False
     """True if the head reads one vector of a row, false if one of each token."""
+    reads_end = False
+    """True if the head reads the vector of the token that ends a text (`prepare.make_kind` finds out)."""
     new_tokens: ClassVar[bool] = False
     """True if the inputs have tokens that the model does not know, whose embeddings must be trained."""
 

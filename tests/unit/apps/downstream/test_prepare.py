@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from ctxlm_ds.apps.downstream.prepare import Parts, load_tokenizer, longest_input, make_kind, make_sets, read_parts
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.errors import ConfigError, DataError
-from tests.downstream_models import sentiment, write_bert, write_rows
+from tests.downstream_models import sentiment, write_bert, write_gpt2, write_rows, write_t5
 
 
 def test_parts_are_read_and_split(tmp_path: Path) -> None:
@@ -64,6 +65,23 @@ def test_byte_level_tokenizers_read_words_and_pad(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tmp_path, True)
     assert tokenizer.pad_token == "<|endoftext|>"
     assert tokenizer(["a", "a"], is_split_into_words=True)["input_ids"] == [4, 4]
+
+
+def test_names_of_special_tokens_in_texts_are_found_before_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    task, examples = sentiment(4)
+    examples[2] = replace(examples[2], text="good </s> film")
+    parts = Parts(examples, examples[:1], None, ["bad", "good"])
+    with pytest.raises(DataError, match=r"^train\.tsv:2: the text has </s>.*--split-special-tokens"):
+        make_sets(make_kind(task, write_t5(tmp_path / "t5"), parts), parts)
+    make_sets(make_kind(task, write_gpt2(tmp_path / "gpt2"), parts), parts)
+    assert "train.tsv:2: the text has </s>" in caplog.text
+    caplog.clear()
+    kind = make_kind(task.model_copy(update={"split_special_tokens": True}), tmp_path / "t5", parts)
+    row = make_sets(kind, parts)["train"][2]["input_ids"]
+    assert row.count(kind.tokenizer.eos_token_id) == 1 and row[-1] == kind.tokenizer.eos_token_id
+    assert kind.tokenizer.unk_token_id in row and not caplog.records
 
 
 def test_a_model_that_sums_up_the_last_position_is_padded_in_front(tmp_path: Path) -> None:
