@@ -7,8 +7,6 @@ import os
 import pty
 import re
 import select
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from ctxlm_ds.recipe.schema import LoggingConfig, RunConfig, TrainingConfig
 from ctxlm_ds.run import build_hooks
 from ctxlm_ds.training.hooks.hooks import RunEnd, RunStart
 from ctxlm_ds.training.hooks.status import StatusHook, TimeLeft, figures_line, rough_moment
+from tests.integration.forked import Forked
 from tests.unit.training.hooks.test_metrics import end, metrics_of, start
 
 
@@ -94,6 +93,7 @@ from ctxlm_ds.training.hooks.metrics import MetricsWriter
 from ctxlm_ds.training.hooks.status import StatusHook
 from ctxlm_ds.process.signals import StopSignal
 import os, signal, sys
+os.chdir(os.path.dirname(__file__))
 setup_logging()
 stop_signal = StopSignal().install()
 hook = StatusHook("runs/my-run", 1000, stop_signal)
@@ -121,17 +121,17 @@ logger.info("after the end")
 def on_terminal(outcome: str, tmp_path: Path) -> tuple[int, str]:
     """Exit status of the run, and all that it wrote to a pseudo-terminal."""
     leader, follower = pty.openpty()
-    command = [sys.executable, "-c", TERMINAL_RUN, outcome]
     checkpoints = tmp_path / "runs/my-run/checkpoints"
     checkpoints.mkdir(parents=True)
     (checkpoints / "latest").write_text("step-00000016\n")
-    environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "130", "LINES": "30", "PYTHONPATH": os.getcwd()}
-    process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=environ, cwd=tmp_path)
+    (tmp_path / "run.py").write_text(TERMINAL_RUN)
+    environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "130", "LINES": "30"}
+    process = Forked([str(tmp_path / "run.py"), outcome], environ, follower, follower, 1)
     os.close(follower)
     shown = b""
     while True:
         if not select.select([leader], [], [], 60)[0]:
-            process.kill()
+            process.wait(0)
             pytest.fail("no more output")
         try:
             chunk = os.read(leader, 65536)
