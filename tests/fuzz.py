@@ -6,17 +6,16 @@ name of what came of it, or raises the CtxlmError that refuses it. `run_cases(pr
 
 from __future__ import annotations
 
+import ctypes
 import json
-import os
-import pkgutil
+import multiprocessing
 import random
 import resource
 import signal
-import subprocess
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from ctxlm_ds.errors import CtxlmError
 
 REPOSITORY = Path(__file__).parents[1]
 LONGEST_MESSAGE = 20_000
+ARENA_MAX = -8  # of mallopt(3)
 DEEP = b"[" * 50_000 + b"]" * 50_000
 NUMBERS = (0, 1, 9, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 2**64 - 2**31)
 INSERTS = (b"\0" * 8, b"\xff" * 4, b"{", b"[", b"\n", b'"', b"\xc3", b"\xed\xa0\x80", b"\xef\xbb\xbf", b"9" * 6000)
@@ -38,23 +38,26 @@ Case = Callable[[int], str]
 def run_cases(
     prepare: Callable[[Path], Case], folder: Path, seeds: range, room_bytes: int = 1 << 30, limit_s: int = 20
 ) -> Counter[str]:
-    """Run a case for each seed in a process of its own, which fails at a traceback, a hang or much memory.
+    """Run a case for each seed in a fork of this process, which fails at a traceback, a hang or much memory.
 
     Args:
-        prepare: makes the case; a function of a module.
+        prepare: makes the case.
         folder: where cases write.
         seeds: seeds of the cases.
         room_bytes: memory beyond what the imports and `prepare` take.
         limit_s: seconds for each case.
     """
-    numbers = (seeds.start, seeds.stop, room_bytes, limit_s)
-    words = [f"{prepare.__module__}:{prepare.__name__}", folder, *numbers]
-    # Arenas of threads would take address space in proportion to the cores.
-    alone = dict.fromkeys(("MALLOC_ARENA_MAX", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ARROW_NUM_THREADS"), "1")
-    command = [sys.executable, "-m", "tests.fuzz", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, env=os.environ | alone)
-    assert done.returncode == 0, f"status {done.returncode}\n{done.stderr[-5000:]}"
-    outcomes = Counter(json.loads(done.stdout.splitlines()[-1]))
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe(duplex=False)
+    process = fork.Process(target=_run, args=(theirs, prepare, folder, seeds, room_bytes, limit_s))
+    process.start()
+    theirs.close()
+    try:
+        outcomes, failures = ours.recv()
+    except EOFError:
+        outcomes, failures = Counter[str](), ["it ended without a word"]
+    process.join()
+    assert process.exitcode == 0 and not failures, f"status {process.exitcode}\n" + "".join(failures)[-5000:]
     assert outcomes.total() == len(seeds)
     return outcomes
 
@@ -112,16 +115,18 @@ def _too_long(*_: object) -> None:
     raise TimeoutError("longer than the limit of a case")
 
 
-def main() -> None:
-    """Run the cases named on the command line; print what came of them, and each failure with its seed."""
-    name, folder, *numbers = sys.argv[1:]
-    first, last, room_bytes, limit_s = map(int, numbers)
-    case = pkgutil.resolve_name(name)(Path(folder))
+def _run(
+    answer: Connection, prepare: Callable[[Path], Case], folder: Path, seeds: range, room_bytes: int, limit_s: int
+) -> None:
+    """Run the cases; send what came of them, and each failure with its seed."""
+    # Arenas of threads would take address space in proportion to the cores.
+    ctypes.CDLL(None).mallopt(ARENA_MAX, 1)
+    case = prepare(folder)
     size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (size + room_bytes,) * 2)
     signal.signal(signal.SIGALRM, _too_long)
-    outcomes: Counter[str] = Counter()
-    for seed in range(first, last):
+    outcomes, failures = Counter[str](), []
+    for seed in seeds:
         signal.alarm(limit_s)
         try:
             outcomes[case(seed)] += 1
@@ -129,13 +134,8 @@ def main() -> None:
             assert len(str(error)) <= LONGEST_MESSAGE, f"seed {seed}: a message of {len(str(error))} characters"
             outcomes["refused"] += 1
         except BaseException:
-            print(f"seed {seed}\n{traceback.format_exc()[-2000:]}", file=sys.stderr)
+            failures.append(f"seed {seed}\n{traceback.format_exc()[-2000:]}\n")
             outcomes["failed"] += 1
         finally:
             signal.alarm(0)
-    print(json.dumps(outcomes))
-    sys.exit(outcomes["failed"] > 0)
-
-
-if __name__ == "__main__":
-    main()
+    answer.send((outcomes, failures))
