@@ -23,6 +23,7 @@ from ctxlm_ds.data.dataset.merge import merge_datasets
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.process.run_lock import RunLock
+from tests.integration.forked import Forked
 from tests.sample_data import random_documents, write_dataset
 
 TOOL = Path(__file__).parents[4] / "tools" / "merge_datasets.py"
@@ -166,23 +167,29 @@ def _bytes_of_parts(folder: Path) -> int:
     return size_bytes
 
 
+def _started(folder: Path, *words: str) -> Forked:
+    """The command, which writes to `printed` in a folder."""
+    with (folder / "printed").open("wb") as printed:
+        return Forked([str(TOOL), *words], os.environ, printed.fileno(), printed.fileno(), 1)
+
+
 def test_kill_9_leaves_nothing_that_is_accepted(tmp_path: Path) -> None:
     parts = _large_parts(tmp_path)
     output = tmp_path / "out" / "joined"
-    command = [sys.executable, str(TOOL), "--input", *parts, "--output-prefix", str(output)]
+    words = ["--input", *parts, "--output-prefix", str(output)]
     rng = random.Random(5)
     for wait_bytes in [1, *(rng.randrange(1, 38_000_000) for _ in range(2))]:
-        process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+        process = _started(tmp_path, *words)
         while process.poll() is None and _bytes_of_parts(output.parent) < wait_bytes:
             time.sleep(0.001)
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+        process.wait()
         finished = _is_nothing_or_whole(output.parent)
         if finished:
             for path in output.parent.glob("joined.*"):
                 path.unlink()
-    done = subprocess.run([*command, "--overwrite"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
+    assert _started(tmp_path, *words, "--overwrite").wait(120) == 0, (tmp_path / "printed").read_text()
     assert _is_nothing_or_whole(output.parent)
     assert not list(output.parent.glob("*.partial*"))
 
@@ -190,17 +197,18 @@ def test_kill_9_leaves_nothing_that_is_accepted(tmp_path: Path) -> None:
 def test_sigterm_and_a_full_disk_leave_nothing(tmp_path: Path) -> None:
     parts = _large_parts(tmp_path)
     output = tmp_path / "out" / "joined"
-    command = [sys.executable, str(TOOL), "--input", *parts, "--output-prefix", str(output)]
-    limited = subprocess.run(["prlimit", "--fsize=10000000", *command], capture_output=True, text=True, timeout=120)
+    words = ["--input", *parts, "--output-prefix", str(output)]
+    command = ["prlimit", "--fsize=10000000", sys.executable, str(TOOL), *words]
+    limited = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert limited.returncode == 2
     assert "File too large; nothing was kept" in limited.stderr and len(limited.stderr.splitlines()) == 1
     assert list(output.parent.iterdir()) == []
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    process = _started(tmp_path, *words)
     while not any(path.stat().st_size for path in output.parent.rglob("*.part")):
         assert process.poll() is None
-    process.terminate()
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (130, "interrupted; nothing incomplete was kept\n")
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(60) == 130
+    assert (tmp_path / "printed").read_text() == "interrupted; nothing incomplete was kept\n"
     assert list(output.parent.iterdir()) == []
 
 
