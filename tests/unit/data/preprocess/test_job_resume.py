@@ -62,28 +62,27 @@ def kill_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "rmtree", lambda *arguments, **named: None)
 
 
-@pytest.mark.parametrize("step", [0, 3, 20, *range(-8, 0)])
 def test_a_killed_run_is_gone_on_with_to_the_same_bytes(
-    corpus: list[Path], tokenizer: Path, tmp_path: Path, step: int
+    corpus: list[Path], tokenizer: Path, tmp_path: Path
 ) -> None:
-    whole = run(corpus, tokenizer, tmp_path / "whole" / "data", workers=1)
-    prefix = tmp_path / "parts" / "data_text_sentence"
+    whole = run(corpus, tokenizer, tmp_path / "whole" / "data")
+    saves: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        if step < 0:  # the last ones: preparing and renaming
-            steps: list[int] = []
-            patch.setattr(job_module, "write_text", lambda *_: steps.append(1))
-            run(corpus, tokenizer, tmp_path / "count" / "data")
-            step += 3 * len(steps) + 5
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-        kill_at(step, patch)
-        run(corpus, tokenizer, tmp_path / "parts" / "data")
-    with pytest.raises(DataError, match="no such file"):
-        IndexedDataset(prefix)
-    assert not Path(f"{prefix}.idx").exists()
-    result = run(corpus, tokenizer, tmp_path / "parts" / "data", workers=1)
-    assert not result.was_complete
-    assert contents_of(prefix) == contents_of(whole.prefix)
-    assert result.metadata["bad_record_reasons"] == whole.metadata["bad_record_reasons"]
+        patch.setattr(job_module, "write_text", lambda *_: saves.append(1))
+        run(corpus, tokenizer, tmp_path / "count" / "data")
+    end = 3 * len(saves) + 5
+    for step in (0, 3, 20, *range(end - 8, end)):  # the last ones: preparing and renaming
+        prefix = tmp_path / f"parts{step}" / "data_text_sentence"
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+            kill_at(step, patch)
+            run(corpus, tokenizer, prefix.parent / "data")
+        with pytest.raises(DataError, match="no such file"):
+            IndexedDataset(prefix)
+        assert not Path(f"{prefix}.idx").exists()
+        result = run(corpus, tokenizer, prefix.parent / "data")
+        assert not result.was_complete
+        assert contents_of(prefix) == contents_of(whole.prefix), step
+        assert result.metadata["bad_record_reasons"] == whole.metadata["bad_record_reasons"]
 
 
 def test_a_piece_is_not_read_twice(
