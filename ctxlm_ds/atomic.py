@@ -68,12 +68,12 @@ def publish(partial: Path, final: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small text file atomically."""
+    """Write a small text file atomically; what is not UTF-8 (in the name of a file) is written as its escape."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_path(path)
     try:
         with open(partial, "wb") as handle:
-            handle.write(text.encode())
+            handle.write(text.encode(errors="backslashreplace"))
             handle.flush()
             os.fsync(handle.fileno())
         publish(partial, path)

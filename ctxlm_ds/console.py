@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import os
 import sys
@@ -28,6 +29,8 @@ def setup_logging(rank: int = 0) -> None:
 
 def run_command(main: Callable[[], None]) -> None:
     """Run the main function of a tool; a user's mistake ends with one message and exit status 2."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     try:
         main()
     except CtxlmError as error:

@@ -47,7 +47,7 @@ def hostfile_lines(environ: Mapping[str, str]) -> list[str]:
 def environment_lines(environ: Mapping[str, str], files: Sequence[Path]) -> list[str]:
     """Return `KEY=VALUE` lines; those of the user's files win. Raises ConfigError if a file carries a secret."""
     carried = [name for name in sorted(environ) if name in CARRIED or name.startswith(CARRIED_PREFIXES)]
-    kept = [name for name in carried if "\n" not in environ[name] and not SECRETS.search(name)]
+    kept = [name for name in carried if len(environ[name].splitlines()) <= 1 and not SECRETS.search(name)]
     lines = [f"{name}={_escaped(environ[name])}" for name in kept]
     for path in files:
         for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:

@@ -116,8 +116,9 @@ class Translation:
 
 def read_words(file: Path) -> list[str]:
     """Read a file of words, in which `\\` joins lines and `#` begins a comment. Raises ConfigError if it cannot."""
+    text = read_text(file, ConfigError, 1_000_000).replace("\r\n", "\n").replace("\\\n", " ")
     try:
-        return shlex.split(read_text(file, ConfigError, 1_000_000).replace("\\\n", " "), comments=True)
+        return shlex.split(text, comments=True)
     except ValueError as error:
         raise ConfigError(f"{file}: not a list of arguments ({error})") from error
 
@@ -164,7 +165,7 @@ def plain_value(text: str) -> int | float | str:
 
 def recipe_text(head: Sequence[str], settings: Mapping[str, Setting]) -> str:
     """Return a recipe: comment lines, then sections in the schema's order, each value with its source."""
-    lines = [f"# {line}".rstrip() for line in head]
+    lines = [f"# {_one_line(line)}".rstrip() for line in head]
     order = ["extends", *RunConfig.model_fields]
     names = {key.partition(".")[0] for key in settings}
     for name in sorted(names, key=order.index):
@@ -176,13 +177,18 @@ def recipe_text(head: Sequence[str], settings: Mapping[str, Setting]) -> str:
 
 
 def _lines(key: str, setting: Setting, indent: str) -> list[str]:
-    value, comment = setting.value, f"  # {setting.source}" if setting.source else ""
+    value, comment = setting.value, f"  # {_one_line(setting.source)}" if setting.source else ""
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         head = f"{indent}{key}:".ljust(_COMMENT_COLUMN) + comment
         return [head.rstrip(), *(f"{indent}  - {json.dumps(item)}" for item in value)]
     is_plain = isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _RESERVED
     text = value if is_plain else json.dumps(value)
     return [(f"{indent}{key}: {text}".ljust(_COMMENT_COLUMN) + comment).rstrip()]
+
+
+def _one_line(text: str) -> str:
+    """Return a text for a comment: each character that could end the line or is not YAML's is a blank."""
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def check_output(path: Path) -> None:

@@ -29,6 +29,7 @@ def test_the_users_files_win_and_are_readable_for_the_launcher(tmp_path: Path) -
     own = tmp_path / ".deepspeed_env"
     own.write_text("NCCL_DEBUG=INFO\n\n# a comment\nFOO=a=b\n")
     given = {"NCCL_DEBUG": "WARN", "CTXLM_X": "1", "HOME": "/root", "PATH": "/bin", "TORCH_A": "two\nlines"}
+    given |= {"TORCH_B": "two\rA=lines"}
     lines = environment_lines(given, [tmp_path / "missing", own])
     assert lines == ["CTXLM_X=1", "NCCL_DEBUG=WARN", "PATH=/bin", "NCCL_DEBUG=INFO", "FOO=a=b"]
 

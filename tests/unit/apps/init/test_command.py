@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import pytest
 
 from ctxlm_ds.apps.init.command import main
@@ -42,6 +46,15 @@ def test_megatrons_arguments_write_a_recipe(tmp_path, capsys):
     assert "unknown: --bf17; did you mean --bf16?" in capsys.readouterr().out
     config = load_config(output)
     assert (config.model.family, config.tokenizer.path, config.training.precision) == ("gpt2", "tok", "fp32")
+
+
+def test_arguments_that_are_not_utf8_are_written_and_printed_as_escapes(tmp_path):
+    output = tmp_path / "x.yaml"
+    words = [b"--output", bytes(output), b"--", *(GPT + REST).encode().split(), b"--seed", b"1", b"\xff", b"--\xff"]
+    command = [sys.executable, "-m", "ctxlm_ds.cli", "init", "--from-megatron", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONIOENCODING": "utf-8"})
+    assert (done.returncode, done.stderr) == (0, "") and r"unknown: --\udcff" in done.stdout
+    assert load_config(output).training.seed == 1
 
 
 def test_a_recipe_that_is_not_valid_is_not_written_and_names_the_argument(tmp_path):

@@ -29,6 +29,15 @@ def test_settings_are_written_in_the_schemas_order_and_read_back(tmp_path):
     assert (config.name, config.training.max_steps, config.data.train[0].path) == ("true", 7, "a b")
 
 
+@pytest.mark.parametrize("separator", ["\n", "\r", "\x85", "\u2028", "\u2029", "\x1c", "\x00", "\ufeff", "\udcff"])
+def test_no_text_of_a_command_ends_the_comment_that_it_is_in(separator, tmp_path):
+    source = f"--train-iters 7{separator}initialize_from: evil{separator}deepspeed: evil"
+    settings = {"training.max_steps": Setting(7, source), "data.train": Setting([{"path": "a"}], source)}
+    config = write_recipe(tmp_path / "x.yaml", recipe_text([f"of a{separator}name: evil"], settings))
+    assert (config.training.max_steps, config.data.train[0].path) == (7, "a")
+    assert "evil" not in config.flat().values()
+
+
 def test_nothing_is_overwritten_and_nothing_invalid_stays(tmp_path):
     path = tmp_path / "x.yaml"
     with pytest.raises(ConfigError, match=r"max_steps"):
@@ -50,6 +59,8 @@ def test_a_file_of_arguments_is_read(tmp_path):
         "--num-layers": ["24"], "--lr": ["1e-4"], "--fp16": [], "--data-path": ["0.3", "a", "0.7", "b c"],
         "--split": ["949,50,1"],
     }  # fmt: skip
+    file.write_bytes(b"pretrain_bert.py --vocab-file a \\\r\n  --lr 0.1\r\n")
+    assert read_command(read_words(file), SCRIPTS).arguments == {"--vocab-file": ["a"], "--lr": ["0.1"]}
     file.write_text("pretrain_bert.py --name 'open")
     with pytest.raises(ConfigError, match="not a list of arguments"):
         read_words(file)
