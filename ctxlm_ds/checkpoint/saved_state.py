@@ -32,14 +32,15 @@ STATE_NAME = "state.json"
 SOURCES = "sources"
 LEARNING_RATE = ("schedule.", "optimizer.learning_rate", "training.max_steps")
 """Settings that change the curve only if they change the rate of a step that is still to come."""
-CURVE = ("optimizer.", "training.global_batch_size", "training.batch_ramp")
-"""Other settings that change the curve."""
-ROUNDING = ("kernels.", "training.compile", "training.grad_accum_dtype", "training.deterministic")
+CURVE = ("optimizer.", "training.global_batch_size", "training.batch_ramp", "anomalies.")
+"""Other settings that change the curve, or can change it."""
+ROUNDING = ("kernels.", "training.compile", "training.grad_accum_dtype", "training.deterministic", "teacher.precision")
 """Settings that change the rounding."""
 LAYOUT = ("parallel.", "deepspeed", "training.micro_batch_size", "training.precision")
 """Settings that the differences of the environment report."""
 NOT_COMPARED = ("extends", "name", "run_dir", "initialize_")
-COMPARED_RATES = 100
+COMPARED_RATES = 10_000
+"""Steps, about, whose rates are compared; all of a shorter run."""
 
 
 class _Source(BaseModel):
@@ -215,8 +216,8 @@ def report_resume(
         LearningRateSchedule(each.schedule, each.optimizer.learning_rate, each.training.max_steps)
         for each in (saved, config)
     )
-    last = min(saved.training.max_steps, config.training.max_steps)
-    sample = range(step, last, max(1, (last - step) // COMPARED_RATES))
+    last = config.training.max_steps
+    sample = [*range(step, last, max(1, (last - step) // COMPARED_RATES)), *range(max(step, last - 1), last)]
     rates = [(index, old.at(index), new.at(index)) for index in sample if old.at(index) != new.at(index)]
     curve = [name for name in changes if (rates if name.startswith(LEARNING_RATE) else name.startswith(CURVE))]
     rounding = [*environment, *(line for name, line in changes.items() if name.startswith(ROUNDING))]
@@ -233,7 +234,7 @@ def report_resume(
         how = "with other rounding" if curve else "exactly, but not bitwise"
         logger.info("resuming %s: %s", how, ", ".join(rounding))
     if other:
-        logger.info("settings changed since the checkpoint, without effect on the curve:")
+        logger.info("settings changed since the checkpoint, without effect on the training:")
         for line in other:
             logger.info("  %s", line)
     return list(changes.values())

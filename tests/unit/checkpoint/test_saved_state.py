@@ -247,6 +247,7 @@ def report(caplog: pytest.LogCaptureFixture) -> Any:
         ({"training.max_steps": 150}, ["training.max_steps 300 -> 150", "learning rate of step 101"]),
         ({"optimizer.weight_decay": 0.1}, ["optimizer.weight_decay 0.01 -> 0.1"]),
         ({"optimizer.gradient_clipping": 0.0}, ["optimizer.gradient_clipping 1.0 -> 0.0"]),
+        ({"anomalies.max_skips": 1}, ["anomalies.max_skips 10 -> 1"]),
     ],
 )
 def test_a_changed_curve_is_a_warning(report: Any, changes: dict[str, Any], words: list[str]) -> None:
@@ -259,13 +260,35 @@ def test_a_changed_curve_is_a_warning(report: Any, changes: dict[str, Any], word
     assert rounding == "resuming with other rounding: world_size 1 -> 2"
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"training.max_steps": 400}, ["training.max_steps 300 -> 400", "learning rate of step 301: 0 -> 0.00025"]),
+        ({"training.max_steps": 400, "optimizer.learning_rate": 5e-3}, ["0.001 -> 0.005", "step 301: 0 -> 0.00125"]),
+    ],
+)
+def test_what_an_ended_run_goes_on_with_is_compared(
+    caplog: pytest.LogCaptureFixture, changes: dict[str, Any], words: list[str]
+) -> None:
+    report_resume(changed_config(RESUMED, {}), changed_config(RESUMED, changes), 300, [])
+    for word in words:
+        assert word in caplog.text
+    assert caplog.text.count("WARNING") == 1 + len(changes) and "without effect" not in caplog.text
+
+
+def test_a_change_of_a_few_last_steps_of_a_long_run_is_found(caplog: pytest.LogCaptureFixture) -> None:
+    long = {"training": {"max_steps": 10**6}, "schedule": {"name": "wsd", "decay_fraction": 1e-5}}
+    report_resume(changed_config(long, {}), changed_config(long, {"schedule.decay_fraction": 2e-5}), 500, [])
+    assert "schedule.decay_fraction 1e-05 -> 2e-05" in caplog.text and "its curve is not" in caplog.text
+
+
 def test_a_longer_run_of_a_fixed_schedule_keeps_its_curve(report: Any) -> None:
     fixed = changed_config(RESUMED, {"schedule.total_steps": 300})
     longer = changed_config(RESUMED, {"schedule.total_steps": 300, "training.max_steps": 500})
     assert report_resume(fixed, longer, 100, []) == ["training.max_steps 300 -> 500"]
     _, lines = report({"logging.interval_steps": 1})
     assert lines == [
-        (20, "settings changed since the checkpoint, without effect on the curve:"),
+        (20, "settings changed since the checkpoint, without effect on the training:"),
         (20, "  logging.interval_steps 10 -> 1"),
     ]
 
