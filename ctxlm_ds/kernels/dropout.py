@@ -70,6 +70,8 @@ def keyed_gumbel(places: Tensor, key: Tensor) -> Tensor:
 
 def _lanes(count: int, key: Tensor, first: int) -> Tensor:
     """Hash places first to first + count - 1 to int16 numbers, all values equally likely."""
+    if key.device.type == "meta":
+        return torch.empty(count, dtype=torch.int16, device="meta")
     begin, end = first // LANES_PER_WORD, -(-(first + count) // LANES_PER_WORD)
     lanes = _hash(torch.arange(begin, end, device=key.device), key).view(torch.int16)
     skipped = first - begin * LANES_PER_WORD

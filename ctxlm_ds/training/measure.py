@@ -91,9 +91,9 @@ class MeasuredModel:
     """Bytes per row of each field of the batch."""
 
 
-def training_flops_per_row(config: RunConfig) -> int:
+def training_flops_per_row(config: RunConfig, platform: Platform = CUDA) -> int:
     """Return the operations of one row, forward and backward (a teacher's forward), without recomputation."""
-    measured = measure(config)
+    measured = measure(config, platform=platform)
     works = ((layer.at(1), frozen) for layer, frozen in zip(measured.layers, measured.frozen, strict=True))
     # Products with inputs without a gradient have one product backward.
     return sum(
@@ -116,14 +116,23 @@ def useful_flops_per_row(config: RunConfig) -> float:
 
 
 _measured: dict[tuple[Any, ...], MeasuredModel] = {}
+_described: dict[tuple[Any, ...], Program] = {}
+
+
+def _key(config: RunConfig, platform: Platform) -> tuple[Any, ...]:
+    """Return what a measurement, or the program of a complete model, depends on."""
+    shape = config.model_dump_json(include={"model", "data", "objective", "teacher", "kernels"})
+    return shape, config.training.precision, config.parallel.vocab_multiple, platform
 
 
 def measure(
     config: RunConfig, tensor: int = 1, sequence_parallel: bool = False, platform: Platform = CUDA
 ) -> MeasuredModel:
     """Measure a recipe's model on the first of `tensor` ranks; results are cached."""
-    shape = config.model_dump_json(include={"model", "data", "objective", "teacher", "kernels"})
-    key = (shape, config.training.precision, config.parallel.vocab_multiple, tensor, sequence_parallel, platform)
+    if config.training.precision == "fp16":
+        # The same bytes and operations.
+        config = config.with_values("training", precision="bf16")
+    key = (*_key(config, platform), tensor, sequence_parallel)
     if key not in _measured:
         if config.kernels.attention in ("varlen", "flash3"):
             platform = replace(platform, reads_masks=False)
@@ -180,7 +189,15 @@ def _kernels(asked: KernelsConfig, platform: Platform, precision: str) -> Kernel
 
 
 def describe(config: RunConfig, parallel: ParallelContext | None = None, platform: Platform = CUDA) -> Program:
-    """Return the program of a run, of the complete model by default, with the teacher that the recipe describes."""
+    """Return the program of a run, with the teacher that the recipe describes.
+
+    By default of the complete model, which is cached.
+    """
+    if parallel is None:
+        key = _key(config, platform)
+        if key not in _described:
+            _described[key] = describe(config, ParallelContext(), platform)
+        return _described[key]
     objective, model, teacher = build_objective(config.objective), with_vocabulary(config.model), config.teacher
     if teacher.model is not None and not teacher.model.vocab_size:
         theirs = teacher.model.model_copy(update={"vocab_size": model.vocab_size})
@@ -188,7 +205,7 @@ def describe(config: RunConfig, parallel: ParallelContext | None = None, platfor
     build = ModelBuild(
         outputs=(*objective.outputs, *objective.taps),
         kernels=_kernels(config.kernels, platform, config.training.precision),
-        parallel=parallel or ParallelContext(),
+        parallel=parallel,
         recompute=True,
         shares_rows=config.data.shares_rows,
     )

@@ -115,8 +115,10 @@ class Planner:
 
         Runs whose attention kept all scores computed all pairs of positions, and publications count them.
         """
-        count = training_flops_per_row if self.platform.keeps_scores else useful_flops_per_row
-        return count(self.config) * self.config.training.global_batch_size
+        rows = self.config.training.global_batch_size
+        if self.platform.keeps_scores:
+            return training_flops_per_row(self.config, self.platform) * rows
+        return useful_flops_per_row(self.config) * rows
 
     def weigh(self, layout: Layout) -> Plan:
         """Return memory, traffic and time of a layout that recipe/layout.py accepts."""

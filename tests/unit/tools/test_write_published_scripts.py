@@ -61,9 +61,9 @@ def test_tables_are_what_the_planner_weighs(script: str) -> None:
         }
 
 
-@pytest.mark.parametrize(("script", "gpu"), list(zip(SCRIPTS, [*GPUS, *GPUS], strict=False)))
+@pytest.mark.parametrize(("script", "gpu"), list(zip(SCRIPTS, [*GPUS, *GPUS], strict=False))[::3])
 def test_layouts_are_what_the_planner_recommends(script: str, gpu: str) -> None:
-    """One of each script here; all of them: test_every_layout."""
+    """One layout of some scripts here; all of them: test_every_layout."""
     recipes, num_nodes = SCRIPTS[script]
     found = recommended_layout(recipes[-1], find_gpu(gpu), num_nodes[-1])
     assert found is not None
