@@ -10,39 +10,53 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = sorted((ROOT / "tools").glob("*.py"))
+PRETRAIN = "ctxlm_ds.pretrain"
 HEAVY = {"corpus.py": "its steps are classes of datatrove, which imports numpy and pyarrow"}
 SLOW = (
     "torch", "deepspeed", "transformers", "datasets", "tokenizers", "tensorboard", "numba", "megatron", "numpy",
     "pyarrow",
 )  # fmt: skip
 CODE = """
-import runpy, sys
-kind, target = sys.argv[1:]
-sys.argv = [target, "--help"]
-sys.path.insert(0, target.rpartition("/")[0])
-try:
-    runpy.run_path(target, run_name="__main__") if kind == "file" else runpy.run_module(target, run_name="__main__")
-except SystemExit as end:
-    assert not end.code, end.code
-print("loaded:", [name for name in {slow} if name in sys.modules])
+import os, runpy, sys
+import ctxlm_ds.recipe.load  # once for all of them
+for target in sys.argv[1:]:
+    if os.fork():
+        os.wait()
+        continue
+    try:
+        sys.argv, end = [target, "--help"], None
+        sys.path.insert(0, target.rpartition("/")[0])
+        try:
+            (runpy.run_path if target.endswith(".py") else runpy.run_module)(target, run_name="__main__")
+        except SystemExit as ended:
+            end = ended.code
+        print(f"{target} ended with {end or 0} and has loaded {[name for name in {slow} if name in sys.modules]}")
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 """
 
 
-def loaded(kind: str, target: str) -> str:
-    """The last line of a command that shows its help: the slow libraries that it has imported."""
-    code = CODE.replace("{slow}", repr(SLOW))
-    done = subprocess.run(
-        [sys.executable, "-c", code, kind, target], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0 and "usage:" in done.stdout, done.stderr
-    return done.stdout.splitlines()[-1]
+@pytest.fixture(scope="module")
+def shown() -> str:
+    """What the commands say, each in a fork of one process; then its status and the slow libraries it has imported."""
+    command = [sys.executable, "-c", CODE.replace("{slow}", repr(SLOW)), *map(str, TOOLS), PRETRAIN]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def loaded(target: str, shown: str) -> str:
+    """The slow libraries that the help of a command has imported."""
+    said, _, after = shown.partition(f"{target} ended with 0 and has loaded ")
+    assert after and "usage:" in said.rpartition(" and has loaded ")[2]
+    return after.partition("\n")[0]
 
 
 @pytest.mark.parametrize("path", TOOLS, ids=lambda path: str(path.name))
-def test_help_of_a_tool(path: Path) -> None:
-    slow = loaded("file", str(path))
-    assert slow == "loaded: []" or (path.name in HEAVY and "torch" not in slow)
+def test_help_of_a_tool(path: Path, shown: str) -> None:
+    slow = loaded(str(path), shown)
+    assert slow == "[]" or (path.name in HEAVY and "torch" not in slow)
 
 
-def test_help_of_pretraining() -> None:
-    assert loaded("module", "ctxlm_ds.pretrain") == "loaded: []"
+def test_help_of_pretraining(shown: str) -> None:
+    assert loaded(PRETRAIN, shown) == "[]"
