@@ -23,13 +23,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
+import ctxlm_ds.registry
 from tests.dist.forks import prepare_to_fork
 
 ROUTE = (
     "ctxlm_ds.run", "ctxlm_ds.training.engine.runtime", "ctxlm_ds.pretrain", "ctxlm_ds.process.run_lock",
     "ctxlm_ds.apps.downstream.during_run", "ctxlm_ds.training.hooks.history", "ctxlm_ds.apps.report.run_report",
 )  # fmt: skip
-ROOT = Path(__file__).resolve().parents[2]
 GRACE_S = 30.0
 """How long ranks may take to end after one has failed."""
 
@@ -50,14 +50,16 @@ def can_fork() -> bool:
 class Forked:
     """A command in a fork, with the methods of `subprocess.Popen` that tests use."""
 
-    def __init__(self, words: Sequence[str], environ: Mapping[str, str], output: int, errors: int, ranks: int) -> None:
+    def __init__(
+        self, words: Sequence[str], environ: Mapping[str, str], folder: Path, output: int, errors: int, ranks: int
+    ) -> None:
         self.args = words
         self.returncode: int | None = None
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            _lead(words, environ, output, errors, ranks)
+            _lead(words, environ, folder, output, errors, ranks)
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -76,19 +78,21 @@ class Forked:
         return self.returncode
 
 
-def _lead(words: Sequence[str], environ: Mapping[str, str], output: int, errors: int, ranks: int) -> NoReturn:
+def _lead(
+    words: Sequence[str], environ: Mapping[str, str], folder: Path, output: int, errors: int, ranks: int
+) -> NoReturn:
     """Run the command in a new session: here for one rank, else in a process for each rank."""
     status = 1
     try:
         os.setsid()
         if ranks == 1:
-            _run(words, environ, output, errors)
+            _run(words, environ, folder, output, errors)
         pids = {}
         for rank in range(ranks):
             place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             pids[rank] = os.fork()
             if pids[rank] == 0:
-                _run(words, {**environ, **place}, output, errors)
+                _run(words, {**environ, **place}, folder, output, errors)
         status = _wait(list(pids.values()))
     finally:
         os._exit(status)
@@ -113,7 +117,7 @@ def _wait(pids: list[int]) -> int:
     return failed
 
 
-def _run(words: Sequence[str], environ: Mapping[str, str], output: int, errors: int) -> NoReturn:
+def _run(words: Sequence[str], environ: Mapping[str, str], folder: Path, output: int, errors: int) -> NoReturn:
     """Become a new process, as far as the command can see, and run it."""
     status = 1
     try:
@@ -121,9 +125,10 @@ def _run(words: Sequence[str], environ: Mapping[str, str], output: int, errors: 
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         atexit._clear()
-        os.chdir(ROOT)
+        os.chdir(folder)
         os.environ.clear()
         os.environ.update(environ)
+        _find_packages([str(folder), *environ.get("PYTHONPATH", "").split(os.pathsep)])
         for number, handle in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, errors)):
             os.dup2(handle, number)
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
@@ -142,14 +147,25 @@ def _run(words: Sequence[str], environ: Mapping[str, str], output: int, errors: 
         os._exit(status)
 
 
+def _find_packages(folders: list[str]) -> None:
+    """Find modules and installed entries also in folders that this process has not looked into."""
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
+    for value in vars(ctxlm_ds.registry).values():
+        if isinstance(value, ctxlm_ds.registry.Registry):
+            vars(value).pop("_installed", None)
+
+
 def _command(words: Sequence[str]) -> int:
-    """Run `-m ctxlm_ds.pretrain ...` or `tools/x.py ...`; return the exit status."""
+    """Run `-m MODULE ...` or `tools/x.py ...`; return the exit status."""
     try:
         if words[:2] == ["-m", "ctxlm_ds.pretrain"]:
             from ctxlm_ds.pretrain import run
 
             sys.argv = ["pretrain.py", *words[2:]]
             run()
+        elif words[0] == "-m":
+            sys.argv = [*words[1:]]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = [*words]
             runpy.run_path(words[0], run_name="__main__")

@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent
 FORKED = "forked"
 """First word of a command that runs in a fork of this process; the number of ranks follows."""
+NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
+"""Settings under which the losses of several ranks are nearly those of one."""
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -37,10 +39,10 @@ def environment(**extra: str) -> dict[str, str]:
 Finished = subprocess.CompletedProcess[str]
 
 
-def call(*command: object, check: bool = True, timeout_s: float = 240, **extra: str) -> Finished:
-    """Run a command from the repository's root; with `check` a failure shows its output."""
+def call(*command: object, check: bool = True, timeout_s: float = 240, folder: Path = ROOT, **extra: str) -> Finished:
+    """Run a command from a folder, the repository's root; with `check` a failure shows its output."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = _begin(command, out, err, **extra)
+        process = _begin(command, out, err, folder, **extra)
         try:
             status = process.wait(timeout_s)
         except BaseException:
@@ -102,14 +104,23 @@ def metrics(run_dir: Path, key: str = "loss") -> dict[int, Any]:
     return {line["step"]: line[key] for line in lines if key in line}
 
 
+def alone_losses(folder: Path, steps: int) -> dict[int, float]:
+    """The losses of the first steps of the recipe in FOLDER/recipe.yaml, without dropout, in one process."""
+    recipe, run_dir = folder / "recipe.yaml", folder / "alone"
+    total = json.loads(recipe.read_text())["training"]["max_steps"]
+    overrides = [f"run_dir={run_dir}", f"training.max_steps={steps}", f"schedule.total_steps={total}"]
+    call(*launcher("forked", 1), *pretrain_words(recipe, overrides))
+    return metrics(run_dir)
+
+
 def start(words: Sequence[object], log: Path, **extra: str) -> Any:
     """Start a command in a process group of its own, its output in a file."""
     with open(log, "ab") as output:
         return _begin(words, output, output, **extra)
 
 
-def _begin(words: Sequence[object], output: IO[Any], errors: IO[Any], **extra: str) -> Any:
-    """Start a command from the repository's root, in a session of its own."""
+def _begin(words: Sequence[object], output: IO[Any], errors: IO[Any], folder: Path = ROOT, **extra: str) -> Any:
+    """Start a command from a folder, in a session of its own."""
     texts, environ = [str(word) for word in words], environment(**extra)
     if texts[0] == FORKED and not can_fork():
         texts = [str(BIN / "torchrun"), "--standalone", "--nproc_per_node", *texts[1:]]
@@ -117,8 +128,8 @@ def _begin(words: Sequence[object], output: IO[Any], errors: IO[Any], **extra: s
         ranks = int(texts[1])
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())} if ranks > 1 else {}
         sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks)) if ranks > 1 else {}
-        return Forked(texts[2:], {**environ, **meeting, **sizes}, output.fileno(), errors.fileno(), ranks)
-    return subprocess.Popen(texts, cwd=ROOT, env=environ, stdout=output, stderr=errors, start_new_session=True)
+        return Forked(texts[2:], {**environ, **meeting, **sizes}, folder, output.fileno(), errors.fileno(), ranks)
+    return subprocess.Popen(texts, cwd=folder, env=environ, stdout=output, stderr=errors, start_new_session=True)
 
 
 def kill_group(process: Any, number: int = signal.SIGKILL) -> None:

@@ -12,7 +12,7 @@ from ctxlm_ds.errors import EXIT_HANG
 from ctxlm_ds.process.failure import read_failures
 from ctxlm_ds.process.run_history import read_history
 from tests.integration.conftest import Prepared
-from tests.integration.route import BIN, ROOT, Finished, call, pretrain_words
+from tests.integration.route import BIN, NO_DROPOUT, ROOT, Finished, alone_losses, call, metrics, pretrain_words
 
 PROGRAM = ROOT / "tests" / "integration" / "misbehaving.py"
 STEP = 4
@@ -22,7 +22,8 @@ def misbehave(
     route: Prepared, folder: Path, how: str, ranks: int, kind: str = "torchrun", **watchdog: Any
 ) -> tuple[Finished, Path]:
     """Rank 1 does `how` at the beginning of its fifth step; the finished job and the folder of its evidence."""
-    recipe = route.recipe(folder / "recipe.yaml", watchdog=watchdog, training={"global_batch_size": 12, "max_steps": 8})
+    training = {"global_batch_size": 12, "max_steps": 8}
+    recipe = route.recipe(folder / "recipe.yaml", model=NO_DROPOUT, watchdog=watchdog, training=training)
     words = [PROGRAM, how, 1, STEP, *pretrain_words(recipe, [f"run_dir={folder / 'run'}"])]
     # A launcher that looks seldom lets every rank see a lost connection before the launcher's signal comes.
     torchrun = ["--standalone", "--monitor-interval", 10, "--nproc_per_node", ranks]
@@ -57,6 +58,7 @@ def test_a_failing_rank_is_told_from_the_one_that_lost_it(kind: str, bert_route:
     start, end = read_history(tmp_path / "run")
     assert (start["event"], start["step"], start["world_size"], start["launcher"]) == ("start", 0, 2, kind)
     assert (end["event"], end["step"], end["completed"], end["failed"]) == ("end", STEP, False, True)
+    assert metrics(tmp_path / "run") == pytest.approx(alone_losses(tmp_path, STEP), rel=1e-5)
 
 
 @pytest.mark.soak

@@ -1,4 +1,7 @@
-"""Ctrl-C in a terminal, under every launcher: one line, no traceback, a checkpoint if a step was done, nobody left."""
+"""Ctrl-C in a terminal, under every launcher: one line, no traceback, a checkpoint if a step was done, nobody left.
+
+Until then the losses of two ranks are those of one process.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ import pytest
 
 from ctxlm_ds.process.run_history import read_history
 from tests.integration.conftest import Prepared
-from tests.integration.route import ROOT, environment, launcher, metrics, pretrain_words
+from tests.integration.route import NO_DROPOUT, ROOT, alone_losses, environment, launcher, metrics, pretrain_words
 
 CTRL_C = b"\x03"
+STEPS = 4
 START_S = 180
 END_S = 180
 
@@ -71,7 +75,9 @@ def interrupted(
     run_dir = folder / "run"
     never: dict[str, Any] = {"interval_steps": 10_000}
     training = {"global_batch_size": global_batch_size, "max_steps": 10_000}
-    recipe = route.recipe(folder / "recipe.yaml", training=training, checkpoint=never, evaluation=never)
+    recipe = route.recipe(
+        folder / "recipe.yaml", model=NO_DROPOUT, training=training, checkpoint=never, evaluation=never
+    )
     terminal = Terminal([*launcher(kind, 2), *pretrain_words(recipe, [f"run_dir={run_dir}"])])
     terminal.read(lambda: ready(run_dir), START_S)
     begin = len(terminal.text)
@@ -93,7 +99,7 @@ def interrupted(
 
 
 def has_steps(run_dir: Path) -> bool:
-    return (run_dir / "metrics.jsonl").exists() and len(metrics(run_dir)) >= 2
+    return (run_dir / "metrics.jsonl").exists() and len(metrics(run_dir)) >= STEPS
 
 
 def has_begun(run_dir: Path) -> bool:
@@ -112,6 +118,8 @@ def test_an_interrupted_run_saves_its_last_step(kind: str, bert_route: Prepared,
     log = (run_dir / "output.log").read_text()
     assert log.count("stopping: ") == 1 and "\x1b" not in log
     assert re.search(r" step \d+/10000 \| loss ", log)
+    alone = alone_losses(tmp_path, STEPS)
+    assert {step: loss for step, loss in metrics(run_dir).items() if step <= STEPS} == pytest.approx(alone, rel=1e-5)
 
 
 def test_a_first_step_of_minutes_is_abandoned(bert_route: Prepared, tmp_path: Path) -> None:

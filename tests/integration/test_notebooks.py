@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.integration.route import ROOT, call, launcher
+
 pytestmark = [pytest.mark.xdist_group("notebooks"), pytest.mark.timeout(900)]
 NOTEBOOKS = {path.stem: path for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")}
 
@@ -25,11 +23,8 @@ def run(name: str, folder: Path) -> str:
     """Run the cells of code as one script, without Jupyter; what they print."""
     script = folder / f"{name}.py"
     script.write_text("\n\n".join("".join(cell["source"]) for cell in cells(name) if cell["cell_type"] == "code"))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "Agg"}
-    command = [sys.executable, script.name]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-    return done.stdout
+    words = *launcher("forked", 1)[:2], script.name
+    return call(*words, folder=folder, timeout_s=800, PYTHONPATH=str(ROOT), MPLBACKEND="Agg").stdout
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.conftest import Prepared
 from tests.integration.pages import code, shell
-from tests.integration.route import metrics
+from tests.integration.route import call, launcher, metrics
 
 
 @pytest.fixture(scope="module")
@@ -17,7 +17,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, bert_route: Prepared) -> Pa
     """A folder with the data that the page names, in which its example has run."""
     folder = bert_route.link(tmp_path_factory.mktemp("notebook"), wiki=bert_route.train, dev=bert_route.heldout)
     (folder / "example.py").write_text(code("python.md"))
-    (folder / "printed.txt").write_text(shell("python example.py", folder).stdout)
+    (folder / "printed.txt").write_text(call(*launcher("forked", 1)[:2], "example.py", folder=folder).stdout)
     return folder
 
 
@@ -32,7 +32,7 @@ def test_the_example_prints_what_it_says(folder: Path) -> None:
 def test_its_steps_are_those_of_the_command(folder: Path) -> None:
     recipe = json.dumps({"extends": str(folder / "runs" / "notebook" / "config.yaml"), "run_dir": "runs/command"})
     (folder / "recipe.yaml").write_text(recipe)
-    shell("python -m ctxlm_ds.pretrain --config recipe.yaml", folder)
+    call(*launcher("forked", 1), "--config", "recipe.yaml", folder=folder)
     command, notebook = (metrics(folder / "runs" / name) for name in ("command", "notebook"))
     assert command[20] == notebook[20]
 
