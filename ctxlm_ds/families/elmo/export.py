@@ -34,6 +34,8 @@ from ctxlm_ds.tokenizers.kinds.characters import BEGIN, END, UNK, char_ids
 from ctxlm_ds.untrusted_json import open_regular, read_json_object
 
 OPTIONS, WEIGHTS = "options.json", "weights.hdf5"
+MAX_COMPRESSION = 50
+"""Chunks that a file of HDF5 does not have are zeros: a few kB can stand for any number of them."""
 DIRECTIONS = ("forward", "backward")
 LSTM_OPTIONS = {
     "cell_clip": "cell_clip", "cell_size": "dim", "num_layers": "n_layers", "projection_clip": "proj_clip",
@@ -135,6 +137,10 @@ class BilmFormat(OwnFormat):
             for dataset in datasets(model):
                 if dataset.name not in file:
                     raise ExportError(f"{folder / WEIGHTS} has no {dataset.name}, which {OPTIONS} describes")
+                size_bytes = getattr(file[dataset.name], "nbytes", 0)
+                if size_bytes > MAX_COMPRESSION * file.id.get_filesize():
+                    raise ExportError(f"{folder / WEIGHTS}: {dataset.name} has {size_bytes:,} bytes, which a file of "
+                                      f"{file.id.get_filesize():,} does not hold: copy it again")  # fmt: skip
                 tensors |= _parameters(file, dataset, model.projection_size, folder / WEIGHTS)
         if (folder / SINGLE_FILE).is_file() or (folder / INDEX_FILE).is_file():
             files = SafetensorsFiles(model_files(folder))

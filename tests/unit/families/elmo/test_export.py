@@ -137,6 +137,11 @@ def test_bad_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             file[name] = value
         with pytest.raises(ExportError, match=rf"weights.hdf5: {name} does not fit options.json"):
             FORMAT.open(tmp_path)
+    with h5py.File(tmp_path / WEIGHTS, "a") as file:
+        del file["CNN_proj/W_proj"]
+        file.create_dataset("CNN_proj/W_proj", (100_000, 10_000), "f8", chunks=(1000, 1000))
+    with pytest.raises(ExportError, match="CNN_proj/W_proj has 8,000,000,000 bytes, which a file of"):
+        FORMAT.open(tmp_path)
     (tmp_path / WEIGHTS).write_bytes(b"no hdf5")
     with pytest.raises(ExportError, match="weights.hdf5 is damaged"):
         FORMAT.open(tmp_path)
