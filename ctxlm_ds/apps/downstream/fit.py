@@ -17,11 +17,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
 from transformers.pytorch_utils import Conv1D
 from transformers.trainer_callback import EarlyStoppingCallback, PrinterCallback
 
 from ctxlm_ds.apps.downstream.kinds.base import Features, Kind, quiet_transformers
+from ctxlm_ds.apps.downstream.model_folder import read_config
 from ctxlm_ds.apps.downstream.results import PARTS, FitSettings, Point, Tuning, write_point
 from ctxlm_ds.atomic import output_folder
 from ctxlm_ds.console import PLAIN_INTERVAL_S
@@ -74,10 +75,8 @@ def load_config(folder: Path, kind: Kind) -> Any:
     if kind.tokenizer is None:
         return None
     names = dict(enumerate(kind.labels)) if kind.labels else {0: "LABEL_0", 1: "LABEL_1"}
-    config = AutoConfig.from_pretrained(
-        folder, local_files_only=True, num_labels=len(names), id2label=names,
-        label2id={name: at for at, name in names.items()},
-    )  # fmt: skip
+    label2id = {name: at for at, name in names.items()}
+    config = read_config(folder, num_labels=len(names), id2label=names, label2id=label2id)
     config.problem_type = PROBLEM_TYPES.get(kind.task.entry.answer, config.problem_type)
     kind.configure(config)
     config.pad_token_id = kind.tokenizer.pad_token_id  # several classes find a row's last token by it

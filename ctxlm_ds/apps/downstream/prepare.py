@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from ctxlm_ds.apps.downstream.examples import Example, Parts, read_files
 from ctxlm_ds.apps.downstream.kinds.base import Features, Kind
 from ctxlm_ds.apps.downstream.kinds.entries import TASKS
+from ctxlm_ds.apps.downstream.model_folder import read_config
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.errors import ConfigError, DataError, TokenizerError
 from ctxlm_ds.registry import load_object
@@ -60,7 +61,7 @@ def make_kind(
 
 def _fit_tokenizer(kind: Kind, folder: Path) -> None:
     """Make the tokenizer pad on the side that the model expects, and number segments if it has several."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = read_config(folder)
     auto_class = kind.auto_class()
     if type(config) not in auto_class._model_mapping:
         name = auto_class.__name__.removeprefix("AutoModel")
@@ -78,9 +79,7 @@ def _fit_tokenizer(kind: Kind, folder: Path) -> None:
 
 def load_tokenizer(folder: Path, splits_words: bool, split_special_tokens: bool | None = None) -> Any:
     """Return the tokenizer of a model folder, with a token for padding; for `split_special_tokens` see the task."""
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder}: no config.json; give a folder in Hugging Face's form "
-                          "(ctxlm convert to-hf writes one)")  # fmt: skip
+    read_config(folder)
     try:
         path = folder / "tokenizer.json"
         is_byte_level = path.is_file() and '"ByteLevel"' in path.read_text(encoding="utf-8", errors="replace")
@@ -104,12 +103,16 @@ def load_tokenizer(folder: Path, splits_words: bool, split_special_tokens: bool 
 
 def longest_input(folder: Path, tokenizer: Any, limit: int) -> int:
     """Return the longest row in tokens that a model reads, at most `limit`."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = read_config(folder)
     positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     if positions is None or positions < 1:  # XLNet has no limit and says -1
         return int(min(limit, tokenizer.model_max_length))
-    with torch.device("meta"):
-        model = AutoModel.from_config(config)
+    try:
+        with torch.device("meta"):
+            model = AutoModel.from_config(config)
+    except Exception as error:  # whatever sizes that do not fit each other make transformers' classes do
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"{folder / 'config.json'} describes no model: {reason}") from error
     tables = (getattr(module, "position_embeddings", None) for module in model.modules())
     padding_ids = [getattr(table, "padding_idx", None) for table in tables]
     # RoBERTa's positions begin after the padding id: rows before are never read.

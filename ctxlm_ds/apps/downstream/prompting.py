@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 from ctxlm_ds.apps.downstream.examples import Example
 from ctxlm_ds.apps.downstream.kinds.base import Kind, Prediction, quiet_transformers, softmax
+from ctxlm_ds.apps.downstream.model_folder import check_weights, read_config
 from ctxlm_ds.apps.downstream.prompt_task import PromptDescription, content_free
 from ctxlm_ds.console import counted
 from ctxlm_ds.errors import ConfigError
@@ -181,7 +182,7 @@ def load_scorer(folder: Path, tokenizer: Any, scores_unknown: bool = False) -> S
         ConfigError: it is no language model that can score words, or has no weights of its output layer.
     """
     quiet_transformers()  # it would report each input that is still to be shortened
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config = read_config(folder)
     auto_class, scorer = _choose(folder, config, tokenizer)
     model, loading = auto_class.from_pretrained(
         folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, output_loading_info=True
@@ -190,6 +191,7 @@ def load_scorer(folder: Path, tokenizer: Any, scores_unknown: bool = False) -> S
     if missing:
         raise ConfigError(f"--model {folder}: no weights of {missing[0]}: the export has no language model's output "
                           "layer (of an ELECTRA, the folder generator has one)")  # fmt: skip
+    check_weights(folder, model)
     return scorer(model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer, scores_unknown)
 
 

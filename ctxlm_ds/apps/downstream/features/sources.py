@@ -20,6 +20,7 @@ from transformers import AutoModel
 from ctxlm_ds.apps.downstream.examples import OPENERS
 from ctxlm_ds.apps.downstream.kinds.base import quiet_transformers
 from ctxlm_ds.apps.downstream.kinds.tagging import encode_windows, word_places
+from ctxlm_ds.apps.downstream.model_folder import check_weights
 from ctxlm_ds.apps.downstream.prepare import load_tokenizer, longest_input
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.export.base import WordLayers, own_format_in
@@ -152,6 +153,7 @@ class TransformersSource(FeatureSource):
             model = AutoModel.from_pretrained(folder, **options)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{folder}: its model cannot be loaded: {str(error).splitlines()[0]}") from None
+        check_weights(folder, model)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.model = (model.get_encoder() if model.config.is_encoder_decoder else model).eval().to(self.device)
         self.pooling = pooling

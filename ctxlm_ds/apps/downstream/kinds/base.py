@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from ctxlm_ds.apps.downstream.examples import Example
+from ctxlm_ds.apps.downstream.model_folder import check_weights
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.problems import show_value
@@ -116,7 +117,7 @@ class Kind(ABC):
             return (auto_class.from_config if extended is None else extended._from_config)(config, dtype=torch.float32)
         options = {"config": config, "dtype": torch.float32, "use_safetensors": True, "local_files_only": True}
         try:
-            return (extended or auto_class).from_pretrained(folder, **options)
+            model = (extended or auto_class).from_pretrained(folder, **options)
         except RuntimeError as error:
             if "ignore_mismatched_sizes" not in str(error):
                 raise
@@ -124,6 +125,8 @@ class Kind(ABC):
                 f"--model {folder}: weights of other sizes than the task needs; a model fine-tuned on a task with "
                 "other labels cannot be its start, give the pretrained one"
             ) from None
+        check_weights(folder, model)
+        return model
 
     def collator(self) -> Any:
         """Return what makes a batch of features."""
