@@ -42,7 +42,7 @@ def read_config(folder: Path, **settings: Any) -> Any:
         raise ConfigError(f"{path}: transformers has no model of type {kind!r}{code}")
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **settings)
-    except Exception as error:  # whatever its values' types make transformers' classes do
+    except Exception as error:  # values of wrong types raise any exception
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"{path}: transformers cannot read it: {reason}") from error
 

@@ -110,7 +110,7 @@ def longest_input(folder: Path, tokenizer: Any, limit: int) -> int:
     try:
         with torch.device("meta"):
             model = AutoModel.from_config(config)
-    except Exception as error:  # whatever sizes that do not fit each other make transformers' classes do
+    except Exception as error:  # sizes that do not fit each other raise any exception
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"{folder / 'config.json'} describes no model: {reason}") from error
     tables = (getattr(module, "position_embeddings", None) for module in model.modules())

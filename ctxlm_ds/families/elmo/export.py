@@ -35,7 +35,7 @@ from ctxlm_ds.untrusted_json import open_regular, read_json_object
 
 OPTIONS, WEIGHTS = "options.json", "weights.hdf5"
 MAX_COMPRESSION = 50
-"""Chunks that a file of HDF5 does not have are zeros: a few kB can stand for any number of them."""
+"""HDF5 reads chunks that a file does not have as zeros: a few kB can declare any number of them."""
 DIRECTIONS = ("forward", "backward")
 LSTM_OPTIONS = {
     "cell_clip": "cell_clip", "cell_size": "dim", "num_layers": "n_layers", "projection_clip": "proj_clip",
