@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import subprocess
-import sys
 import threading
 from argparse import Namespace
 from collections.abc import Iterator
@@ -26,7 +23,7 @@ from ctxlm_ds.errors import ConfigError, ExportError
 from ctxlm_ds.export.huggingface import Conversion
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, make_tokenizer, random_weights, write_run
-from tests.integration.route import ROOT, Finished, call_here
+from tests.integration.route import Finished, call_here
 
 
 @pytest.mark.parametrize(("pipeline", "call"), [
@@ -101,12 +98,14 @@ def serving(hub: Hub) -> Iterator[str]:
         server.server_close()
 
 
-def export(endpoint: str, home: Path, *words: object, token: str = TOKEN) -> Finished:
-    kept = {key: value for key, value in os.environ.items() if key not in ("HF_HUB_OFFLINE", "HF_TOKEN")}
-    hub = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1"}
-    command = [sys.executable, str(ROOT / "tools" / "convert_checkpoint.py"), "to-hf", *map(str, words)]
-    environment = {**kept, **hub, "HF_TOKEN": token}
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
+def export(endpoint: str, *words: object, token: str = TOKEN) -> Finished:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NO_PROXY", "127.0.0.1")
+        patch.setenv("HF_TOKEN", token)
+        # As from HF_ENDPOINT and HF_HUB_OFFLINE in a new process.
+        patch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        return call_here(main, "convert", "to-hf", *words)
 
 
 def test_an_export_is_uploaded_with_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +115,7 @@ def test_an_export_is_uploaded_with_its_card(tmp_path: Path, monkeypatch: pytest
     facts = ("--license", "apache-2.0", "--language", "en", "de", "--dataset", "wikimedia/wikipedia")
     words = ("--checkpoint", run, "--output", out)
     with serving(hub) as endpoint:
-        done = export(endpoint, tmp_path, *words, *facts, "--push", "me/tiny", "--private")
+        done = export(endpoint, *words, *facts, "--push", "me/tiny", "--private")
         assert done.returncode == 0, done.stderr
         assert f"uploaded as {endpoint}/me/tiny" in done.stdout and "Traceback" not in done.stderr
         assert hub.private == {"me/tiny": True}
@@ -126,9 +125,9 @@ def test_an_export_is_uploaded_with_its_card(tmp_path: Path, monkeypatch: pytest
         header = yaml.safe_load(hub.files["me/tiny"]["README.md"].decode().split("---\n")[1])
         assert (header["license"], header["language"]) == ("apache-2.0", ["en", "de"])
         assert header["datasets"] == ["wikimedia/wikipedia"] and "ctxlm_ds" in header["tags"]
-        done = export(endpoint, tmp_path, *words, "--push", "me/again", token="hf_other")
+        done = export(endpoint, *words, "--push", "me/again", token="hf_other")
         assert done.returncode == 2 and "me/again: the Hub refuses the upload" in done.stderr
-    done = export(endpoint, tmp_path, *words, "--push", "me/again")
+    done = export(endpoint, *words, "--push", "me/again")
     assert done.returncode == 2 and "me/again: the Hub cannot be reached" in done.stderr
     assert "Traceback" not in done.stderr and "me/again" not in hub.files
     for name, token, message in (("me/tiny", None, "no token of the Hub"), ("a/b/c", TOKEN, "give USER/MODEL")):
