@@ -24,6 +24,7 @@ from tools.benchmark.tables import Table
 StepDone = Callable[[], None]
 TURN, FACTS = "turn", "facts"
 SHORTEST_TURN_S = 0.5
+START_METHOD = "spawn"
 
 
 class Side(Protocol):
@@ -163,7 +164,7 @@ class SideProcess:
         Raises:
             CtxlmError: of the side, e.g. a setting that it cannot have.
         """
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(START_METHOD)
         self._connection, theirs = context.Pipe()
         arguments = (self._side, theirs, time.monotonic())
         self._process = context.Process(target=_serve, args=arguments, daemon=True)

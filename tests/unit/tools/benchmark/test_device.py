@@ -9,7 +9,8 @@ import torch
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.load import load_config
-from tools.benchmark import device
+from tests.dist.forks import prepare_to_fork
+from tools.benchmark import device, turns
 from tools.benchmark.device import (
     BACKENDS,
     DROPOUTS,
@@ -88,6 +89,9 @@ def test_a_setting_that_does_not_run_has_its_reason(monkeypatch: pytest.MonkeyPa
     }
     monkeypatch.setattr(device, "settings_to_compare", lambda config: kept)
     monkeypatch.setitem(device.LEAST_STEPS, "cuda", 1)
+    if not torch.cuda.is_available():
+        prepare_to_fork()
+        monkeypatch.setattr(turns, "START_METHOD", "fork")
     (table,) = compare_settings(CONFIG, 1, "a test")
     assert [row[0] for row in table.rows] == ["compile false", "attention varlen"]
     assert table.rows[0][1][0].isdigit() and table.rows[1][1] == "-"
