@@ -14,9 +14,11 @@ from ctxlm_ds.process import build_locks
 from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_folder
 from ctxlm_ds.process.run_lock import this_process
 
+# The file alone: importing torch takes seconds.
 HOLD = (
-    "import sys, time\n"
-    "from torch.utils.file_baton import FileBaton\n"
+    "import importlib.util, runpy, sys, time\n"
+    "(folder,) = importlib.util.find_spec('torch').submodule_search_locations\n"
+    "FileBaton = runpy.run_path(f'{folder}/utils/file_baton.py')['FileBaton']\n"
     "assert FileBaton(sys.argv[1]).try_acquire()\n"
     "print('held', flush=True)\n"
     "time.sleep(100)\n"
