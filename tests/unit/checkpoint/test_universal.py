@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -229,21 +230,16 @@ def test_marks_for_deepspeeds_cuts() -> None:
 
 def test_the_tool_there_and_back_without_deepspeed(run: Path, recipe: Path, tmp_path: Path) -> None:
     script = (
-        "import runpy, sys\nsys.argv = sys.argv[1:]\n"
-        "try:\n    runpy.run_path(sys.argv[0], run_name='__main__')\n"
-        "finally:\n    sys.stderr.write('|'.join(n for n in ('deepspeed', 'megatron') if n in sys.modules))\n"
+        "import json, runpy, sys\nfor sys.argv in json.loads(sys.argv[1]):\n"
+        "    runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "assert not {'deepspeed', 'megatron'} & {*sys.modules}"
     )
-
-    def convert(*arguments: object) -> str:
-        command = [sys.executable, "-c", script, str(TOOL), *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-        assert "deepspeed" not in done.stderr.splitlines()[-1] and "megatron" not in done.stderr.splitlines()[-1]
-        return done.stdout
-
-    out = convert("to-universal", "--checkpoint", run, "--output", tmp_path / "u")
-    assert "load_universal" in out
-    out = convert("from-universal", "--checkpoint", tmp_path / "u", "--output", tmp_path / "new", "--config", recipe)
-    assert f"next: --set run_dir={tmp_path / 'new'}" in out
+    there = (TOOL, "to-universal", "--checkpoint", run, "--output", tmp_path / "u")
+    back = (TOOL, "from-universal", "--checkpoint", tmp_path / "u", "--output", tmp_path / "new", "--config", recipe)
+    words = json.dumps([[*map(str, command)] for command in (there, back)])
+    command = [sys.executable, "-c", script, words]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    assert "load_universal" in out and f"next: --set run_dir={tmp_path / 'new'}" in out
     assert (checkpoint_of(tmp_path / "new").parent / "latest").read_text() == f"step-{STEP:08d}\n"
     before, after = (CheckpointReader(checkpoint_of(folder)) for folder in (run, tmp_path / "new"))
     assert all(torch.equal(before.read_full(name, k), after.read_full(name, k))
