@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.foreign.megatron_checkpoint import from_megatron
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_tokenizer
+from tests.integration.route import FORKED, call
 
 PROGRAM = Path(__file__).parent / "megatron_reference.py"
 HEADS = 4
@@ -41,9 +40,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def reference(tmp_path_factory: pytest.TempPathFactory, tokenizers: dict[str, Path]) -> Path:
     folder = tmp_path_factory.mktemp("megatron")
     sizes = [str(load_tokenizer(path).vocab_size) for path in tokenizers.values()]
-    command = [sys.executable, "-W", "ignore", str(PROGRAM), str(folder), *sizes]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    call(FORKED, 1, PROGRAM, folder, *sizes)
     return folder
 
 
