@@ -314,6 +314,15 @@ def special_names(backend: Any) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, names)) or r"(?!)")
 
 
+def check_not_random(backend: Any, name: str | Path) -> None:
+    """Raise TokenizerError for BPE dropout, with which the same text has other ids each time."""
+    if dropout := getattr(backend.model, "dropout", None):
+        raise TokenizerError(
+            f"{name}: tokenizer.json has model.dropout {dropout:g}, so that a text gives other ids each time; set it to "
+            "null (datasets that were made with it must be made again)"
+        )
+
+
 def split_names(backend: Any) -> None:
     """Make the name of a special token inside a text ordinary text to a backend.
 

@@ -26,6 +26,7 @@ from ctxlm_ds.tokenizers.base import (
     Tokenizer,
     TokenizerFacts,
     TokenizerKind,
+    check_not_random,
     missing_role,
 )
 from ctxlm_ds.untrusted_json import read_json_object
@@ -167,9 +168,11 @@ def _load_backend(folder: Path) -> Any:
         )
     _check_ids(folder)
     try:
-        return Backend.from_file(str(file))
+        backend = Backend.from_file(str(file))
     except Exception as error:  # the Rust library raises plain Exception
         raise TokenizerError(f"{file}: not a readable tokenizer.json ({error}); save the tokenizer again") from error
+    check_not_random(backend, folder)
+    return backend
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def flat_encoder(tokenizer: Tokenizer) -> Callable[[Sequence[str]], FlatIds]:
     only_exact_names = all(
         token["special"] and not (normalizer and token["normalized"]) for token in content["added_tokens"]
     )
-    if only_exact_names and not model.get("dropout"):
+    if only_exact_names:
         by_words = model["type"] == "WordPiece" or bool(model.get("end_of_word_suffix"))
         is_bert = by_words and (normalizer is None or normalizer["type"] == "BertNormalizer")
         if is_bert and layers.get("type") == "BertPreTokenizer":

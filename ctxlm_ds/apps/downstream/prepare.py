@@ -18,7 +18,7 @@ from ctxlm_ds.apps.downstream.model_folder import read_config
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.errors import ConfigError, DataError, TokenizerError
 from ctxlm_ds.registry import load_object
-from ctxlm_ds.tokenizers.base import special_names, split_names
+from ctxlm_ds.tokenizers.base import check_not_random, special_names, split_names
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -92,6 +92,7 @@ def load_tokenizer(folder: Path, splits_words: bool, split_special_tokens: bool 
         raise TokenizerError(f"{folder}: no tokenizer; copy the model's tokenizer.json and tokenizer_config.json")
     if not tokenizer.is_fast:
         raise TokenizerError(f"{folder}: {type(tokenizer).__name__} knows no offsets; a fast tokenizer is needed")
+    check_not_random(tokenizer.backend_tokenizer, folder)
     if tokenizer.split_special_tokens:
         split_names(tokenizer.backend_tokenizer)
     if tokenizer.pad_token is None:

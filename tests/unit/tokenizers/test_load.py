@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import transformers
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, trainers
 
+from ctxlm_ds.apps.downstream import prepare
 from ctxlm_ds.apps.text.preprocess_data import check_merges
 from ctxlm_ds.atomic import partial_path
 from ctxlm_ds.errors import TokenizerError
@@ -46,6 +48,22 @@ def test_models_with_pieces_of_their_special_names_split_them_in_texts(tmp_path:
     assert kind == "WordLevel" or [split.id_to_token(number) for number in ids] == ["▁a", "▁a", "<", "/", "s", ">"]
     whole = load_tokenizer(tmp_path)
     assert whole.encode_batch(["a a</s>"])[0][-1] == whole.eod_id and whole.fingerprint == split.fingerprint
+
+
+def test_a_tokenizer_that_draws_its_ids_is_refused(tmp_path: Path) -> None:
+    train_tokenizer("bpe", TEXTS, 400, tmp_path / "t")
+    file = tmp_path / "t" / "tokenizer.json"
+    model = json.loads(file.read_text())["model"]
+    edit(file, model=model | {"dropout": 0.5})
+    edit(tmp_path / "t" / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")  # keeps tokenizer.json
+    transformers.RobertaConfig().save_pretrained(tmp_path / "t")
+    for load in (load_tokenizer, partial(prepare.load_tokenizer, splits_words=False)):
+        with pytest.raises(
+            TokenizerError, match=r"model\.dropout 0\.5, so that a text gives other ids each time; set it"
+        ):
+            load(tmp_path / "t")
+    edit(file, model=model | {"dropout": None})
+    load_tokenizer(tmp_path / "t")
 
 
 def edit(file: Path, **changes: object) -> None:
