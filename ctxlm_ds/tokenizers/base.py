@@ -318,8 +318,8 @@ def check_not_random(backend: Any, name: str | Path) -> None:
     """Raise TokenizerError for BPE dropout, with which the same text has other ids each time."""
     if dropout := getattr(backend.model, "dropout", None):
         raise TokenizerError(
-            f"{name}: tokenizer.json has model.dropout {dropout:g}, so that a text gives other ids each time; set it to "
-            "null (datasets that were made with it must be made again)"
+            f"{name}: tokenizer.json has model.dropout {dropout:g}, so that a text gives other ids each time; set it "
+            "to null, and make datasets again that were made with it"
         )
 
 

@@ -28,7 +28,7 @@ _MAX_SAMPLED_TOKENS = 4096
 _MIN_SAMPLED_TOKENS = 8
 """Shorter sequences give the same ids with almost any vocabulary."""
 _LEAST_SAME = 0.5
-"""Share of sampled sequences below which a tokenizer of unknown origin cannot be the one that made the dataset.
+"""Share of sampled sequences below which a tokenizer cannot have made the dataset.
 
 Measured on English Wikipedia: 100 % with the right one, 9 % and 57 % (short sequences counted) with a wrong one.
 """
@@ -47,7 +47,7 @@ def open_tokenizer(dataset: IndexedDataset, tokenizer_path: str | Path | None) -
     path = tokenizer_path or metadata.get("tokenizer_path")
     if not path or (tokenizer_path is None and not os.path.isdir(path)):
         return None
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_tokenizer(path, metadata.get("split_special_tokens"))
     recorded = metadata.get("tokenizer_fingerprint")
     if recorded is not None and tokenizer.fingerprint != recorded:
         raise DataError(
@@ -167,7 +167,7 @@ class RoundTrip(NamedTuple):
     same: int
     """Number that gave the same ids again."""
     with_unknown: int
-    """Number that hold the unknown token, whose text is lost."""
+    """Number that were left out because they hold the unknown token, whose text is lost."""
     example: str
     """Text of one that gave the same ids (else of any)."""
 
@@ -267,17 +267,18 @@ def round_trip(dataset: IndexedDataset, tokenizer: Tokenizer, count: int = _SAMP
     sampled = [dataset.sequence(number)[:_MAX_SAMPLED_TOKENS].tolist() for number in spread]
     sampled = [ids[:-1] if ids and ids[-1] == tokenizer.eod_id else ids for ids in sampled]
     sampled = [ids for ids in sampled if len(ids) >= _MIN_SAMPLED_TOKENS] or [ids for ids in sampled if ids]
-    texts = [tokenizer.decode(ids) for ids in sampled]
+    known = [ids for ids in sampled if tokenizer.unk_id not in ids or tokenizer.unk_id == tokenizer.eod_id]
+    texts = [tokenizer.decode(ids) for ids in known]
     same = [
         # A sequence that was cut may end inside a word.
         again[: len(ids) - 16] == ids[:-16] if len(ids) >= _MAX_SAMPLED_TOKENS - 1 else again == ids
-        for ids, again in zip(sampled, tokenizer.encode_batch(texts), strict=True)
+        for ids, again in zip(known, tokenizer.encode_batch(texts), strict=True)
     ]
     found_again = [text for text, equal in zip(texts, same, strict=True) if equal]
     return RoundTrip(
-        sequences=len(sampled),
+        sequences=len(known),
         same=sum(same),
-        with_unknown=sum(tokenizer.unk_id in ids for ids in sampled),
+        with_unknown=len(sampled) - len(known),
         example=" ".join((found_again or texts or [""])[0].split()),
     )
 
@@ -285,15 +286,20 @@ def round_trip(dataset: IndexedDataset, tokenizer: Tokenizer, count: int = _SAMP
 def _text_proof(dataset: IndexedDataset, tokenizer: Tokenizer | None) -> str:
     if tokenizer is None:
         return "text: not decoded (name the tokenizer with --tokenizer)"
+    if tokenizer.backend.decoder is None:
+        return "text: not compared (tokenizer.json has no decoder, so that ids do not give their text back)"
     result = round_trip(dataset, tokenizer)
-    unknown_origin = (dataset.metadata or {}).get("tokenizer_fingerprint") is None
-    if unknown_origin and result.same + result.with_unknown < _LEAST_SAME * result.sequences:
+    is_recorded = (dataset.metadata or {}).get("tokenizer_fingerprint") is not None
+    if not result.sequences:
+        return f"text: not compared ({result.with_unknown} sampled sequences, all with unknown words)"
+    remedy = "preprocess it again" if is_recorded else "name the tokenizer that made the dataset with --tokenizer"
+    if result.same < _LEAST_SAME * result.sequences:
         raise DataError(
             f"{dataset.prefix}: only {result.same} of {result.sequences} sampled sequences are what this tokenizer "
-            f"makes of their text ({result.example[:60]!r}); name the tokenizer that made the dataset with --tokenizer"
+            f"makes of their text ({result.example[:60]!r}); {remedy}"
         )
     example = result.example if len(result.example) <= 80 else result.example[:78] + " …"
-    unknown = f", {result.with_unknown} hold unknown words" if result.with_unknown else ""
+    unknown = f", {result.with_unknown} with unknown words were left out" if result.with_unknown else ""
     return (
         f"text: {result.same} of {result.sequences} sampled sequences decode to text that gives the same ids again"
         f"{unknown}: {example!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -68,6 +69,26 @@ def test_a_dataset_of_megatron_without_json_shows_ids(tmp_path: Path) -> None:
     assert open_tokenizer(dataset, None) is None
     assert list(show_documents(dataset, None, 5))[-1] == "  [1] (3) 5 6 7"
     assert any("none recorded" in proof for proof in verify_dataset(dataset))
+
+
+def test_only_a_text_that_gives_the_same_ids_is_verified(made: tuple[IndexedDataset, list[str]]) -> None:
+    dataset = made[0]
+    assert "60 of 60 sampled sequences decode to text" in verify_dataset(dataset)[-1]
+    file = Path(str(dataset.metadata["tokenizer_path"])) / "tokenizer.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | {"decoder": None}))
+    assert "text: not compared (tokenizer.json has no decoder" in verify_dataset(dataset)[-1]
+    joined = {"type": "Replace", "pattern": {"String": "\u0120"}, "content": ""}
+    file.write_text(json.dumps(content | {"decoder": joined}))
+    with pytest.raises(DataError, match=r"only 0 of 60 sampled sequences .*; preprocess it again"):
+        verify_dataset(dataset)
+
+
+def test_a_comparison_of_unknown_words_is_not_called_verified(tmp_path: Path) -> None:
+    train_tokenizer("wordpiece", ["some text"] * 4, 60, tmp_path / "tokenizer")
+    (tmp_path / "text.txt").write_text("some \u00d8 text some text\n")
+    (result,) = preprocess([str(tmp_path / "text.txt")], tmp_path / "tokenizer", tmp_path / "set", PreprocessConfig())
+    assert verify_dataset(IndexedDataset(result.prefix))[-1].endswith("(1 sampled sequences, all with unknown words)")
 
 
 def test_unknown_tokens_are_read_or_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
