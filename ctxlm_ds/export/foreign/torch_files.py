@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import pickletools
+import warnings
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ PICKLES_OF_OLD_FORMAT = 5
 
 MOST_LEVELS = 20
 UNPICKLER_MARK = "WeightsUnpickler error:"
+END_OF_ADVICE = "from a trusted source."
 
 
 class Opaque:
@@ -51,7 +53,8 @@ def read_torch_file(path: Path) -> dict[str, Any]:
         names = _global_names(path)
         stands_in: list[Any] = [Namespace, (plain_dict, "collections.defaultdict")]
         stands_in += [(Opaque, name) for name in names - {"argparse.Namespace", "collections.defaultdict"}]
-        with torch.serialization.safe_globals(stands_in):
+        with torch.serialization.safe_globals(stands_in), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Detected pickle protocol")
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
     except FileNotFoundError as error:
         raise ExportError(f"{path}: missing") from error
@@ -64,10 +67,12 @@ def read_torch_file(path: Path) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the line of torch's message that names the problem, without its advice to trust the file."""
-    lines = str(error).splitlines() or [type(error).__name__]
-    named = [line.partition(UNPICKLER_MARK)[2].partition(". ")[0] for line in lines if UNPICKLER_MARK in line]
-    return (named or lines)[0].strip()
+    """Return the sentence of torch's message that names the problem, without its advice to trust the file."""
+    text = str(error)
+    parts = (text.partition(UNPICKLER_MARK)[2], text.rpartition(END_OF_ADVICE)[2], text, type(error).__name__)
+    lines = [line.strip().partition(". ")[0] for part in parts for line in part.splitlines()]
+    reason = next(line for line in lines if line).removesuffix(".")
+    return f"{reason}: not the pickle protocol 2 of torch.save" if "operand" in reason else reason
 
 
 def _is_zip(path: Path) -> bool:

@@ -48,12 +48,15 @@ def test_plain_values_are_read_and_objects_are_opaque(is_zip: bool, tmp_path: Pa
 
 
 @pytest.mark.parametrize("is_zip", [True, False])
-def test_no_code_runs(is_zip: bool, tmp_path: Path) -> None:
-    witness = tmp_path / "witness"
-    torch.save({"model": Harmful(witness)}, tmp_path / "file.pt", _use_new_zipfile_serialization=is_zip)
-    with pytest.raises(ExportError, match="cannot be read"):
-        read_torch_file(tmp_path / "file.pt")
-    assert not witness.exists()
+@pytest.mark.parametrize(("protocol", "reason"), [(2, "mkdir whose module posix is blocked"), (4, "pickle protocol")])
+def test_no_code_runs(is_zip: bool, protocol: int, reason: str, tmp_path: Path) -> None:
+    """The error names what was refused and gives no advice to trust the file."""
+    witness, path = tmp_path / "witness", tmp_path / "file.pt"
+    torch.save({"model": Harmful(witness)}, path, pickle_protocol=protocol, _use_new_zipfile_serialization=is_zip)
+    with pytest.raises(ExportError) as caught:
+        read_torch_file(path)
+    assert "cannot be read" in str(caught.value) and reason in str(caught.value)
+    assert not witness.exists() and "weights_only" not in str(caught.value)
 
 
 @pytest.mark.parametrize("is_zip", [True, False])
