@@ -7,7 +7,9 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 
+import cpuinfo
 import pytest
 
 from ctxlm_ds.process.build_locks import use_own_build_folder
@@ -21,6 +23,8 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
 # A tenth of the time went into collecting what the imports made, again and again: nothing of it is ever garbage.
 gc.disable()
+# DeepSpeed asks for each CPU optimizer, and the answer takes a process.
+cpuinfo.get_cpu_info = cache(cpuinfo.get_cpu_info)
 # The folder that `make operators` has built into, also for tests that load an operator in this process.
 use_own_build_folder()
 

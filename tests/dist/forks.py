@@ -146,6 +146,7 @@ def prepare_to_fork() -> None:
     # Numba loads most of itself, and its code of other runs, at the first call.
     x, key = torch.ones(4), torch.tensor(1)
     import_module("ctxlm_ds.kernels.dropout").loop_dropout(x, 0.1, key)
+    import_module("cpuinfo").get_cpu_info()
     gc.collect()
     gc.freeze()
 
