@@ -242,8 +242,9 @@ def test_what_is_dumped_loads_equal(tmp_path: Path, name: str) -> None:
     text = dump_config(config)
     assert load_config(write(tmp_path / "config.yaml", text)) == config
     # Any other reader of YAML sees the same texts and numbers.
-    assert yaml.safe_load(text)["data"]["train"] == sources
-    assert yaml.safe_load(text)["optimizer"]["learning_rate"] == config.optimizer.learning_rate
+    others = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    assert others["data"]["train"] == sources
+    assert others["optimizer"]["learning_rate"] == config.optimizer.learning_rate
 
 
 def children_cpu_seconds() -> float:
@@ -266,12 +267,12 @@ def test_loading_and_checking_needs_no_torch_and_less_than_a_second() -> None:
         "assert not heavy, heavy\n"
     )
     root = Path(__file__).resolve().parents[3]
-    times = []
-    for _ in range(3):
+    took_s = []
+    while not took_s or (min(took_s) >= 1.0 and len(took_s) < 3):
         start_s = children_cpu_seconds()
         subprocess.run([sys.executable, "-c", script], check=True, cwd=root)
-        times.append(children_cpu_seconds() - start_s)
-    assert min(times) < 1.0
+        took_s.append(children_cpu_seconds() - start_s)
+    assert min(took_s) < 1.0
 
 
 @pytest.mark.parametrize("value", ["cpu", "5", "[1, x]", "{}", "[0, -1]"])
