@@ -56,6 +56,9 @@ class MaskingSection(ObjectiveSection):
     (XLM; DistilBERT 0.7); 0: all with the same."""
     whole_word: bool = False
     """Choose whole words (of WordPiece and of byte-level BPE)."""
+    word_starts: Literal["blank", "albert"] = "blank"
+    """Where words of sentencepiece begin: `blank`: at U+2581; `albert`: also at punctuation, `<` and a piece with a
+    character outside of a-z (its code)."""
     spans: Literal["none", "geometric", "ngram", "skipgram", "given"] = "none"
     """Choose runs of tokens, or of words with whole_word. `geometric`: lengths by span_prob, up to max_span_length
     (SpanBERT); `ngram`: n with probability proportional to 1/n, up to max_span_length (ALBERT); `skipgram`: with
@@ -70,8 +73,10 @@ class MaskingSection(ObjectiveSection):
     """Draw mask, random or kept once per run of predicted tokens instead of per token (SpanBERT)."""
     masking: Literal["dynamic", "static"] = "dynamic"
     """`dynamic`: new masks by (seed, epoch, sample); `static`: fixed when the sample index is built."""
-    special_tokens: Literal["never", "bert", "roberta"] = "never"
-    """`never`: neither masked nor drawn; `bert`: drawn as random tokens (its code); `roberta`: masked too (fairseq)."""
+    special_tokens: Literal["never", "bert", "roberta", "distilbert", "spanbert"] = "never"
+    """`never`: neither masked nor drawn; `bert`: drawn as random tokens (its code); `roberta`: masked too (fairseq);
+    `distilbert`: as `bert`, and an `[UNK]` of the text is not predicted; `spanbert`: as `never`, and an `[UNK]` of the
+    text next to a span is a boundary of it."""
     count_rounding: Literal["nearest", "probabilistic", "up"] = "nearest"
     """Number of predictions: round(p·n) (BERT), floor(p·n + U) (fairseq), or ceil(p·n) without counting special tokens
     (SpanBERT); always at least one."""
@@ -80,9 +85,10 @@ class MaskingSection(ObjectiveSection):
 
     @property
     def idle_settings(self) -> tuple[str, ...]:
+        words = () if self.whole_word else ("word_starts",)
         if self.spans in ("none", "given"):
-            return "max_span_length", "span_prob"
-        return ("span_prob",) if self.spans == "ngram" else ()
+            return *words, "max_span_length", "span_prob"
+        return (*words, "span_prob") if self.spans == "ngram" else words
 
     @property
     def needs_spans(self) -> bool:
@@ -103,7 +109,7 @@ class MaskingSection(ObjectiveSection):
                 "objective.count_smoothing",
                 f"{self.count_smoothing:g}: only single tokens without special ones have a count, and only once the "
                 "training text is read; set objective.whole_word to false, objective.spans to none, "
-                "objective.special_tokens to never or bert, objective.masking to dynamic, or this to 0",
+                "objective.special_tokens to another value, objective.masking to dynamic, or this to 0",
                 ("objective.whole_word", "objective.spans", "objective.special_tokens", "objective.masking"),
             )
         if not (0.0 < self.mask_prob < 1.0 or (self.may_mask_nothing and self.mask_prob == 0.0)):
@@ -157,6 +163,8 @@ class Masking(Objective):
             from ctxlm_ds.objectives.corruption.tokens import masking_rules
 
             self._rules = masking_rules(section, tokenizer)
+            self._bounds_rows = self._rules.is_special.copy()
+            self._bounds_rows[tokenizer.unk_id] &= section.special_tokens != "spanbert"
 
     @classmethod
     def stores_examples(cls, section: Any) -> bool:
@@ -273,7 +281,7 @@ class MaskedLM(Masking):
             fill_slots(examples, row_starts, slots, arrays["masked_lm_labels"])
             if "boundary_labels" in arrays:
                 boundaries = (arrays[name] for name in ("boundary_positions", "boundary_offsets", "boundary_labels"))
-                fill_boundaries(examples, row_starts, self._rules.is_special, *boundaries)
+                fill_boundaries(examples, row_starts, self._bounds_rows, *boundaries)
         return row
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LABELS = "permutation_lm_labels"
 PUNCTUATION = frozenset('!"#$%&()*+,-./:;?@[\\]^_`{|}~')
-"""Tokens that begin a word although no space is before them (data_utils.py, `_is_start_piece`)."""
+"""Tokens that begin a word although no space is before them (data_utils.py, `_is_start_piece`; ALBERT too)."""
 CLS_TYPE = 2
 """Segment of the classification token."""
 

@@ -258,6 +258,11 @@ class Tokenizer:
             if file.is_file():
                 shutil.copyfile(file, folder / file.name)
 
+    @property
+    def marks_blanks(self) -> bool:
+        """True if a U+2581 marks the beginning of a word (sentencepiece)."""
+        return '"Metaspace"' in json.dumps(self.content.get("pre_tokenizer"))
+
     def word_start_mask(self) -> NDArray[np.bool_]:
         """Return [vocab_size]: True if a token begins a word (the first token of a sequence always does)."""
         begins_word = _word_start_rule(self.content)

@@ -104,7 +104,7 @@ def fill_slots(examples: Examples, row_starts: Starts, prediction_positions: Fie
 def fill_boundaries(
     examples: Examples,
     row_starts: Starts,
-    is_special: NDArray[np.bool_],
+    bounds_rows: NDArray[np.bool_],
     boundary_positions: FieldArray,
     boundary_offsets: FieldArray,
     labels: FieldArray,
@@ -114,7 +114,8 @@ def fill_boundaries(
     A span is a run of predicted positions. Its boundaries are the positions before and after it; a span next to a
     special token or the sequence's end has no targets, and a long one has MOST_BOUNDARY_TARGETS (SpanBERT).
     `boundary_positions` [b, 2 * p] receives the positions before the spans, then those after; `boundary_offsets` [b, p]
-    the place of each target in its span, from 0; `labels` [b, p] the original tokens. `is_special` is [vocabulary].
+    the place of each target in its span, from 0; `labels` [b, p] the original tokens. `bounds_rows` [vocabulary] is
+    True for special tokens.
     """
     slots = labels.shape[1]
     for row in range(len(row_starts) - 1):
@@ -129,7 +130,7 @@ def fill_boundaries(
                 while after < end and examples.prediction_positions[after] == left + 1 + after - start:
                     after += 1
                 right = left + 1 + after - start
-                if left >= 0 and right < len(ids) and not is_special[ids[left]] and not is_special[ids[right]]:
+                if left >= 0 and right < len(ids) and not bounds_rows[ids[left]] and not bounds_rows[ids[right]]:
                     for offset in range(min(after - start, MOST_BOUNDARY_TARGETS)):
                         boundary_positions[row, slot + offset] = begin + left
                         boundary_positions[row, slots + slot + offset] = begin + right

@@ -5,7 +5,8 @@ Sources: google-research/bert create_pretraining_data.py (Devlin 2018), fairseq 
 k of a sample's n tokens (special ones counted, as both originals do) are predicted: max(1, round(p·n)) or, rounding
 `probabilistic`, max(1, floor(p·n + U)), and at most the sample's budget. Each becomes the mask token, itself, or a
 random token (80/10/10). `special_tokens` chooses the original to follow: `never` neither masks special tokens nor draws
-them as random ones, `bert` draws from the full vocabulary, `roberta` also masks special tokens.
+them as random ones, `bert` draws from the full vocabulary, `roberta` also masks special tokens. `distilbert` is `bert`
+without predictions of special ids of the text ([UNK]), which the others predict like any token.
 
 With `whole_word`, words are drawn in random order and taken while they fit: a word that would exceed k is skipped
 (BERT). If no word fits, the first drawn is predicted in part, so that every sample has a prediction. Given spans, which
@@ -20,6 +21,7 @@ its upper half decides how, its lower half is the random token. So the result de
 
 from __future__ import annotations
 
+import string
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -40,6 +42,7 @@ from ctxlm_ds.objectives.corruption.spans import (
     ngram_shares,
     skipgram_shares,
 )
+from ctxlm_ds.objectives.permutation_lm import PUNCTUATION
 
 if TYPE_CHECKING:
     from ctxlm_ds.objectives.masked_lm import MaskingSection
@@ -49,6 +52,7 @@ HALF_WORD = np.uint64(32)
 NEAREST, PROBABILISTIC, UP = range(3)
 ROUNDINGS = {"nearest": NEAREST, "probabilistic": PROBABILISTIC, "up": UP}
 SINGLE, SPANS, NGRAMS, SKIPGRAMS = range(4)
+WORD_CHARACTERS = PUNCTUATION | frozenset(string.ascii_lowercase)
 RUNS = {"none": SINGLE, "geometric": SPANS, "ngram": NGRAMS, "skipgram": SKIPGRAMS, "given": SINGLE}
 
 
@@ -67,6 +71,8 @@ class MaskingRules(NamedTuple):
     replaces_runs: bool
     """Draw mask, random or kept once for all tokens of a run."""
     masks_specials: bool
+    spares_special_ids: bool
+    """Never predict a special id that the text has ([UNK])."""
     whole_word: bool
     given_spans: bool
     """Choose each given span like a word."""
@@ -87,7 +93,7 @@ def masking_rules(section: MaskingSection, tokenizer: Tokenizer) -> MaskingRules
     Raises:
         ConfigError: the tokenizer has only special tokens.
     """
-    draws_all = section.special_tokens == "bert"
+    draws_all = section.special_tokens in ("bert", "distilbert")
     ids = np.arange(tokenizer.vocab_size, dtype=np.int32) if draws_all else text_ids(tokenizer)
     if section.random_tokens == "corpus":
         ids = ids[:0]  # corpus_tokens.py has them once the corpus is known
@@ -102,11 +108,12 @@ def masking_rules(section: MaskingSection, tokenizer: Tokenizer) -> MaskingRules
         length_shares=length_shares(section),
         replaces_runs=section.replace_spans,
         masks_specials=section.special_tokens == "roberta",
+        spares_special_ids=section.special_tokens == "distilbert",
         whole_word=section.whole_word,
         given_spans=section.needs_spans,
         mask_id=tokenizer.mask_id,
         random_ids=ids,
-        word_starts=tokenizer.word_start_mask() if section.whole_word else np.empty(0, dtype=np.bool_),
+        word_starts=word_starts(section, tokenizer) if section.whole_word else np.empty(0, dtype=np.bool_),
         is_special=is_special,
         weights=np.empty(0),
     )
@@ -119,6 +126,17 @@ def text_ids(tokenizer: Tokenizer) -> Ids:
     if len(ids) == 0:
         raise ConfigError(f"the tokenizer's {tokenizer.vocab_size} tokens are all special; train it on more text")
     return ids
+
+
+def word_starts(section: MaskingSection, tokenizer: Tokenizer) -> Marks:
+    """Return [vocabulary] True for tokens that begin a word (albert: create_pretraining_data.py, is_start_piece)."""
+    starts = tokenizer.word_start_mask()
+    if section.word_starts == "albert" and tokenizer.marks_blanks:
+        for token_id in np.flatnonzero(~starts).tolist():
+            token = tokenizer.id_to_token(token_id)
+            inside = token not in PUNCTUATION and all(char.lower() in WORD_CHARACTERS for char in token)
+            starts[token_id] = token.startswith("<") or not inside
+    return starts
 
 
 def length_shares(section: MaskingSection) -> Shares:
@@ -157,6 +175,8 @@ def mask_samples(
     for number in range(count):
         begin, end = samples.starts[number], samples.starts[number + 1]
         original, special, replaced = samples.input_ids[begin:end], samples.special_mask[begin:end], ids[begin:end]
+        if rules.spares_special_ids:
+            special = special | rules.is_special[original]
         state = stream(key, samples.keys[number, 0], samples.keys[number, 1], samples.keys[number, 2])
         wanted = min(wanted_predictions(special, word_at(state, 0), rules), budgets[number])
         if rules.whole_word or rules.given_spans:

@@ -248,7 +248,7 @@ SPANBERT: Values = BERT | {
     "objective.random_tokens": "corpus",  # fairseq/data/masking.py: np.random.choice(tokens)
     "objective.boundary_weight": 1.0,  # section 3.2; README: --pair-loss-weight
     "objective.masking": "dynamic",  # section 4.2
-    "objective.special_tokens": "never",  # fairseq/data/masking.py: tokens of the corpus
+    "objective.special_tokens": "spanbert",  # fairseq/data/masking.py: tokens of the corpus, no test for [UNK]
     "objective.count_rounding": "up",  # fairseq/data/masking.py: math.ceil
     "optimizer.eps": 1e-8,  # README: --adam-eps
     "optimizer.decay_biases": True,  # fairseq/optim/adam.py: one group of all parameters
@@ -272,6 +272,7 @@ ALBERT: Values = BERT | {
     "data.num_duplicates": 40,  # create_pretraining_data.py: dupe_factor
     "objective.name": "masked_lm_sop",  # section 3.1
     "objective.whole_word": True,  # create_pretraining_data.py: do_whole_word_mask
+    "objective.word_starts": "albert",  # create_pretraining_data.py: _is_start_piece_sp
     "objective.spans": "ngram",  # section 4.1
     "objective.max_span_length": 3,  # section 4.1
     "objective.max_predictions": 20,  # README: --max_predictions_per_seq

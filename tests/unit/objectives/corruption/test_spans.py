@@ -180,6 +180,27 @@ def test_boundaries_are_the_tokens_around_a_run() -> None:
     assert skipped > 0 and cut > 0
 
 
+@pytest.mark.parametrize(("special_tokens", "has_targets"), [("never", False), ("spanbert", True)])
+def test_an_unknown_word_next_to_a_span_is_a_boundary(special_tokens: str, has_targets: bool) -> None:
+    """SpanBERT's span_masking looks at the ends of the text alone; a special token that was inserted is never one."""
+    objective = build_objective(
+        objective_section(name="masked_lm", special_tokens=special_tokens, boundary_weight=1.0), TOKENIZER
+    )
+    ids = np.arange(3 * 40) + FIRST_WORD_ID
+    ids[1::3] = TOKENIZER.unk_id
+    samples = [single_sample(ids)] * 20
+    examples = objective.corrupt_batch(samples_from(samples), stream_key(1, "mask"), np.full(20, 48))
+    batch = collate([[example] for example in each(examples)], objective, Rows(128)).fields
+    arrays = {name: value.numpy() for name, value in batch.items()}
+    lefts, rights = np.split(arrays["boundary_positions"], 2, axis=1)
+    used = arrays["boundary_labels"] != IGNORE_LABEL
+    input_ids = np.concatenate(
+        [np.take_along_axis(arrays["input_ids"], places, axis=1)[used] for places in (lefts, rights)]
+    )
+    assert ((input_ids == TOKENIZER.unk_id).sum() > 20) == has_targets
+    assert used.sum() > 0 and not set(input_ids.tolist()) & {TOKENIZER.cls_id, TOKENIZER.sep_id}
+
+
 def test_the_boundary_term_needs_a_model_that_has_its_head() -> None:
     section = {"name": "causal_lm"}
     objective = build_objective(objective_section(**SPANBERT, boundary_weight=0.5), None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -10,7 +12,7 @@ from ctxlm_ds.data.numba_random import stream_key
 from ctxlm_ds.data.sample import Example, Sample
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.base import build_objective
-from ctxlm_ds.objectives.corruption.tokens import text_ids
+from ctxlm_ds.objectives.corruption.tokens import text_ids, word_starts
 from ctxlm_ds.recipe.sections import ObjectiveSection
 from tests.ragged import each, pair_sample, samples_from, single_sample
 from tests.sample_data import FIRST_WORD_ID, FakeTokenizer
@@ -120,6 +122,48 @@ def test_one_long_word_is_predicted_in_part() -> None:
     ids = np.full(40, 7)  # odd: every token but the first continues the word
     for example in corrupt([single_sample(ids)] * 20, whole_word=True):
         assert example.prediction_positions.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_an_unknown_word_of_the_text_is_predicted_as_in_the_original() -> None:
+    """DistilBERT's token_probs is 0 at special ids; BERT and fairseq draw an [UNK] of the text like any token."""
+    ids = np.where(np.arange(40) % 2, TOKENIZER.unk_id, 2 * np.arange(40) + FIRST_WORD_ID + 1)
+    samples = [single_sample(ids)] * 50
+    shares = {}
+    for special_tokens in ("never", "bert", "roberta", "distilbert"):
+        for whole_word in (False, True):
+            examples = corrupt(samples, special_tokens=special_tokens, whole_word=whole_word, mask_prob=0.3)
+            labels = np.concatenate([example.prediction_labels for example in examples])
+            shares[special_tokens, whole_word] = float((labels == TOKENIZER.unk_id).mean())
+            assert len(labels) == 50 * round(0.3 * 42)
+    assert {name: share for (name, _), share in shares.items() if share < 0.3} == {"distilbert": 0.0}
+    unknown = single_sample(np.full(8, TOKENIZER.unk_id))
+    assert len(corrupt([unknown], special_tokens="distilbert")[0].prediction_labels) == 0
+
+
+@dataclass
+class PieceTokenizer(FakeTokenizer):
+    """Pieces of sentencepiece."""
+
+    pieces: tuple[str, ...] = ()
+    marks_blanks: bool = True
+
+    def word_start_mask(self) -> NDArray[np.bool_]:
+        return np.array([piece.startswith("▁") for piece in self.pieces])
+
+    def id_to_token(self, token_id: int) -> str:
+        return self.pieces[token_id]
+
+
+@pytest.mark.parametrize("marks_blanks", [True, False])
+def test_alberts_words_of_sentencepiece_begin_at_more_than_blanks(marks_blanks: bool) -> None:
+    """_is_start_piece_sp of google-research/albert; with WordPiece its words are BERT's."""
+    marked, begin = ("▁the", "▁", "▁,"), (",", "(", "'", "'s", "5", "1st", "=", "a=b", "<b", "é", "né", "猫", "€", "…")
+    inside = ("ing", "ING", "s,", "co-op", "--", "e.g.")
+    pieces = (*marked, *begin, *inside)
+    tokenizer = PieceTokenizer(len(pieces), special_ids=frozenset(), pieces=pieces, marks_blanks=marks_blanks)
+    for setting, wanted in (("blank", marked), ("albert", (*marked, *begin) if marks_blanks else marked)):
+        starts = word_starts(objective_section(whole_word=True, word_starts=setting), tokenizer)
+        assert tuple(np.array(pieces)[starts]) == wanted
 
 
 def test_nothing_to_predict_in_a_sample_of_specials() -> None:
