@@ -34,7 +34,8 @@ class CrossEntropyKernel(NamedTuple):
     """The two passes over rows of logits [k, v]; labels [k] outside of 0 to v - 1 are other ranks'."""
 
     statistics: Callable[[Tensor, Tensor], RowStatistics]
-    gradient: Callable[[Tensor, Tensor, Tensor], Tensor]
+    gradient: Callable[..., Tensor]
+    """row_gradient."""
 
 
 def row_statistics(logits: Tensor, labels: Tensor) -> RowStatistics:
@@ -48,12 +49,14 @@ def row_statistics(logits: Tensor, labels: Tensor) -> RowStatistics:
     return RowStatistics(largest, word, total, of_label.where(inside, 0.0))
 
 
-def row_gradient(logits: Tensor, labels: Tensor, log_total: Tensor) -> Tensor:
-    """Return softmax minus one-hot, [k, v] in the logits' type.
+def row_gradient(logits: Tensor, labels: Tensor, log_total: Tensor, factor: Tensor | None = None) -> Tensor:
+    """Return softmax, times any factor [k], minus one-hot, [k, v] in the logits' type.
 
     `log_total` [k] is the logarithm of the sum of exponentials over all words; infinity makes the gradient of a row 0.
     """
     probabilities = (logits.float() - log_total[:, None]).exp()
+    if factor is not None:
+        probabilities = probabilities * factor[:, None]
     is_label = torch.arange(logits.shape[-1], device=logits.device) == labels[:, None]
     return torch.where(is_label, probabilities - 1.0, probabilities).to(logits.dtype)
 

@@ -31,17 +31,17 @@ from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.registry import FAMILIES, load_object
 
 
-def loss_of(logits: str) -> tuple[str, str]:
-    """Return the names of the tensors that replace logits: the sum of the losses, and the right predictions."""
-    return f"{logits}.loss_sum", f"{logits}.correct"
+def loss_of(logits: str, z_loss: float = 0.0) -> tuple[str, ...]:
+    """Return the names of the tensors that replace logits: sum of the losses, right predictions, sum of any z_loss."""
+    return f"{logits}.loss_sum", f"{logits}.correct", *((f"{logits}.squares",) if z_loss else ())
 
 
 def _given_losses(
-    terms: Sequence[Any], outputs: Sequence[str], layers: Sequence[LayerDescription]
+    terms: Sequence[Any], outputs: Sequence[str], layers: Sequence[LayerDescription], z_loss: float
 ) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     """Return loss terms and outputs in which losses that `layers` write take the place of logits."""
     written = {name for layer in layers for name in layer.writes}
-    losses = {term.outputs[0]: loss_of(term.outputs[0]) for term in terms}
+    losses = {term.outputs[0]: loss_of(term.outputs[0], z_loss) for term in terms}
     given = {logits: names for logits, names in losses.items() if written.issuperset(names)}
     changed = (term.given(given[term.outputs[0]]) if term.outputs[0] in given else term for term in terms)
     return tuple(changed), tuple(new for name in outputs for new in given.get(name, (name,)))
@@ -68,6 +68,7 @@ class Predictions(Protocol):
 
     terms: tuple[Any, ...]
     teacher_outputs: tuple[str, ...]
+    z_loss: float
 
     @property
     def tensors(self) -> tuple[str, ...]: ...
@@ -91,6 +92,8 @@ class Source:
     comparisons: tuple[Comparison, ...] = ()
     labels: Mapping[str, str | None] = field(default_factory=dict)
     """Logits that a loss term compares with words -> labels; None if something else also reads the logits."""
+    z_loss: float = 0.0
+    """Its weight relative to the loss of words."""
 
     def complete(self) -> Source:
         """Return the source of the complete model, as one rank without others holds it."""
@@ -155,7 +158,9 @@ def _compute_losses(layers: list[LayerDescription], source: Source) -> list[Laye
         if bias is not None:
             reads = (*reads, f"{logits}.bias")
             new.append(replace(bias, reads=(), writes=(reads[-1],)))
-        new.append(replace(decode, reads=reads, writes=loss_of(logits), no_gradient=frozenset(loss_of(logits)[1:])))
+        writes = loss_of(logits, source.z_loss)
+        call = {**decode.call_kwargs, **({"z_loss": source.z_loss} if source.z_loss else {})}
+        new.append(replace(decode, reads=reads, writes=writes, no_gradient=frozenset(writes[1:]), call_kwargs=call))
         replaced[start : start + len(new)] = new
     return replaced
 
@@ -265,13 +270,13 @@ def build_program(
     source, terms, outputs = Source(model, build), (), build.outputs
     if objective is not None:
         labels = objective.word_labels | dict.fromkeys(read_logits)
-        source, terms = replace(source, labels=labels), objective.terms
+        source, terms = replace(source, labels=labels, z_loss=objective.z_loss), objective.terms
         if objective.teacher_outputs and teacher is not None and teacher.model is not None:
             source, outputs = _with_teacher(source, objective, teacher, teacher.model, kernels_of), objective.tensors
     layers = _list_layers(source)
     is_complete = (build.parallel.size, build.parallel.vocab_multiple) == (1, 1)
     complete = None if is_complete else _list_layers(source.complete())
-    terms, outputs = _given_losses(terms, outputs, layers)
+    terms, outputs = _given_losses(terms, outputs, layers, source.z_loss)
     return Program(layers, outputs, terms, build.parallel, complete)
 
 

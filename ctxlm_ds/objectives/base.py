@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 VOCABULARY_SUMS = "ctxlm_ds.parallel.cross_entropy:vocabulary_sums"
+SQUARED_TOTALS = "ctxlm_ds.parallel.cross_entropy:squared_totals"
 GIVEN_SUMS = "ctxlm_ds.parallel.cross_entropy:given_sums"
 CLASSIFICATION_SUMS = "ctxlm_ds.parallel.cross_entropy:classification_sums"
 BINARY_SUMS = "ctxlm_ds.parallel.cross_entropy:binary_sums"
@@ -61,8 +62,13 @@ class LossTerm:
     """True if evaluation reports exp(loss) as `perplexity`, or as `TERM_perplexity` if several terms have one."""
 
     def given(self, outputs: tuple[str, ...]) -> LossTerm:
-        """Return the term for a model that computes the loss itself and writes its sums as `outputs`."""
-        return replace(self, outputs=outputs, reduce=GIVEN_SUMS)
+        """Return the term for a model that computes the loss itself.
+
+        The model writes `outputs`: the sum of the losses, the right predictions and, with a z_loss, the sum of it.
+        """
+        loss_sum, correct, *squares = outputs
+        chosen = tuple(squares) if self.reduce == SQUARED_TOTALS else (loss_sum, correct)
+        return replace(self, outputs=chosen, reduce=GIVEN_SUMS)
 
 
 class Objective(ABC):
@@ -94,6 +100,8 @@ class Objective(ABC):
     """Why the model writes no text, if it has none of these outputs."""
 
     terms: tuple[LossTerm, ...]
+    z_loss: float = 0.0
+    """objective.z_loss, if terms have it (build_objective)."""
     pad_id: int
     """Token of empty places."""
 
@@ -109,7 +117,8 @@ class Objective(ABC):
     @property
     def word_labels(self) -> dict[str, str | None]:
         """Logits that a term compares with words -> its labels; None if another term reads the logits as well."""
-        read = Counter(name for term in self.terms for name in (*term.outputs, *term.labels))
+        others = (term for term in self.terms if term.reduce != SQUARED_TOTALS)
+        read = Counter(name for term in others for name in (*term.outputs, *term.labels))
         terms = [term for term in self.terms if term.reduce == VOCABULARY_SUMS]
         return {term.outputs[0]: term.labels[0] if read[term.outputs[0]] == 1 else None for term in terms}
 
@@ -257,4 +266,12 @@ def build_objective(section: ObjectiveSection, tokenizer: Tokenizer | None = Non
         ConfigError, TokenizerError: the section does not go with the tokenizer.
     """
     built: Objective = OBJECTIVES.get(section.name)(section, tokenizer)
+    if section.z_loss:
+        built.z_loss, terms = section.z_loss, []
+        for term in built.terms:
+            terms.append(term)
+            if term.reduce == VOCABULARY_SUMS and term.weight:
+                names, weight = (f"{term.name}_z", term.outputs, term.labels), term.weight * section.z_loss
+                terms.append(LossTerm(*names, SQUARED_TOTALS, weight, has_accuracy=False))
+        built.terms = tuple(terms)
     return built

@@ -39,9 +39,9 @@ def vocabulary_sums(outputs: Sequence[Tensor], labels: Sequence[Tensor], paralle
 
 
 def given_sums(outputs: Sequence[Tensor], labels: Sequence[Tensor], parallel: ParallelContext) -> Sums:
-    """Return the sums of a decoder that compared its scores with the labels [...] itself (VocabParallelEmbedding)."""
-    (loss_sum, correct), (label,) = outputs, labels
-    return Sums(loss_sum, correct, (label != IGNORE_LABEL).sum(dtype=torch.float32))
+    """Return sums that a decoder made of its scores and the labels [...] itself (VocabParallelEmbedding)."""
+    (loss_sum, *correct), (label,) = outputs, labels
+    return Sums(loss_sum, correct[0] if correct else None, (label != IGNORE_LABEL).sum(dtype=torch.float32))
 
 
 def label_losses(logits: Tensor, labels: Tensor, parallel: ParallelContext) -> tuple[Tensor, Tensor]:
@@ -107,6 +107,36 @@ def first_over_ranks(largest: Tensor, word: Tensor, words_per_rank: int, paralle
     overall = all_reduce(largest.clone(), parallel, dist.ReduceOp.MAX)
     beyond = parallel.size * words_per_rank
     return all_reduce(word.where(largest == overall, beyond), parallel, dist.ReduceOp.MIN)
+
+
+def squared_totals(outputs: Sequence[Tensor], labels: Sequence[Tensor], parallel: ParallelContext) -> Sums:
+    """Sum the squared logarithm of the sum of exponentials of logits [..., v / n] over all words, for each label [...].
+
+    T5's z_loss (Raffel 2020's operative_config.gin; mesh_tensorflow, layers.py, softmax_cross_entropy_with_logits).
+    """
+    (logits,), (label,) = outputs, labels
+    counted = label.flatten() != IGNORE_LABEL
+    log_totals = _LogTotal.apply(logits.flatten(0, -2), parallel)
+    return Sums(log_totals.square().where(counted, 0.0).sum(), None, counted.sum(dtype=torch.float32))
+
+
+class _LogTotal(Function):
+    """Logarithm [k] of the sum of exponentials over all ranks; keeps the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, parallel: ParallelContext) -> Tensor:
+        largest = logits.amax(-1, keepdim=True).float()
+        if parallel.size > 1:
+            largest = all_reduce(largest, parallel, dist.ReduceOp.MAX)
+        total = (logits.float() - largest).exp_().sum(-1, keepdim=True)
+        log_total = largest + (all_reduce(total, parallel) if parallel.size > 1 else total).log()
+        ctx.save_for_backward(logits, log_total)
+        return log_total.squeeze(-1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        logits, log_total = ctx.saved_tensors
+        return (logits.float() - log_total).exp_().mul_(gradient[:, None]).to(logits.dtype), None
 
 
 def soft_target_sums(

@@ -175,10 +175,11 @@ class VocabParallelEmbedding(nn.Module):
         bias: Tensor | None = None,
         decode: bool = False,
         split_tokens: bool = False,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+        z_loss: float = 0.0,
+    ) -> Tensor | tuple[Tensor, ...]:
         """Look up ids [b, s], or `decode` vectors [..., h], or with labels compare them."""
         if labels is not None:
-            return self.compare(x, labels, bias, split_tokens)
+            return self.compare(x, labels, bias, split_tokens, z_loss)
         return self.decode(x, split_tokens) if decode else self.look_up(x)
 
     def look_up(self, ids: Tensor) -> Tensor:
@@ -209,16 +210,22 @@ class VocabParallelEmbedding(nn.Module):
         return scores
 
     def compare(
-        self, hidden: Tensor, labels: Tensor, bias: Tensor | None = None, split_tokens: bool = False
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        hidden: Tensor,
+        labels: Tensor,
+        bias: Tensor | None = None,
+        split_tokens: bool = False,
+        z_loss: float = 0.0,
+    ) -> tuple[Tensor, ...]:
         """Return the sum of the cross entropy of decode(hidden) + bias [v / n] with labels, and the right predictions.
 
-        Labels are ids of words, or IGNORE_LABEL, for the vectors in their order.
+        Labels are ids of words, or IGNORE_LABEL, for the vectors in their order. With a z_loss, return its sum as well
+        (LinearCrossEntropy).
         """
         kernel = self.kernels.cross_entropy
         assert kernel is not None, "models/program.py asks only if there is one"
         in_float32 = self.kernels.linear is float32_linear
-        compare = LinearCrossEntropy(kernel, self.parallel, self.num_words, in_float32, split_tokens)
+        compare = LinearCrossEntropy(kernel, self.parallel, self.num_words, in_float32, split_tokens, z_loss)
         return compare(hidden, self.weight, bias, labels)
 
 

@@ -42,20 +42,23 @@ class LinearCrossEntropy:
     """Compute as kernels/linear.py's float32."""
     split_tokens: bool
     """Hidden states are those of this rank's tokens only."""
+    z_loss: float = 0.0
+    """Weight of the squared logarithm of the sum of exponentials."""
 
-    def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> tuple[Tensor, ...]:
         """Sum the cross entropy of hidden [..., h] @ weight [v, h].T + bias [v] with k labels in any shape.
 
         Labels are ids of the complete vocabulary, or IGNORE_LABEL; under sequence parallelism hidden is [k / n, h].
 
         Returns:
             fp32 sum of the losses, and the number of labels that have the largest logit (of equal ones the first
-            counts). Every rank has both.
+            counts). Every rank has both. With a z_loss also the sum of the squares without their weight: the gradient
+            of the first sum then is that of both, so that one pass makes it, and the sum of squares has none.
         """
-        found: tuple[Tensor, Tensor] = _Losses.apply(
+        found: tuple[Tensor, ...] = _Losses.apply(
             hidden.flatten(0, -2).contiguous(), weight, bias, labels.flatten().long(), self, torch.is_grad_enabled()
         )
-        return found
+        return found if self.z_loss else found[:2]
 
 
 def chunk_rows(num_rows: int, num_words: int, device: torch.device) -> int:
@@ -69,14 +72,14 @@ class _Losses(Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, call: LinearCrossEntropy,
         wants_gradient: bool,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         parallel = call.parallel
         ctx.dtype = hidden.dtype
         x = all_gather(hidden, parallel)[0] if call.split_tokens else hidden
         if call.in_float32:
             x, weight, bias = x.float(), weight.float(), None if bias is None else bias.float()
         sums = _Pass(call, weight, bias, wants_gradient)
-        loss, hits = sums.over(x, labels)
+        loss, hits, squares = sums.over(x, labels)
         if wants_gradient:
             of_input = sums.of_input.to(hidden.dtype)
             if call.split_tokens:
@@ -84,11 +87,11 @@ class _Losses(Function):
             elif parallel.size > 1:
                 of_input = all_reduce(of_input, parallel)
             ctx.save_for_backward(of_input, sums.of_weight, sums.of_bias)
-        ctx.mark_non_differentiable(hits)
-        return loss, hits
+        ctx.mark_non_differentiable(hits, squares)
+        return loss, hits, squares
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor, of_hits: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor, of_hits: Tensor, of_squares: Tensor) -> Any:
         # Gradients of the weights are fp32 until the factor, without which sums may be too large for fp16.
         scaled = [None if x is None else (x * gradient).to(ctx.dtype) for x in ctx.saved_tensors]
         return *scaled, None, None, None
@@ -105,20 +108,21 @@ class _Pass:
         if bias is not None and wants_gradient:
             self.of_bias = torch.zeros_like(bias, dtype=torch.float32)
 
-    def over(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return sum of the losses and hits of x [k, h]."""
+    def over(self, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return sum of the losses, hits and sum of the squares of x [k, h]."""
         self.of_input = torch.empty_like(x) if self.wants_gradient else x  # only written for a gradient
         size = chunk_rows(len(x), len(self.weight), x.device)
         counted = labels != IGNORE_LABEL
         own = (labels - self.first_row).where(counted, -1)
         chunks = zip(x.split(size), own.split(size), counted.split(size), self.of_input.split(size), strict=True)
-        losses, largest, words = zip(*(self._chunk(*chunk) for chunk in chunks), strict=True)
+        losses, squares, largest, words = zip(*(self._chunk(*chunk) for chunk in chunks), strict=True)
         word = first_over_ranks(torch.cat(largest), torch.cat(words), len(self.weight), self.call.parallel)
-        return torch.stack(losses).sum(), ((word == labels) & counted).sum(dtype=torch.float32)
+        hits = ((word == labels) & counted).sum(dtype=torch.float32)
+        return torch.stack(losses).sum(), hits, torch.stack(squares).sum()
 
-    def _chunk(self, x: Tensor, labels: Tensor, counted: Tensor, of_input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the loss of some rows, their largest logits and the words that have them; add up the gradients."""
-        parallel, kernel = self.call.parallel, self.call.kernel
+    def _chunk(self, x: Tensor, labels: Tensor, counted: Tensor, of_input: Tensor) -> tuple[Tensor, ...]:
+        """Return loss and squares of some rows, their largest logits and these words; add up the gradients."""
+        parallel, kernel, z_loss = self.call.parallel, self.call.kernel, self.call.z_loss
         logits = F.linear(x, self.weight, self.bias)
         logits[:, self.call.num_words :] = -math.inf
         largest, word, total, of_label = kernel.statistics(logits, labels)
@@ -128,12 +132,14 @@ class _Pass:
             total, of_label = all_reduce(torch.stack([total * (largest - overall).exp(), of_label]), parallel)
         log_total = overall + total.log()
         if self.of_weight is not None:
-            gradient = kernel.gradient(logits, labels, log_total.where(counted, math.inf))
+            factor = (1.0 + 2.0 * z_loss * log_total,) if z_loss else ()
+            gradient = kernel.gradient(logits, labels, log_total.where(counted, math.inf), *factor)
             torch.mm(gradient, self.weight, out=of_input)
             _add_product(self.of_weight, gradient.t(), x)
             if self.of_bias is not None:
                 self.of_bias += gradient.sum(dim=0, dtype=torch.float32)
-        return (log_total - of_label).where(counted, 0.0).sum(), largest, word
+        squares = log_total.square().where(counted, 0.0).sum()
+        return (log_total - of_label).where(counted, 0.0).sum(), squares, largest, word
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:

@@ -234,6 +234,9 @@ def fit_problems(model: ModelSection, data: DataSection, section: ObjectiveSecti
     objective = OBJECTIVE.registry.get(section.name)(section)
     sample_format = DATA.registry.get(data.sample_format)
     judged = [objective]
+    if section.z_loss and not objective.word_labels:
+        text = f"{section.z_loss:g}: no loss of objective.name {section.name} takes the logits of words; set 0"
+        yield Problem("objective.z_loss", text, ("objective.name",))
     if not _model_fits(family, objective):
         yield _objective_problem(model.family, family, objective)
         # Check the format against the objectives that the family allows, so that one mistake is one problem.

@@ -102,6 +102,9 @@ class ObjectiveSection(Section):
 
     name: str
     """Name of a registered objective."""
+    z_loss: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Weight of the squared logarithm of the sum of exponentials of the logits, of each label that is a word, which
+    keeps that sum near 1 (T5 1e-4); reported as TERM_z."""
 
     @property
     def needs_languages(self) -> bool:

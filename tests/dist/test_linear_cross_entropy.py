@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -40,7 +41,8 @@ def check_decoder(rank: int, world_size: int, sequence_parallel: bool) -> None:
     labels[::7] = IGNORE_LABEL
     logits = F.linear(*exact)
     expected = F.cross_entropy(logits, labels, ignore_index=IGNORE_LABEL, reduction="sum")
-    (0.3 * expected).backward()
+    squared = logits.logsumexp(-1).square()[labels != IGNORE_LABEL].sum()
+    (0.3 * (expected + 0.2 * squared)).backward()
 
     bias = torch.zeros(table.num_rows)
     with torch.no_grad():
@@ -49,9 +51,10 @@ def check_decoder(rank: int, world_size: int, sequence_parallel: bool) -> None:
     bias.requires_grad_()
     hidden = exact[0].detach().float()
     hidden = (own_tokens(hidden, parallel).clone() if sequence_parallel else hidden).requires_grad_()
-    loss, hits = table.compare(hidden, labels, bias, split_tokens=sequence_parallel)
+    loss, hits, squares = table.compare(hidden, labels, bias, sequence_parallel, z_loss=0.2)
     (0.3 * loss).backward()
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
+    assert float(squares) == pytest.approx(float(squared.detach()), rel=1e-6)
     assert float(hits) == float((logits.argmax(-1) == labels).sum()) > 0
     of_hidden = exact[0].grad.float()
     wanted = (own_tokens(of_hidden, parallel) if sequence_parallel else of_hidden, exact[1].grad[rows].float(),
@@ -70,6 +73,11 @@ def chunked(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"kernels": KernelsConfig(cross_entropy="chunked")})
 
 
+def with_z_loss(config: RunConfig) -> RunConfig:
+    """A weight with which the term is about a tenth of the loss."""
+    return config.model_copy(update={"objective": config.objective.model_copy(update={"z_loss": 0.02})})
+
+
 CASES = [
     Case(1, 1, 1, 0), Case(1, 1, 2, 3, recompute=True), Case(1, 2, 1, 1, 2),
     Case(2, 1, 1, 1, sequence_parallel=True), Case(2, 1, 2, 3, 2),
@@ -80,9 +88,10 @@ CASES = [
 def references() -> dict[str, dict[str, Any]]:
     """One rank that holds all logits."""
     whole = Case(1, 1, 1, 0, GLOBAL_BATCH)
+    configs = {family: whole.config(family) for family in ("bert", "gpt2")}
+    configs["gpt2 with z_loss"] = with_z_loss(configs["gpt2"])
     return {
-        family: run_ranks(train, 1, whole.config(family), whole.user_json, STEPS, timeout_s=120)[0]
-        for family in ("bert", "gpt2")
+        name: run_ranks(train, 1, config, whole.user_json, STEPS, timeout_s=120)[0] for name, config in configs.items()
     }
 
 
@@ -94,6 +103,23 @@ def test_training_is_that_with_all_logits(family: str, case: Case, references: d
             assert result[figure] == pytest.approx(references[family][figure], rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("case", "kernel"),
+    [(CASES[2], "full"), (CASES[3], "full"), (CASES[0], "chunked"), (CASES[2], "chunked"), (CASES[-1], "chunked")],
+    ids=str,
+)
+def test_the_z_loss_does_not_depend_on_the_layout(
+    case: Case, kernel: str, references: dict[str, dict[str, Any]]
+) -> None:
+    """Micro-batches, pipeline stages, a split vocabulary with padding, and chunks, against one rank with all logits."""
+    config = with_z_loss(case.config("gpt2", vocab_multiple=8))
+    config = chunked(config) if kernel == "chunked" else config
+    for result in run_ranks(train, case.world_size, config, case.user_json, STEPS, timeout_s=280):
+        for figure in ("losses", "norms"):
+            assert result[figure] == pytest.approx(references["gpt2 with z_loss"][figure], rel=1e-5)
+            assert result[figure] != pytest.approx(references["gpt2"][figure], rel=1e-2)
+
+
 def evaluate(rank: int, world_size: int, config: RunConfig) -> dict[str, float]:
     """Held-out figures after a step."""
     engine = build_engine(config, {"zero_optimization": {"stage": 1}})
@@ -102,7 +128,13 @@ def evaluate(rank: int, world_size: int, config: RunConfig) -> dict[str, float]:
     return figures
 
 
-def test_evaluation_is_that_with_all_logits() -> None:
+@pytest.mark.parametrize("has_z_loss", [False, True])
+def test_evaluation_is_that_with_all_logits(has_z_loss: bool) -> None:
     config = Case(1, 1, 1, 1).config("gpt2")
+    config = with_z_loss(config) if has_z_loss else config
     expected, found = (run_ranks(evaluate, 1, c, timeout_s=120)[0] for c in (config, chunked(config)))
     assert found == pytest.approx(expected, rel=1e-5) and found["causal_lm_accuracy"] > 0
+    assert found["perplexity"] == pytest.approx(math.exp(found["causal_lm_loss"]))
+    squares = found.get("causal_lm_z_loss", 0.0)
+    assert (squares > 1.0) == has_z_loss and "causal_lm_z_accuracy" not in found
+    assert found["loss"] == pytest.approx(found["causal_lm_loss"] + 0.02 * squares)

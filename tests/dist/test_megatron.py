@@ -11,7 +11,7 @@ import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are f
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.cross_entropy import first_largest, label_losses
+from ctxlm_ds.parallel.cross_entropy import first_largest, label_losses, squared_totals
 from ctxlm_ds.parallel.layers import VocabParallelEmbedding
 from ctxlm_ds.parallel.mappings import own_tokens
 from ctxlm_ds.parallel.parameters import Normal, collect_facts
@@ -66,7 +66,8 @@ def check_table(rank: int, world_size: int, sequence_parallel: bool) -> None:
     logits = whole.decode(hidden)
     losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_LABEL, reduction="none")
     weights = drawn(3, labels.numel())
-    (losses * weights).sum().backward()
+    squared = logits.flatten(0, 1).logsumexp(-1).square()[labels.flatten() != IGNORE_LABEL].sum()
+    ((losses * weights).sum() + 0.1 * squared).backward()
     found = own.look_up(ids)
     torch.testing.assert_close(found, own_tokens(hidden.flatten(0, 1), parallel) if sequence_parallel else hidden)
     scores = own.decode(found, split_tokens=sequence_parallel)
@@ -76,7 +77,9 @@ def check_table(rank: int, world_size: int, sequence_parallel: bool) -> None:
     torch.testing.assert_close(own_losses, losses)
     assert torch.equal(scores.detach(), before), "other terms read the logits too"
     assert hits.tolist() == (logits.argmax(-1) == labels).flatten().float().tolist()
-    (own_losses * weights).sum().backward()
+    own_squared = squared_totals([scores], [labels], parallel).loss
+    torch.testing.assert_close(own_squared, squared)
+    ((own_losses * weights).sum() + 0.1 * own_squared).backward()
     check_gradients(whole, own, parallel)
     assert own.weight.grad is not None and not own.weight.grad[own.num_words :].any()
 

@@ -140,6 +140,7 @@ def step_for_rank(step: int, micro_batch_size: int, rank: int, world_size: int, 
     counts = {
         name.removesuffix("_labels"): sum(int((b.fields[name] != IGNORE_LABEL).sum()) for b in micro) for name in labels
     }
+    counts |= {f"{name}_z": count for name, count in counts.items()}
     tokens = sum(b.num_tokens for b in micro)
     return Step(micro_batches=micro, counts=counts, num_tokens=tokens, rows_consumed=GLOBAL_BATCH, epoch=0)
 

@@ -64,6 +64,7 @@ class Toy:
     plain: tuple[Callable[[Named, Named], Figures], ...]
     taps: tuple[str, ...] = ()
     teacher_outputs: tuple[str, ...] = ()
+    z_loss: float = 0.0
 
     word_labels = Objective.word_labels
 

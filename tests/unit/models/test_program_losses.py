@@ -91,11 +91,13 @@ def t5_batch(rows: int = 6, source: int = 9, target: int = 50) -> dict[str, torc
     return fields
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_losses_and_gradients_of_t5_are_those_of_all_logits(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("tied", "z_loss"), [(True, 0.0), (False, 0.0), (True, 0.05)])
+def test_losses_and_gradients_of_t5_are_those_of_all_logits(
+    tied: bool, z_loss: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Chunks of one tile of rows, three for the batch; the untied head has its own gradient."""
     monkeypatch.setattr(linear_cross_entropy, "CPU_CHUNK", linear_cross_entropy.TILE * 61)
-    objective, fields = build_objective(objective_section(name="span_corruption")), t5_batch()
+    objective, fields = build_objective(objective_section(name="span_corruption", z_loss=z_loss)), t5_batch()
     model, found = model_section(**T5_SIZE, gated=not tied, tied_head=tied), []
     for asked in ("full", "chunked"):
         kernels = KernelSet({"cross_entropy": asked}, "cpu", torch.float32)
@@ -103,12 +105,14 @@ def test_losses_and_gradients_of_t5_are_those_of_all_logits(tied: bool, monkeypa
         assert (program.outputs == objective.tensors) == (asked == "full")
         module = program.module(1)
         losses = TermLosses(program.terms, program.outputs, ParallelContext())
-        loss, sums = losses(module.run(fields), fields, torch.tensor([1 / 250]))
+        loss, sums = losses(module.run(fields), fields, torch.tensor([1 / 250, z_loss / 250]))
         loss.backward()
         gradients = {name: parameter.grad for name, parameter in module.named_parameters()}
         found.append((float(loss.detach()), {name: float(value) for name, value in sums.items()}, gradients))
     (full, its_sums, its_gradients), (chunked, sums, gradients) = found
     assert chunked == pytest.approx(full, rel=1e-6) and sums == pytest.approx(its_sums, rel=1e-6)
+    total = sums["span_corruption/loss_sum"] + z_loss * sums.get("span_corruption_z/loss_sum", 0.0)
+    assert chunked == pytest.approx(total / 250, rel=1e-6) and len(sums) == (6 if z_loss else 3)
     assert sums["span_corruption/correct"] > 0 and ("lm_head.weight" in gradients) == (not tied)
     for name, wanted in its_gradients.items():
         assert wanted.abs().max() > 0, name

@@ -28,6 +28,7 @@ from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection
 from ctxlm_ds.registry import OBJECTIVES
 from tests.ragged import Rows
 from tests.sample_data import FakeTokenizer, random_documents, run_config, train_loader, write_dataset
+from tests.sections import objective_section
 from tests.unit.objectives.test_span_corruption import ModeTokenizer
 
 NAME = "spans_of_a_test"
@@ -221,3 +222,14 @@ def test_it_is_found_by_its_name() -> None:
     assert isinstance(built, Spans) and built.terms[1].weight == 0.25
     with pytest.raises(ConfigError, match=f"did you mean {NAME}"):
         OBJECTIVES.get(NAME + "s")
+
+
+def test_the_z_loss_is_a_term_of_each_loss_over_words() -> None:
+    plain = build_objective(objective_section(name="masked_lm_nsp", boundary_weight=0.5))
+    objective = build_objective(objective_section(name="masked_lm_nsp", boundary_weight=0.5, z_loss=0.1))
+    added = [term for term in objective.terms if term not in plain.terms]
+    assert [(term.name, term.outputs, term.labels, term.weight) for term in added] == [
+        ("masked_lm_z", ("predicted_logits",), ("masked_lm_labels",), 0.1),
+        ("span_boundary_z", ("boundary_logits",), ("boundary_labels",), 0.05),
+    ]
+    assert objective.word_labels == plain.word_labels and not any(term.has_perplexity for term in added)

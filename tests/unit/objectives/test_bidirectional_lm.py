@@ -22,7 +22,7 @@ from ctxlm_ds.data.stream.preview import preview_rows
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.objectives.bidirectional_lm import BidirectionalLM, BidirectionalLMSection
-from ctxlm_ds.recipe.check import find_problems
+from ctxlm_ds.recipe.check import check_config, find_problems
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
@@ -181,3 +181,8 @@ def test_refusals() -> None:
     assert "objective.name" in texts
     small = {problem.path: problem.text for problem in find_problems(config_of(max_characters=2))}
     assert "no room for a character" in small["objective.max_characters"]
+
+
+def test_a_z_loss_is_refused_without_logits_of_words() -> None:
+    with pytest.raises(ConfigError, match="objective.z_loss: 0.1: no loss of objective.name bidirectional_lm takes"):
+        check_config(config_of(z_loss=0.1), None)

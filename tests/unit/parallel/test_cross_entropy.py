@@ -7,7 +7,13 @@ import torch
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.cross_entropy import classification_sums, first_largest, label_losses, vocabulary_sums
+from ctxlm_ds.parallel.cross_entropy import (
+    classification_sums,
+    first_largest,
+    label_losses,
+    squared_totals,
+    vocabulary_sums,
+)
 
 ALONE = ParallelContext()
 LABELS = torch.tensor([[2, IGNORE_LABEL, 0], [4, 1, IGNORE_LABEL]])
@@ -54,6 +60,21 @@ def test_without_any_label_the_sum_is_zero_with_a_gradient() -> None:
     sums.loss.backward()
     assert (float(sums.loss.detach()), float(sums.count)) == (0, 0)
     assert logits.grad is not None and not logits.grad.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_squared_totals_and_their_gradient(dtype: torch.dtype) -> None:
+    logits = logits_of(dtype)
+    logits[..., 1] = float("-inf")  # padding of a table
+    logits.requires_grad_()
+    sums = squared_totals([logits], [LABELS], ALONE)
+    (0.3 * sums.loss).backward()
+    exact = logits.detach().double().requires_grad_()
+    expected = (exact.logsumexp(-1) ** 2)[LABELS != IGNORE_LABEL].sum()
+    (0.3 * expected).backward()
+    assert float(sums.loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    assert (sums.correct, float(sums.count)) == (None, 4)
+    torch.testing.assert_close(logits.grad, exact.grad.to(dtype))
 
 
 def test_of_equal_logits_the_first_word_wins() -> None:

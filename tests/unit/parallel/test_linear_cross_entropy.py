@@ -44,16 +44,18 @@ def inputs(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 @pytest.mark.parametrize(
     ("dtype", "linear"), [(torch.float32, "torch"), (torch.bfloat16, "torch"), (torch.bfloat16, "float32")]
 )
-@pytest.mark.parametrize("with_bias", [True, False])
-def test_loss_hits_and_gradients(dtype: torch.dtype, linear: str, with_bias: bool) -> None:
+@pytest.mark.parametrize(("with_bias", "z_loss"), [(True, 0.0), (False, 0.0), (True, 0.1)])
+def test_loss_hits_and_gradients(dtype: torch.dtype, linear: str, with_bias: bool, z_loss: float) -> None:
     table, (hidden, labels, bias) = decoder(dtype, linear), inputs(dtype)
-    loss, hits = table.compare(hidden, labels, bias if with_bias else None)
+    loss, hits, *squares = table.compare(hidden, labels, bias if with_bias else None, z_loss=z_loss)
     (0.3 * loss).backward()
     exact: list[Any] = [x.detach().double().requires_grad_() for x in (hidden, table.weight[:WORDS], bias[:WORDS])]
     logits = F.linear(exact[0], exact[1], exact[2] if with_bias else None).flatten(0, 1)
     expected = F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE_LABEL, reduction="sum")
-    (0.3 * expected).backward()
+    squared = logits.logsumexp(-1).square()[labels.flatten() != IGNORE_LABEL].sum()
+    (0.3 * (expected + z_loss * squared)).backward()
     assert loss.dtype == torch.float32
+    assert [float(x) for x in squares] == pytest.approx([float(squared.detach())] * bool(z_loss), rel=BOUNDS[dtype])
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=BOUNDS[dtype] / 10)
     assert float(hits) == float((logits.argmax(-1) == labels.flatten()).sum()) > 0
     assert not table.weight.grad[WORDS:].any()

@@ -39,7 +39,7 @@ DISTILBERT: Values = {
     "objective.random_prob": 0.1,  # train.py: word_rand
     "objective.whole_word": False,
     "objective.masking": "dynamic",  # distiller.py: prepare_batch_mlm
-    "objective.special_tokens": "bert",  # distiller.py: random_(vocab_size)
+    "objective.special_tokens": "distilbert",  # distiller.py: random_(vocab_size); train.py: token_probs
     "objective.count_rounding": "nearest",  # ours: distiller.py rounds up over all rows of a batch
     "optimizer.name": "adamw",  # distiller.py
     "optimizer.learning_rate": 5e-4,  # train.py
@@ -147,6 +147,7 @@ T5: Values = {
     "objective.name": "span_corruption",  # section 3.3.4
     "objective.noise_density": 0.15,  # objectives/span.gin
     "objective.mean_span_length": 3.0,  # objectives/span.gin
+    "objective.z_loss": 1e-4,  # operative_config.gin: Unitransformer.z_loss
     "optimizer.name": "adafactor",  # section 3.1.2
     "optimizer.learning_rate": 1e-2,  # section 3.1.2: 1 / sqrt(10,000)
     "optimizer.weight_decay": 0.0,  # optimize.py: none
