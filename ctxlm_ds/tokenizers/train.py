@@ -35,6 +35,8 @@ MOST_MARKED = 0.05
 """Share of words with accents or vowel signs above which training warns that they are stripped."""
 ALL_LANGUAGES = "all"
 _BATCH_DOCUMENTS = 64
+_MOST_LETTERS = 2000
+"""Different letters that are looked up for the cause of unknown tokens."""
 _IN_MEMORY_BYTES = 32 << 20
 _REPORT_BYTES = 2_000_000
 """Training text for the report in the folder."""
@@ -289,6 +291,22 @@ def strips_marks(tokenizer: Tokenizer) -> bool:
         return False
     kept = unicodedata.normalize("NFC", normalizer.normalize_str("é").lower())
     return "e" in kept and "é" not in kept
+
+
+def unknown_cause(tokenizer: Tokenizer, texts: Sequence[str]) -> str:
+    """Return why tokens of texts are unknown, and what to do; empty if the texts do not show it."""
+
+    def unknown(variants: Iterable[str]) -> int:
+        return sum(ids.count(tokenizer.unk_id) for ids in tokenizer.encode_batch(list(variants)))
+
+    if 2 * unknown(unicodedata.normalize("NFC", text) for text in texts) < unknown(texts):
+        return 'decomposed accents (NFD): compose them with unicodedata.normalize("NFC", text)'
+    letters = Counter(letter for text in texts for letter in text if not letter.isspace()).most_common(_MOST_LETTERS)
+    lost = [letter for letter, _ in letters if unknown([letter])]
+    shown = " ".join(lost[:8])
+    if sum(tokenizer.token_to_id(letter) is not None for letter in lost) > len(lost) / 2:
+        return f"the normalizer changes letters that the vocabulary has ({shown}): try do_lower_case: false"
+    return f"the vocabulary lacks {shown}: train a tokenizer on such text" if lost else ""
 
 
 def _count_whole_words(words: Counter[str], tokenizer: Tokenizer) -> int:

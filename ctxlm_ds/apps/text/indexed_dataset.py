@@ -78,7 +78,7 @@ def inspect() -> None:
     if (found := count_unknown(dataset, tokenizer)) is not None:
         unknown, tokens = found
         print(f"unknown       {unknown:,} of {tokens:,} tokens ({unknown / max(1, tokens):.2%})")
-        if advice := unknown_advice(unknown, tokens):
+        if advice := unknown_advice(unknown, tokens, dataset.metadata):
             logger.warning("%s: %s", args.prefix, advice)
     if args.verify or args.write_manifest:
         for proof in verify_dataset(dataset, args.tokenizer, args.write_manifest):

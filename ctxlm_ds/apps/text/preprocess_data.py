@@ -101,7 +101,7 @@ def _show(result: PreprocessResult) -> None:
     print(f"{result.prefix}: {counted(facts['documents'], 'document')} ({skipped}), {size}")
     if (unknown := facts.get("unknown_tokens")) is not None:
         print(f"  unknown tokens: {unknown:,} ({unknown / max(1, facts['tokens']):.2%})")
-        if advice := unknown_advice(unknown, facts["tokens"]):
+        if advice := unknown_advice(unknown, facts["tokens"], facts):
             logger.warning("%s: %s", result.prefix, advice)
     for reason, count in facts["bad_record_reasons"].items():
         print(f"  skipped {count:,}: {reason} (the first in {result.prefix}.errors.jsonl)")

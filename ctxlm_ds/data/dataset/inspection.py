@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,14 +94,12 @@ def count_unknown(dataset: IndexedDataset, tokenizer: Tokenizer | None) -> tuple
     return int(np.count_nonzero(tokens == tokenizer.unk_id)), len(tokens)
 
 
-def unknown_advice(unknown: int, tokens: int) -> str:
-    """Return a warning if many tokens are unknown, else nothing."""
+def unknown_advice(unknown: int, tokens: int, metadata: Mapping[str, Any] | None) -> str:
+    """Return a warning if many tokens are unknown, with the cause that the dataset's JSON names, else nothing."""
     if unknown <= MOST_UNKNOWN * tokens:
         return ""
-    return (
-        f"{unknown / tokens:.1%} of the tokens are unknown, their text is lost; decomposed accents (NFD) are one "
-        'cause: compose them with unicodedata.normalize("NFC", text), or train a tokenizer on such text'
-    )
+    cause = (metadata or {}).get("unknown_cause")
+    return f"{unknown / tokens:.1%} of the tokens are unknown, their text is lost" + (f"; {cause}" if cause else "")
 
 
 def _origin(metadata: dict[str, Any]) -> Iterator[str]:

@@ -28,7 +28,7 @@ _MAX_BYTES = 1 << 28
 _FIELDS: dict[Any, tuple[str, ...]] = {
     str: (
         "tokenizer_fingerprint", "tokenizer_path", "tokenizer_kind", "sentence_prefix", "json_key", "build_key",
-        "source_signature", "input_format", "spans_key",
+        "source_signature", "input_format", "spans_key", "unknown_cause",
     ),
     NonNegativeInt: (
         "vocab_size", "eod_id", "empty_documents", "bad_records", "input_bytes", "characters", "build_version",

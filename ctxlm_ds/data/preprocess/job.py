@@ -16,11 +16,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import is_full_disk, stop_signals_interrupt, write_text
 from ctxlm_ds.console import byte_progress, counted
+from ctxlm_ds.data.dataset.inspection import MOST_UNKNOWN
 from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file, token_dtype
 from ctxlm_ds.data.dataset.writer import (
     DamagedPartsError,
@@ -36,10 +38,12 @@ from ctxlm_ds.data.preprocess.encode import ChunkEncoder, EncodedChunk, encoded_
 from ctxlm_ds.data.preprocess.pool import ordered_map
 from ctxlm_ds.data.preprocess.sentences import SPLITTER_VERSION
 from ctxlm_ds.data.sources.corpus import BadRecords
+from ctxlm_ds.data.sources.parsing import parse_chunk
 from ctxlm_ds.data.sources.reading import check_keys, find_sources, read_chunks, source_signature, total_bytes
-from ctxlm_ds.data.sources.types import Position, Source
+from ctxlm_ds.data.sources.types import BadRecord, Position, Source
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.tokenizers.load import load_tokenizer
+from ctxlm_ds.tokenizers.train import unknown_cause
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -48,6 +52,8 @@ PROGRESS_NAME = "progress.json"
 SAVE_INTERVAL_BYTES = 64 << 20
 """Input after which progress is saved."""
 SAVE_INTERVAL_S = 30.0
+_LOOKED_AT = 200
+"""Documents that are looked at for the cause of unknown tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +224,10 @@ class _Job:
             self._check_end()
             metadata = self._metadata()
             for writer, key in zip(self.writers, dataset_keys(self.config), strict=True):
-                own = {"json_key": key, "unknown_tokens": self.counts[_unknown_of(key)]}
+                unknown = self.counts[_unknown_of(key)]
+                own = {"json_key": key, "unknown_tokens": unknown}
+                if unknown > MOST_UNKNOWN * writer.num_tokens:
+                    own["unknown_cause"] = self._unknown_cause()
                 writer.prepare(metadata | own, self.bad_records.error_lines())
             self._save(is_prepared=True)
 
@@ -278,6 +287,13 @@ class _Job:
                 raise DataError(f"the input holds no text: {unreadable}")
             raise DataError(f"the input holds no text ({found}); check --input and --json-keys")
         logger.warning("shard %d holds no text (%s): an empty dataset", self.config.shard.index, found)
+
+    def _unknown_cause(self) -> str:
+        """Return why tokens are unknown, from the first texts of the input."""
+        chunk = next(read_chunks(self.sources, self.config.json_keys, self.config.shard))
+        documents = islice(parse_chunk(chunk, self.config.json_keys), _LOOKED_AT)
+        texts = [text for one in documents if not isinstance(one, BadRecord) for text in one.values()]
+        return unknown_cause(self.tokenizer, texts)
 
     def _metadata(self) -> dict[str, Any]:
         config, tokenizer = self.config, self.tokenizer

@@ -94,17 +94,30 @@ def _recognizes(content: dict[str, Any], training: dict[str, Any]) -> bool:
 
 
 def _read(file: Path, config: dict[str, Any]) -> Tokenizer:
-    """Return the tokenizer of a vocab.txt; without a tokenizer_config.json one without a capital letter lower-cases."""
+    """Return the tokenizer of a vocab.txt.
+
+    Without a tokenizer_config.json it lower-cases, and strips accents, if that changes no token of the vocabulary.
+    """
     from tokenizers import normalizers
 
     # Lines end with a newline only: a vocabulary may have tokens that are other separators of lines.
     tokens = read_text(file, TokenizerError).removesuffix("\n").split("\n")
     vocab = {token.removesuffix("\r"): number for number, token in enumerate(tokens)}
     check_tokens(file, SPECIAL_TOKENS.values(), vocab)
-    words = (token for token in vocab if not token.startswith("["))
+    words = [token.removeprefix(MARK) for token in vocab if not token.startswith("[")]
+
+    def suits(**settings: Any) -> bool:
+        plain = normalizers.BertNormalizer(handle_chinese_chars=False, **settings)
+        return all(plain.normalize_str(word) == word for word in words)
+
+    lowercase, strip_accents = config.get("do_lower_case"), config.get("strip_accents")
+    if lowercase is None:
+        lowercase = suits(lowercase=True, strip_accents=False)
+        if strip_accents is None and not suits(lowercase=lowercase):
+            strip_accents = False
     normalizer = normalizers.BertNormalizer(
-        lowercase=config.get("do_lower_case", not any(word != word.lower() for word in words)),
-        strip_accents=config.get("strip_accents"),
+        lowercase=lowercase,
+        strip_accents=strip_accents,
         handle_chinese_chars=config.get("tokenize_chinese_chars", True),
     )
     backend = build_backend(vocab, SPECIAL_TOKENS.values(), normalizer)

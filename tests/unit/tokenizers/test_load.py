@@ -255,6 +255,27 @@ def test_vocab_txt_is_berts(tmp_path: Path, cased: bool, with_config: bool) -> N
     assert load_tokenizer(folder).fingerprint == load_tokenizer(source).fingerprint
 
 
+@pytest.mark.parametrize(
+    ("words", "text", "tokens"),
+    [
+        (["नदी", "में", "##ी", "नद"], "नदी में", ["नदी", "में"]),
+        (["물", "강", "##은", "##이"], "강은 물이", ["강", "##은", "물", "##이"]),
+        (["été", "##s", "nu"], "Étés NU", ["été", "##s", "nu"]),
+        (["ete", "##s", "nu"], "Étés NU", ["ete", "##s", "nu"]),
+        (["Été", "##s", "nu"], "Étés nu", ["Été", "##s", "nu"]),
+    ],
+)
+def test_a_vocab_txt_is_not_read_by_a_normalizer_that_changes_its_tokens(
+    tmp_path: Path, words: list[str], text: str, tokens: list[str]
+) -> None:
+    file = tmp_path / "vocab.txt"
+    file.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]) + "\n", encoding="utf-8")
+    read = load_tokenizer(file)
+    assert [read.id_to_token(number) for number in read.encode_batch([text])[0]] == tokens
+    read.save(tmp_path / "saved")
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "saved").tokenize(text) == tokens
+
+
 @pytest.mark.parametrize(("kind", "name"), [("gpt2", "GPT2Tokenizer"), ("bpe", "RobertaTokenizer")])
 def test_vocab_json_and_merges_are_gpt2s_or_robertas(tmp_path: Path, kind: str, name: str) -> None:
     source = trained(tmp_path, kind)

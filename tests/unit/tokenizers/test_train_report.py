@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow
 import pytest
 from pyarrow import parquet
 
+from ctxlm_ds.data.dataset.inspection import unknown_advice
+from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.data.sources.corpus import Corpus
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.tokenizers.train import tokenizer_report, train_tokenizer
@@ -25,6 +28,27 @@ def test_figures_of_a_vocabulary_known_by_heart(tmp_path: Path) -> None:
         "unknown_rate": round(2 / 6, 6), "whole_words": round(4 / 6, 4),
     }  # fmt: skip
     assert (report["y"]["unknown_rate"], report["all"]["words"], report["all"]["unknown_rate"]) == (0.0, 8, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "cause"),
+    [
+        (["é", "a", "t"], "e\u0301 a t", "decomposed accents (NFD): compose them"),
+        (["강", "물"], "강 물", "the normalizer changes letters that the vocabulary has (강 물)"),
+        (["a", "t"], "a ж t ж я", "the vocabulary lacks ж я: train a tokenizer"),
+        (["a", "t"], "a t aaaa", ""),
+    ],
+)
+def test_the_cause_of_unknown_tokens_is_looked_for(tmp_path: Path, words: list[str], text: str, cause: str) -> None:
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": "강" in words}))
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    (result,) = preprocess([str(tmp_path / "text.txt")], tmp_path / "vocab.txt", tmp_path / "set", PreprocessConfig())
+    found = result.metadata["unknown_cause"]
+    assert found.startswith(cause) and bool(found) == bool(cause)
+    advice = unknown_advice(result.metadata["unknown_tokens"], result.metadata["tokens"], result.metadata)
+    assert advice.endswith(found or "their text is lost")
 
 
 @pytest.mark.parametrize(
