@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from ctxlm_ds.finetune import main
 from tests.downstream_models import sentiment, write_bert, write_task
-from tests.integration.route import BIN, Finished, call, call_here
+from tests.integration.route import BIN, Finished, call, call_here, launcher
 
 
 def run(ranks: int, *arguments: object) -> Finished:
     torchrun = [BIN / "torchrun", "--standalone", "--nproc_per_node", ranks]
-    return call(*(torchrun if ranks > 1 else [sys.executable]), "-m", "ctxlm_ds.finetune", *arguments)
+    return call(*(torchrun if ranks > 1 else launcher("forked", 1)[:2]), "-m", "ctxlm_ds.finetune", *arguments)
 
 
 @pytest.fixture(scope="module")
