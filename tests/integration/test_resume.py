@@ -64,7 +64,7 @@ def test_a_stop_signal_saves_and_the_next_start_goes_on(bert_route: Prepared, tm
     assert process.wait(timeout=60) == 128 + signal.SIGTERM
     stopped_at = last_step(tmp_path / "run")
     assert (tmp_path / "run" / "checkpoints" / f"step-{stopped_at:08d}").exists()
-    call(*command)
+    call(*words(bert_route, tmp_path, "forked", 1, 2))
     assert sorted(metrics(tmp_path / "run")) == list(range(1, STEPS + 1))
 
 
