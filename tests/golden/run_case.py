@@ -1,4 +1,4 @@
-"""Runs a golden case as a user does, tools and ctxlm_ds.pretrain with their arguments, each rank forked.
+"""Runs a golden case as a user does, tools and ctxlm_ds.pretrain with their arguments, on ranks that live on.
 
 In: cases.py. Out: data in a folder, figures of streams and runs. All that the golden tests import of the project is
 imported here, and only for what no command tells: the micro-batches, and the weights in a checkpoint.
@@ -6,7 +6,6 @@ imported here, and only for what no command tells: the micro-batches, and the we
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import json
 import os
@@ -24,7 +23,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Imported before the ranks are forked, so that each need not import it again.
 import deepspeed
 import deepspeed.runtime.zero.muon.muon_optimizer
-import megatron.core.tensor_parallel  # noqa: F401
 import torch
 
 from ctxlm_ds.checkpoint.reader import CheckpointReader
@@ -35,7 +33,7 @@ from ctxlm_ds.pretrain import main as pretrain
 from ctxlm_ds.recipe.deepspeed_rules import deepspeed_keys
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.run import resolve
-from tests.dist.forks import fork_ranks
+from tests.dist.runner import run_ranks
 from tests.golden.cases import DATASETS, DIGESTED_STEPS, TOKENIZERS, Case
 from tests.golden.corpus import write_corpus
 
@@ -79,7 +77,7 @@ def prepare_data(folder: Path) -> Path:
 
 def stream_figures(folder: Path, stream: str) -> list[list[dict[str, str]]]:
     """Of each micro-batch of the first steps, a digest of every field."""
-    return fork_ranks(_digest_stream, 1, folder, stream, timeout_s=LIMIT_S)[0]
+    return run_ranks(_digest_stream, 1, folder, stream, timeout_s=LIMIT_S)[0]
 
 
 def run_figures(folder: Path, case: Case) -> Figures:
@@ -96,7 +94,7 @@ def train(folder: Path, recipe: dict[str, Any], zero_stage: int, ranks: int = 1)
     # Kept for the ranks: DeepSpeed's sources are read for it.
     deepspeed_keys()
     words = ["--config", path.name, "--deepspeed_config", f"zero{zero_stage}"]
-    fork_ranks(_pretrain, ranks, folder, words, timeout_s=LIMIT_S)
+    run_ranks(_pretrain, ranks, folder, words, timeout_s=LIMIT_S)
 
 
 def last_checkpoint(folder: Path, recipe: dict[str, Any]) -> Path:
@@ -124,7 +122,7 @@ def digest(tensors: Any) -> str:
 
 
 def _tool(folder: Path, name: str, *words: str) -> None:
-    fork_ranks(_run_tool, 1, folder, name, words, timeout_s=LIMIT_S)
+    run_ranks(_run_tool, 1, folder, name, words, timeout_s=LIMIT_S)
 
 
 def _run_tool(rank: int, world_size: int, folder: Path, name: str, words: Sequence[str]) -> None:
@@ -140,8 +138,6 @@ def _pretrain(rank: int, world_size: int, folder: Path, words: Sequence[str]) ->
 
 def _as_command(folder: Path, command: Callable[[], object]) -> None:
     """Run a command's entry in a folder with one thread; what it prints is in the test's output where it fails."""
-    # DeepSpeed collects often, which takes long over all that the test's process left here.
-    gc.freeze()
     os.chdir(folder)
     os.environ["OMP_NUM_THREADS"] = "1"
     try:

@@ -25,6 +25,16 @@ INCOMPARABLE = ("accuracy", "perplexity")
 """Ends of names: counts of a few rows, and what multiplies a loss's rounding."""
 
 
+OF_ANOTHER = ("roberta", "gpt1")
+"""Families whose layers are those of BERT and GPT-2, split in every run of the tests."""
+
+
+def marks_of(case: Case) -> list[pytest.MarkDecorator]:
+    """Marks by the number of ranks."""
+    soak = [pytest.mark.soak] * (case.family in OF_ANOTHER)
+    return [pytest.mark.dist, *soak] if case.ranks > 1 else []
+
+
 @pytest.mark.parametrize("stream", STREAMS)
 def test_rows_are_the_same(golden_data: Path, stream: str) -> None:
     kept, found = FIGURES["streams"][stream], stream_figures(golden_data, stream)
@@ -39,9 +49,7 @@ def test_rows_are_the_same(golden_data: Path, stream: str) -> None:
     assert not differing, differing
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, id=case.name, marks=[pytest.mark.dist] * (case.ranks > 1)) for case in CASES]
-)
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=marks_of(case)) for case in CASES])
 def test_runs_are_the_same(golden_data: Path, case: Case) -> None:
     kept, found = FIGURES["runs"][case.name], run_figures(golden_data, case)
     bitwise = machine() == kept.get("machine", FIGURES["machine"])
