@@ -34,10 +34,10 @@ Source = namedtuple("Source", "path begin text is_compiled")
 """A function's place in a file: its text from `begin` on."""
 
 
-def functions(tree: Path, name: str) -> Iterator[Source]:
-    """Yield the functions of a qualified name in the package."""
+def functions(tree: Path, name: str, files: str) -> Iterator[Source]:
+    """Yield the functions of a qualified name in files of the package."""
     parts = name.split(".")
-    for path in sorted((tree / "ctxlm_ds").rglob("*.py")):
+    for path in sorted((tree / "ctxlm_ds").rglob(files)):
         text = path.read_text()
         found: list[ast.AST] = [ast.parse(text)] if f"def {parts[-1]}(" in text else []
         for part in parts:
@@ -53,8 +53,8 @@ def functions(tree: Path, name: str) -> Iterator[Source]:
 def find(tree: Path, mutant: Mutant) -> Source | None:
     """Return the function that holds the old expression exactly once; of several the one in the named module."""
     module, name = mutant.function.split(":")
-    holders = [source for source in functions(tree, name) if source.text.count(mutant.old) == 1]
-    return min(holders, key=lambda source: source.path.stem != module, default=None)
+    found = (source for files in (f"{module}.py", "*.py") for source in functions(tree, name, files))
+    return next((source for source in found if source.text.count(mutant.old) == 1), None)
 
 
 def test_files(tree: Path, mutant: Mutant) -> list[str]:
