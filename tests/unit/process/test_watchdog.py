@@ -1,12 +1,10 @@
-"""The watchdog on real processes that hang, are paused or are asked for their stacks (no torch: they start fast)."""
+"""The watchdog on real processes (forks of this one) that hang, are paused or are asked for their stacks."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -29,8 +27,9 @@ from ctxlm_ds.process.watchdog import (
     stacks_files,
 )
 from ctxlm_ds.recipe.schema import WatchdogConfig
+from tests.integration.forked import Forked
+from tests.unit.process import watched_rank
 
-RANK = Path(__file__).parent / "watched_rank.py"
 SHORT = {"start_minutes": 0.02, "step_minutes": 0.02, "save_minutes": 0.1}
 LONGER = {"start_minutes": 1, "step_minutes": 0.03, "save_minutes": 0.5}
 NONE: dict[str, float | None] = dict.fromkeys(SHORT)
@@ -44,7 +43,7 @@ class Run:
     """The ranks of one scenario."""
 
     folder: Path
-    ranks: list[subprocess.Popen[str]]
+    ranks: list[Forked]
 
     @property
     def evidence(self) -> Path:
@@ -62,16 +61,19 @@ class Run:
 
     def end(self, rank: int = 0) -> tuple[int, str]:
         """Exit status and stderr."""
-        said = self.ranks[rank].communicate(timeout=PATIENCE_S)[1]
-        return self.ranks[rank].returncode, said
+        return self.ranks[rank].wait(PATIENCE_S), self.said(rank)
+
+    def said(self, rank: int = 0) -> str:
+        return (self.folder / f"stderr-{rank}").read_text()
 
 
 def start(folder: Path, limits: Any, *whats: str) -> Run:
     ranks = []
     for rank, what in enumerate(whats):
-        words = [sys.executable, str(RANK), str(folder / "run"), str(rank), str(len(whats)), json.dumps(limits), what]
+        words = [watched_rank.__file__, str(folder / "run"), str(rank), str(len(whats)), json.dumps(limits), what]
         environ = {**os.environ, "READY": str(folder / f"ready-{rank}"), "CTXLM_ATTEMPT": "try"}
-        ranks.append(subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environ))
+        with open(os.devnull, "w") as nothing, open(folder / f"stderr-{rank}", "w") as errors:
+            ranks.append(Forked(words, environ, folder, nothing.fileno(), errors.fileno(), 1))
     return Run(folder, ranks)
 
 
@@ -113,15 +115,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
     try:
         # It is stopped here, or it would be over when its test comes.
         started["paused"].wait_until_ready()
-        paused = started["paused"].ranks[0]
-        paused.send_signal(signal.SIGSTOP)
+        paused = started["paused"].ranks[0].pid
+        os.kill(paused, signal.SIGSTOP)
         time.sleep(4.0)  # more than three times the limit
-        paused.send_signal(signal.SIGCONT)
+        os.kill(paused, signal.SIGCONT)
         yield started
     finally:
         for process in (process for run in started.values() for process in run.ranks):
-            process.kill()
-            process.communicate()
+            if process.poll() is None:
+                os.kill(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def test_the_rank_that_stands_elsewhere_is_named_first(runs: dict[str, Run]) -> None:
@@ -161,9 +164,8 @@ def test_a_stopped_and_continued_job_is_no_hang(runs: dict[str, Run]) -> None:
 def test_stacks_can_be_asked_for(runs: dict[str, Run]) -> None:
     run = runs["asked"]
     run.wait_until_ready()
-    run.ranks[0].send_signal(DUMP_SIGNAL)
-    assert run.ranks[0].stderr is not None
-    until(lambda: "in wait" in run.ranks[0].stderr.readline())  # type: ignore[union-attr]
+    os.kill(run.ranks[0].pid, DUMP_SIGNAL)
+    until(lambda: "in wait" in run.said())
     assert run.ranks[0].poll() is None
 
 
