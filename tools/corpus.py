@@ -54,7 +54,10 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u200e\u200f\u
 _BLANKS = re.compile(r"[ \t\u00a0\u2000-\u200a\u202f\u205f\u3000]+")
 _DIFFERENT = "{measure}: {:,}, not the published {count:,} ({published})"
 _UNSPACED = r"\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
-_MARKUP = re.compile(r"<!--(?:(?!<!--).)*?-->|</?[A-Za-z][^<>]{0,200}>", re.DOTALL)
+_ELEMENTS = "|".join(TABLES["markup_elements"].split())
+_ATTRIBUTE = r"""\s+(?:[a-z][\w:.-]{0,80}\s*=\s*(?:"[^"<>]{0,2000}"|'[^'<>]{0,2000}'|[^\s"'<>=]{1,2000})|BARE)"""
+_ATTRIBUTE = _ATTRIBUTE.replace("BARE", "(?:" + "|".join(TABLES["markup_bare_attributes"].split()) + r")\b")
+_MARKUP = re.compile(rf"(?is)<!--(?:(?!<!--).)*?-->|</(?:{_ELEMENTS})\s*>|<(?:{_ELEMENTS})(?:{_ATTRIBUTE})*\s*/?>")
 _BOILERPLATE = re.compile(rf"(?im)^(?!.{{200}})({'|'.join(TABLES['boilerplate'])})(\n|\Z)")
 _WIKI_TAIL = re.compile(rf"(?i)\n[ =]*({'|'.join(TABLES['wiki_tail'])})[ =]*(\n(?s:.*)|\Z)")
 _GPT_CHARACTERS = str.maketrans({"—": "-", "–": "-", "―": "-", "…": "...", "´": "'"})

@@ -51,6 +51,21 @@ def test_cleaning_rules() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["Use List<String> or Map<Integer, Foo>.", "a<b and c>d", "if (a <b && c> d)", "x < 5, and y > 9", "p<0.05, n>30",
+     "<me@host.org>", "<https://host.org/a>", "cat <input.txt >out.txt", "template<typename T> class A;",
+     "#include <stdio.h>", "He wrote <3 and >:("],
+)  # fmt: skip
+def test_markup_leaves_what_is_no_element(text: str) -> None:
+    assert corpus.RULES["markup"](text) == text
+
+
+def test_markup_removes_elements_with_their_attributes() -> None:
+    text = """<DIV class="a b" id=c>x</DIV ><a href='u?a=1' data-x="1">y</a><br/><input disabled type="text">z<p\n>"""
+    assert corpus.RULES["markup"](text) == "xyz"
+
+
 def test_gpt_words_are_those_of_spacy() -> None:
     spacy = pytest.importorskip("spacy", reason="GPT-1's words need the extra `gpt1`")
     raw = "She can't—won't!\n\nMr. Smith's U.K. dogs…\tCAN’T (he said): 3.5km/h;  Σίσυφος"
