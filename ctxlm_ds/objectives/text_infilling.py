@@ -48,6 +48,8 @@ class TextInfillingSection(EncoderDecoderSection):
     """Mean of the Poisson lengths of spans in words; null: each span is one word (masking and deletion of tokens)."""
     whole_word: bool = True
     """Spans are of whole words (of WordPiece, byte-level BPE and sentencepiece); false: of tokens."""
+    token_languages: tuple[str, ...] = ()
+    """Languages that are written without blanks, whose spans are of tokens (fairseq: --no-whole-word-mask-langs)."""
     replace_length: Annotated[int, Setting(ge=-1, le=1)] = 1
     """1: a span becomes one mask; 0: it is deleted; -1: each of its tokens becomes a mask."""
     random_ratio: Probability = 0.1
@@ -72,7 +74,7 @@ class TextInfillingSection(EncoderDecoderSection):
         return (
             *(spans if self.mask_ratio == 0.0 else ()),
             *(("sentence_end",) if self.permute_ratio == 0.0 else ()),
-            *(("decoder_start",) if self.language_tokens else ()),
+            *(("decoder_start",) if self.language_tokens else ("token_languages",)),
         )
 
     @property
@@ -186,6 +188,7 @@ def infilling_rules(section: TextInfillingSection, tokenizer: Tokenizer) -> Infi
             f"objective.sentence_end: the tokenizer has no token {section.sentence_end}; name one that ends sentences, "
             "or null for separators (data.separate_sentences: true)"
         )
+    known = [name for name in section.token_languages if tokenizer.token_to_id(name) is not None]
     return InfillingRules(
         mask_ratio=section.mask_ratio,
         length_ends=np.empty(0) if section.span_lambda is None else poisson_ends(section.span_lambda),
@@ -199,5 +202,6 @@ def infilling_rules(section: TextInfillingSection, tokenizer: Tokenizer) -> Infi
         sep_id=tokenizer.sep_id,
         mask_id=tokenizer.mask_id,
         random_ids=text_ids(tokenizer),
+        token_languages=np.array([tokenizer.token_to_id(name) for name in known], dtype=np.int32),
         word_starts=tokenizer.word_start_mask() if section.whole_word else np.empty(0, dtype=np.bool_),
     )

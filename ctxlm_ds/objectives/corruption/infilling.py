@@ -48,6 +48,8 @@ class InfillingRules(NamedTuple):
     mask_id: int
     random_ids: Ids
     """Ids that random tokens are drawn from."""
+    token_languages: Ids
+    """Languages each of whose tokens is a word."""
     word_starts: Marks
     """[vocabulary] True if a token begins a word; empty if each token is a word."""
 
@@ -115,7 +117,8 @@ def write(
         first, last = examples.target_starts[number], examples.target_starts[number + 1]
         target, replaced = examples.target_ids[first:last], examples.replaced[first:last]
         is_start = np.empty(end - begin + 1, dtype=np.bool_)
-        find_words(samples, begin, end, rules, is_start[: end - begin])
+        by_token = len(rules.word_starts) == 0 or (rules.token_languages == samples.language_ids[number]).any()
+        find_words(samples, begin, end, by_token, rules, is_start[: end - begin])
         # With a language its token stands behind the text and the separator, which belongs to the text.
         head = 0 if has_language[number] else 1
         target[0] = rules.cls_id
@@ -136,11 +139,13 @@ def write(
 
 
 @compiled
-def find_words(samples: Samples, begin: np.int64, end: np.int64, rules: InfillingRules, is_start: Marks) -> None:
-    """Find the tokens that begin a word; a separator is a word, as are all tokens without a table of words."""
+def find_words(
+    samples: Samples, begin: np.int64, end: np.int64, by_token: bool, rules: InfillingRules, is_start: Marks
+) -> None:
+    """Find the tokens that begin a word; a separator is a word, as are all tokens with `by_token`."""
     after_special = True
     for position in range(begin, end):
-        known = len(rules.word_starts) == 0 or rules.word_starts[samples.input_ids[position]]
+        known = by_token or rules.word_starts[samples.input_ids[position]]
         is_start[position - begin] = after_special or samples.special_mask[position] or known
         after_special = samples.special_mask[position]
 

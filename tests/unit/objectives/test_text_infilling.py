@@ -129,6 +129,11 @@ def multilingual(folder: Path, **data: object) -> RunConfig:
     )
 
 
+def test_languages_without_blanks_are_those_that_the_tokenizer_has() -> None:
+    section = config_of(objective={"language_tokens": True, "token_languages": ["yy_XX", "ja_XX"]}).objective
+    assert build_objective(section, TOKENIZER)._rules.token_languages.tolist() == [901]  # type: ignore[arg-type, attr-defined]
+
+
 def test_the_language_is_that_of_the_source(tmp_path: Path) -> None:
     """`text </s> en_XX` in, `en_XX text </s>` to the decoder, also of held-out rows."""
     config = multilingual(tmp_path)

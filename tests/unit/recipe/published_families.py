@@ -222,6 +222,7 @@ MBART: Values = {
     "objective.span_lambda": 3.5,  # Liu 2020, section 2.2
     "objective.sentence_end": None,  # denoising_dataset.py: eos without GPT-2's vocabulary
     "objective.language_tokens": True,  # Liu 2020, section 2.2
+    "objective.token_languages": ("ja_XX", "my_MM", "zh_CN"),  # ours: of no_whole_word_mask_langs no list is published
 }
 # Warner 2024 = arXiv:2412.13663; code and yamls = AnswerDotAI/ModernBERT, branch pretraining_documentation.
 MODERNBERT: Values = {

@@ -27,7 +27,7 @@ def rules_of(**changed: object) -> InfillingRules:
         mask_ratio=0.3, length_ends=poisson_ends(MEAN), replace_length=1, random_ratio=0.1, permute_ratio=1.0,
         insert_ratio=0.0, rotate_prob=0.0, sentence_end=STOP, cls_id=CLS, sep_id=SEP, mask_id=MASK,
         random_ids=np.arange(FIRST_ID, VOCABULARY, dtype=np.int32),
-        word_starts=np.arange(VOCABULARY) % 2 == 0,
+        token_languages=np.empty(0, dtype=np.int32), word_starts=np.arange(VOCABULARY) % 2 == 0,
     )._replace(**changed)  # fmt: skip
 
 
@@ -93,6 +93,20 @@ def test_a_language_stands_behind_the_text() -> None:
         orders.add(tuple(tuple(part.tolist()) for part in np.split(example.input_ids[:-1], ends[:-1] + 1)))
     assert len(orders) == 6
     assert set(map(frozenset, orders)) == {frozenset({(20, 21, SEP), (30, 31, 32, SEP), (40, SEP)})}
+
+
+def test_spans_of_a_language_without_blanks_are_of_tokens() -> None:
+    """fairseq's --no-whole-word-mask-langs; sentencepiece makes a sentence of such a language one word."""
+    other = LANGUAGE + 1
+    sentence = single_sample(np.full(40, 2 * FIRST_ID + 1))  # its tokens continue a word
+    samples = samples_from([sentence] * 400)._replace(language_ids=np.repeat([other, LANGUAGE], 200).astype(np.int32))
+    found = noised(samples, rules_of(token_languages=np.array([LANGUAGE], dtype=np.int32)))
+    words, tokens = noised(samples, rules_of()), noised(samples, rules_of(word_starts=np.empty(0, dtype=np.bool_)))
+    for number, (example, wanted) in enumerate(zip(ragged.each(found), ragged.each(words), strict=True)):
+        wanted = tokens.example(number) if number >= 200 else wanted
+        assert example.input_ids.tolist() == wanted.input_ids.tolist()
+    lost = found.replaced.reshape(400, -1).sum(axis=1)
+    assert set(lost[:200].tolist()) == {0, 1, 40, 41} and lost[200:].max() <= math.ceil(0.3 * 41)
 
 
 def test_an_input_keeps_to_its_limit() -> None:
