@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import signal
@@ -167,7 +168,8 @@ open(f"{folder}/stopped-{ranks.rank}", "w").close()
 """
 
 
-def _start(launcher: str, folder: Path) -> tuple[subprocess.Popen[bytes], list[int]]:
+def _start(launcher: str, folder: Path, per_node: bool = False) -> tuple[subprocess.Popen[bytes], list[int]]:
+    """Start two ranks, with `per_node` by the process that DeepSpeed's launcher starts on each node."""
     script = folder / "rank.py"
     script.write_text(RANK_SCRIPT)
     binaries = Path(sys.executable).parent
@@ -175,6 +177,9 @@ def _start(launcher: str, folder: Path) -> tuple[subprocess.Popen[bytes], list[i
         "torchrun": [binaries / "torchrun", "--standalone", "--nproc_per_node=2"],
         "deepspeed": [binaries / "deepspeed", "--num_gpus=2", "--no_local_rank", "--master_port=29871"],
     }[launcher]
+    if per_node:
+        world = base64.urlsafe_b64encode(b'{"localhost": [0, 1]}').decode()
+        words = [sys.executable, "-m", "deepspeed.launcher.launch", f"--world_info={world}", *words[2:]]
     environ = {**os.environ, "DS_ACCELERATOR": "cpu", "PATH": f"{binaries}:{os.environ['PATH']}"}
     with open(folder / "log", "wb") as log:
         command = [*map(str, words), str(script), str(folder)]
@@ -237,11 +242,11 @@ def test_a_terminated_launcher_lets_its_ranks_save(launcher: str, tmp_path: Path
 
 
 def test_the_per_node_launcher_killed_takes_its_ranks_along(tmp_path: Path) -> None:
-    process, pids = _start("deepspeed", tmp_path)
+    process, pids = _start("deepspeed", tmp_path, per_node=True)
     try:
         status = Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()
-        assert int(status[1]) != process.pid
-        os.kill(int(status[1]), signal.SIGKILL)
+        assert int(status[1]) == process.pid
+        process.kill()
         assert _gone(pids, 10)
         assert not (tmp_path / "stopped-0").exists()
     finally:
