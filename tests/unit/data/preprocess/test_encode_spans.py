@@ -67,6 +67,14 @@ def made(corpus: Path, tokenizer: Path, output: Path, **settings: Any) -> Indexe
     return IndexedDataset(result.prefix)
 
 
+@pytest.fixture(scope="module")
+def in_sentences(
+    corpus: Path, tokenizers: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> IndexedDataset:  # fmt: skip
+    output = tmp_path_factory.mktemp("sentences")
+    return made(corpus, tokenizers["wordpiece"], output, split_sentences=True, append_eod=True)
+
+
 def characters_of(dataset: IndexedDataset, tokenizer: Tokenizer) -> list[list[str]]:
     """The text of each token by sequence, without its white space and WordPiece's marks."""
     return [
@@ -85,7 +93,8 @@ def test_flags_are_those_of_the_given_spans(
     plain = preprocess(
         [str(corpus)], tokenizers[kind], tmp_path / "plain", PreprocessConfig(split_sentences=split, append_eod=True)
     )
-    dataset = made(corpus, tokenizers[kind], tmp_path, split_sentences=split, append_eod=True, workers=1 + split)
+    workers = 2 if split and kind == "bpe" else 1
+    dataset = made(corpus, tokenizers[kind], tmp_path, split_sentences=split, append_eod=True, workers=workers)
     assert np.array_equal(dataset.tokens, IndexedDataset(plain[0].prefix).tokens)
     records = [json.loads(line) for line in corpus.read_text().splitlines()]
     flags, pieces = dataset.continues_span, characters_of(dataset, tokenizer)
@@ -203,11 +212,10 @@ FORMATS = (
 @pytest.mark.parametrize("masking", ["dynamic", "static"])
 @pytest.mark.parametrize("data", FORMATS, ids=lambda data: f"{data['sample_format']}-{len(data)}")
 def test_every_format_masks_whole_spans(
-    corpus: Path, tokenizers: dict[str, Path], tmp_path: Path, data: dict[str, Any], masking: str
+    in_sentences: IndexedDataset, tokenizers: dict[str, Path], data: dict[str, Any], masking: str
 ) -> None:
     """Units found again by plain Python from the dataset are predicted completely or not at all."""
-    tokenizer = load_tokenizer(tokenizers["wordpiece"])
-    dataset = made(corpus, tokenizers["wordpiece"], tmp_path, split_sentences=True, append_eod=True)
+    tokenizer, dataset = load_tokenizer(tokenizers["wordpiece"]), in_sentences
     section = {"name": "masked_lm", "spans": "given", "whole_word": True, "masking": masking, "mask_prob": 0.3}
     config = run_config(data=data, objective=section)
     objective = build_objective(config.objective, tokenizer)

@@ -10,7 +10,7 @@ from tests.text import write_corpus
 from tests.unit.data.preprocess.test_job import run
 
 
-@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("split", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_the_number_of_workers_changes_nothing(
     tmp_path: Path, tokenizers: dict[str, Path], split: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
