@@ -88,7 +88,7 @@ def test_rows_of_invented_documents_are_fairseqs(
     tmp_path: Path, sample_format: str, length: int, eod_id: int | None
 ) -> None:
     """Short rows: document separators at the start and end of rows, and many sentences longer than a row."""
-    documents = random_documents(150, sentences=4, tokens=12, seed=length)
+    documents = random_documents(60, sentences=4, tokens=12, seed=length)
     prefix = write_dataset(tmp_path / "d", documents, eod_id=eod_id)
     index = build_sample_index(prefix, FAKE, config_of(sample_format, length))
     assert rows_of(index) == fake_rows(documents, length, MODES[sample_format])
