@@ -6,6 +6,7 @@ import argparse
 import io
 import logging
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -15,6 +16,8 @@ from ctxlm_ds.errors import CtxlmError
 
 logger = logging.getLogger("ctxlm_ds")
 PLAIN_INTERVAL_S = 10.0
+OPEN_FILES = 256
+"""Files that a command may have open; imports alone have some 40."""
 
 
 def setup_logging(rank: int = 0) -> None:
@@ -32,9 +35,13 @@ def run_command(main: Callable[[], None]) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
     try:
+        _allow_open_files()
         main()
+    except MemoryError:
+        print("error: there is not enough memory; see `ulimit -v`, the limit of the job, or use less", file=sys.stderr)
+        sys.exit(2)
     except CtxlmError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print("error:", printable(str(error), kept="\n"), file=sys.stderr)
         sys.exit(2)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -46,6 +53,20 @@ def run_command(main: Callable[[], None]) -> None:
         where = f" ({error.filename})" if error.filename else ""
         print(f"error: {error.strerror or error}{where}", file=sys.stderr)
         sys.exit(2)
+
+
+def _allow_open_files() -> None:
+    """Raise this process's limit on open files to OPEN_FILES. Raises CtxlmError if the system's own is lower."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < OPEN_FILES:
+        raise CtxlmError(f"{hard} open files are allowed, and {OPEN_FILES} are needed; raise the limit (ulimit -n)")
+    if 0 <= soft < OPEN_FILES:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, hard))
+
+
+def printable(text: str, kept: str = "") -> str:
+    """Return a text with a blank for each character that ends a line, moves a terminal's cursor, or is not Unicode."""
+    return "".join(one if one.isprintable() or one in kept else " " for one in text)
 
 
 def program(module: str) -> str:

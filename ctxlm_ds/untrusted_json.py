@@ -51,11 +51,19 @@ def read_json(path: Path, error: type[Exception] = ValueError, max_bytes: int = 
     """Return the JSON value in a file; raises `error` as `read_text`, or for no JSON or JSON nested too deeply."""
     text = read_text(path, error, max_bytes)
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as problem:
+        return parse_json(text)
+    except ValueError as problem:
         raise error(f"{path}: cannot be read as JSON ({problem})") from None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the JSON value of a text in UTF-8; raises ValueError for no JSON, or JSON nested too deeply."""
+    try:
+        value = json.loads(text if isinstance(text, str) else text.decode())
+    except RecursionError:
+        raise ValueError(f"more than {MAX_DEPTH} levels") from None
     if isinstance(value, (dict, list)) and _is_deeper(value, MAX_DEPTH):
-        raise error(f"{path}: cannot be read as JSON (more than {MAX_DEPTH} levels)")
+        raise ValueError(f"more than {MAX_DEPTH} levels")
     return value
 
 

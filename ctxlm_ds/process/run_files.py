@@ -12,23 +12,28 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from logging.handlers import MemoryHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ctxlm_ds.atomic import partial_path, read_object
-from ctxlm_ds.untrusted_json import open_regular
+from ctxlm_ds.atomic import partial_path
+from ctxlm_ds.console import printable
+from ctxlm_ds.untrusted_json import open_regular, parse_json, read_json_object
 
 logger = logging.getLogger("ctxlm_ds")
+
+Kind = TypeVar("Kind", int, float, str)
 
 METRICS_NAME = "metrics.jsonl"
 HELD_OUT = "eval/"
 """The names of held-out figures begin so: eval/SOURCE/FIGURE."""
 TEXTS = "texts"
 """Figure of the lines with continued texts: pairs of what was given and what the model wrote."""
-MAX_LINE_BYTES = 1 << 20
+MAX_LINE_BYTES = MAX_STATUS_BYTES = 1 << 20
+LARGEST = 1e15
+"""Largest number of a file that another program may have written; of whole numbers, a float holds each up to it."""
 
 NAME = "output.log"
 STATUS_NAME = "status.json"
@@ -83,7 +88,10 @@ def say(text: str, begin: str = "") -> None:
 
 def read_status(run_dir: Path) -> dict[str, Any]:
     """Read the values of RUN/status.json; empty if it is missing or damaged."""
-    return read_object(run_dir / STATUS_NAME) or {}
+    try:
+        return read_json_object(run_dir / STATUS_NAME, max_bytes=MAX_STATUS_BYTES)
+    except ValueError:
+        return {}
 
 
 def update_status(run_dir: Path, **changes: Any) -> None:
@@ -106,11 +114,22 @@ def update_status(run_dir: Path, **changes: Any) -> None:
 
 def parse_line(line: bytes, name: str = "step", kind: type = int) -> dict[str, Any] | None:
     """Return the object of a line, None if it is torn or has no value of a kind under a name."""
-    with contextlib.suppress(ValueError, RecursionError):
-        record = json.loads(line)
-        if line.endswith(b"\n") and isinstance(record, dict) and type(record.get(name)) is kind:
+    with contextlib.suppress(ValueError):
+        record = parse_json(line)
+        is_object = line.endswith(b"\n") and isinstance(record, dict)
+        if is_object and type(record.get(name)) is kind and (kind is not int or abs(record[name]) < LARGEST):
             return record
     return None
+
+
+def read_value(values: Mapping[str, Any], name: str, kind: type[Kind], largest: float = LARGEST) -> Kind | None:
+    """Return a text without control characters, or a number up to `largest`; None for anything else in a file."""
+    value: Any = values.get(name)
+    if kind is str:
+        text = printable(value, kept="\n") if isinstance(value, str) else ""
+        return text or None  # type: ignore[return-value]
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < largest
+    return kind(value) if is_number else None
 
 
 def read_lines(path: Path, most: int | None = None) -> Iterator[dict[str, Any]]:

@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.process.run_files import MAX_LINE_BYTES, parse_line
+from ctxlm_ds.process.run_files import MAX_LINE_BYTES, parse_line, read_value
 from ctxlm_ds.untrusted_json import open_regular
 
 HISTORY_NAME = "history.jsonl"
+MAX_UNIX_S = 1e11  # the year 5138
 ATTEMPTS_DIR = "attempts"  # a folder for the evidence of each start
 ATTEMPT_VARIABLE = "CTXLM_ATTEMPT"
 """Name of this start's folder below RUN/attempts, the same on every rank; the Slurm job sets it."""
@@ -54,7 +55,7 @@ def read_history(run_dir: Path) -> list[dict[str, Any]]:
     """Read the events, oldest first; torn lines, and lines that are no events, are passed over."""
     with contextlib.suppress(OSError), open_regular(run_dir / HISTORY_NAME) as file:
         events = [parse_line(line, "event", str) for line in iter(partial(file.readline, MAX_LINE_BYTES), b"")]
-        return [event for event in events if event is not None and "time_unix_s" in event]
+        return [event for event in events if event and read_value(event, "time_unix_s", float, MAX_UNIX_S) is not None]
     return []
 
 

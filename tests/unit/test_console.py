@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 
 import pytest
 
 from ctxlm_ds import console
-from ctxlm_ds.console import at_least, byte_progress
+from ctxlm_ds.console import at_least, byte_progress, run_command
+from ctxlm_ds.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -30,3 +33,30 @@ def test_progress_of_unknown_size_logs_the_note(
     with caplog.at_level("INFO", logger="ctxlm_ds"), byte_progress("read", 0) as progress:
         progress.update(0, "3 documents")
     assert caplog.messages == ["read: 3 documents"]
+
+
+@pytest.mark.parametrize("limits", [(24, 24), (40, 40)])
+def test_too_few_open_files_are_one_error(limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: limits)
+    with pytest.raises(SystemExit, match="2"):
+        run_command(lambda: pytest.fail("nothing may begin"))
+
+
+def test_a_limit_on_open_files_is_raised_as_far_as_a_command_needs() -> None:
+    code = (
+        "import resource; from ctxlm_ds.console import run_command; resource.setrlimit(7, (40, 500)); "
+        "run_command(lambda: print(resource.getrlimit(7)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "(256, 500)\n"
+
+
+def test_an_error_is_one_message_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(error: Exception) -> None:
+        raise error
+
+    hostile = ConfigError("a\x1b]0;x\x07b\n\u2028c")
+    for error, shown in [(MemoryError(), "not enough memory"), (hostile, "a ]0;x b\n c\n")]:
+        with pytest.raises(SystemExit, match="2"):
+            run_command(lambda error=error: fail(error))  # type: ignore[misc]
+        assert shown in capsys.readouterr().err

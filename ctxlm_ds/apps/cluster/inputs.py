@@ -15,9 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.errors import CtxlmError
+from ctxlm_ds.errors import CtxlmError, DataError
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import RowSettings
+from ctxlm_ds.untrusted_json import read_json_object
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.index.build import IndexPlace
@@ -75,7 +76,7 @@ def staging_lines(config: RunConfig, into: Path) -> Iterator[str]:
                 yield from [f"sum\t{digests[end]}  {folder / file.name}"] if end in digests else []
         for index in (index for index, prefix in indexes.items() if prefix == source):
             yield f"copy\t{index.absolute()}\t{folder}"
-            for name, recorded in json.loads((index / "meta.json").read_text(encoding="utf-8"))["files"].items():
+            for name, recorded in read_json_object(index / "meta.json", DataError)["files"].items():
                 yield f"sum\t{recorded['sha256']}  {folder / index.name / name}"
     train = [
         {**dict(one), "name": name} for one, name in zip(config.data.train, source_names(config.data), strict=True)

@@ -25,7 +25,7 @@ from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, list_checkpoints
 from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR
 from ctxlm_ds.process.failure import FailureRecord
 from ctxlm_ds.process.launch import free_port
-from ctxlm_ds.process.run_files import update_status
+from ctxlm_ds.process.run_files import read_value, update_status
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, END, FAILURE, GIVE_UP, REQUEUE, append_event, read_history
 from ctxlm_ds.process.run_lock import LOCK_NAME
 
@@ -189,7 +189,8 @@ def list_starts(run_dir: Path) -> list[StartRecord]:
     found, known = [], {field.name for field in fields(StartRecord)}
     for path in (run_dir / ATTEMPTS_DIR).glob(f"job-*/{START_FILE}"):
         values = {name: value for name, value in (read_object(path) or {}).items() if name in known}
-        if len(values) == len(known) and isinstance(values["time_unix_s"], (int, float)):
+        texts = [read_value(values, name, str) for name in ("name", "job_id", "nodes")]
+        if len(values) == len(known) and None not in (*texts, read_value(values, "time_unix_s", float)):
             found.append(StartRecord(**values))
     return sorted(found, key=lambda attempt: attempt.time_unix_s)
 
@@ -197,7 +198,8 @@ def list_starts(run_dir: Path) -> list[StartRecord]:
 def note_cut_short(run_dir: Path, job_id: str) -> Iterator[str]:
     """Record the outcome of a job's starts that have none, because Slurm ended the job with them; yield a line each."""
     events = read_history(run_dir)
-    over = {event.get("attempt") for event in events if event["event"] in (FAILURE, REQUEUE) or event.get("completed")}
+    ended = [event for event in events if event["event"] in (FAILURE, REQUEUE) or event.get("completed")]
+    over = {str(event.get("attempt")) for event in ended}
     for attempt in list_starts(run_dir):
         if attempt.job_id != job_id or attempt.name in over:
             continue

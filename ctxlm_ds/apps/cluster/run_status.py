@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ctxlm_ds.apps.cluster.slurm_commands import call
 from ctxlm_ds.apps.cluster.sweep import SWEEP_NAME
@@ -23,16 +23,13 @@ from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, verify
 from ctxlm_ds.console import aligned, format_duration
 from ctxlm_ds.errors import CheckpointError, ClusterError
 from ctxlm_ds.process.failure import shortened
-from ctxlm_ds.process.run_files import STATUS_NAME, read_status
+from ctxlm_ds.process.run_files import STATUS_NAME, read_status, read_value
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, HISTORY_NAME
 from ctxlm_ds.process.run_lock import LOCK_NAME, STALE_AFTER_S, look_at_lock, this_process
-
-Kind = TypeVar("Kind")
 
 RUN_FILES = (STATUS_NAME, HISTORY_NAME, LOCK_NAME, ATTEMPTS_DIR, CHECKPOINTS_DIR)
 SQUEUE_TIMEOUT_S = 5.0
 STALE_S = 2 * STALE_AFTER_S  # age at which a heartbeat is stale; clocks of nodes may differ a little
-LARGEST = 1e18
 KINDS: dict[str, type] = {
     **dict.fromkeys(("step", "of", "skipped", "rollbacks"), int),
     **dict.fromkeys(("loss", "tokens_per_second", "left_s"), float),
@@ -118,7 +115,7 @@ def ask_queue(job_ids: Iterable[str]) -> dict[str, str]:
 
 def _jobs(values: Mapping[str, Any]) -> list[str]:
     """Return the job that has the run, and the one that was submitted last."""
-    return [job for name in ("job_id", "submitted") if (job := _read(values, name, str)) is not None]
+    return [job for name in ("job_id", "submitted") if (job := read_value(values, name, str)) is not None]
 
 
 def _status(run_dir: Path, values: Mapping[str, Any], queue: Mapping[str, str]) -> RunStatus:
@@ -130,22 +127,13 @@ def _status(run_dir: Path, values: Mapping[str, Any], queue: Mapping[str, str]) 
         status.state = "no status.json"
         return status
     for name, kind in KINDS.items():
-        if (value := _read(values, name, kind)) is not None:
+        if (value := read_value(values, name, kind)) is not None:
             setattr(status, name, value)
-    status.restarts = max(0, (_read(values, "starts", int) or 1) - 1)
+    status.restarts = max(0, (read_value(values, "starts", int) or 1) - 1)
     status.state, status.why = _judge(run_dir, values, queue)
-    if (checkpoint := _read(values, "checkpoint", str)) is not None:
+    if (checkpoint := read_value(values, "checkpoint", str)) is not None:
         _add_checkpoint(status, run_dir / CHECKPOINTS_DIR / Path(checkpoint).name)
     return status
-
-
-def _read(values: Mapping[str, Any], name: str, kind: type[Kind]) -> Kind | None:
-    """Return a text or a finite number; None for anything else, which a file may hold."""
-    value = values.get(name)
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
-    if kind is str:
-        return value if isinstance(value, kind) and value else None
-    return kind(value) if is_number else None  # type: ignore[call-arg]
 
 
 def _add_checkpoint(status: RunStatus, folder: Path) -> None:
@@ -160,7 +148,7 @@ def _add_checkpoint(status: RunStatus, folder: Path) -> None:
 
 def _judge(run_dir: Path, values: Mapping[str, Any], queue: Mapping[str, str]) -> tuple[str, str | None]:
     """Return the state and the reason: by the live holder of the lock, by Slurm's queue, then by the file."""
-    state, why = _read(values, "state", str) or "never started", _read(values, "why", str)
+    state, why = read_value(values, "state", str) or "never started", read_value(values, "why", str)
     holder, silence = _look_at_holder(run_dir)
     if holder and not silence:
         return ("running" if state == "running" else "starting"), None

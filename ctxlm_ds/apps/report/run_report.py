@@ -23,7 +23,7 @@ from ctxlm_ds.recipe.load import dump_config, load_saved_config
 from ctxlm_ds.recipe.problems import shortened
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import OBJECTIVES
-from ctxlm_ds.training.hooks.curves import COLUMNS, Chart, terminal_picture
+from ctxlm_ds.training.hooks.curves import COLUMNS, Chart, points_of, terminal_picture
 from ctxlm_ds.training.hooks.hooks import Hook, RunEnd
 
 logger = logging.getLogger("ctxlm_ds")
@@ -78,7 +78,8 @@ def run_page(runs: Mapping[str, RunRecord], charts: Sequence[Chart]) -> str:
     for label, run in runs.items():
         title = "" if len(runs) == 1 else f"{label}: "
         events = read_history(run.run_dir)
-        start = next((event["environment"] for event in reversed(events) if "environment" in event), dict[str, Any]())
+        environments = [event["environment"] for event in events if isinstance(event.get("environment"), dict)]
+        start: dict[str, Any] = environments[-1] if environments else {}
         tables: dict[str, tuple[list[str], Sequence[Sequence[str]]]] = {
             "texts": (["step", "given", "written"], _texts(run)),
             "layout and environment": (["", ""], [(name, str(value)) for name, value in start.items()]),
@@ -96,10 +97,10 @@ def comparison(runs: Mapping[str, RunRecord]) -> list[list[str]]:
     different = [name for name in names if len({str(each.get(name, "-")) for each in settings}) > 1]
     rows = [["run", "step", "loss", "different settings"]]
     for (label, run), own in zip(runs.items(), settings, strict=True):
-        last: Mapping[str, Any] = next((one for one in reversed(run.records) if one.get("loss") is not None), {})
-        loss = f"{last['loss']:.4f}" if last else "-"
+        step, loss = next(reversed(points_of(run.records, "loss")), (None, 0.0))
         values = " ".join(f"{name}={own.get(name, '-')}" for name in different)
-        rows.append([label, str(last.get("step", "-")), loss, shortened(values, SHOWN_CHARACTERS)])
+        last = ["-", "-"] if step is None else [f"{step:.0f}", f"{loss:.4f}"]
+        rows.append([label, *last, shortened(values, SHOWN_CHARACTERS)])
     return rows
 
 
@@ -107,7 +108,8 @@ def _texts(run: RunRecord) -> list[tuple[str, str, str]]:
     """Return step, given and written text of some evaluations, by given text, the newest first."""
     found = [record for record in run.records if TEXTS in record]
     shown = found[:: -max(1, len(found) // SHOWN_TEXTS)]
-    rows = [(str(record["step"]), given, written) for record in shown for given, written in record[TEXTS]]
+    pairs = [(str(one["step"]), pair) for one in shown if isinstance(one[TEXTS], list) for pair in one[TEXTS]]
+    rows = [(step, str(pair[0]), str(pair[1])) for step, pair in pairs if isinstance(pair, list) and len(pair) == 2]
     return sorted(rows, key=lambda row: row[1])
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.console import at_least, setup_logging
+from ctxlm_ds.process.run_files import read_value
 
 ROWS_SHOWN = 8
 CONFIG_NAME = "config.yaml"
@@ -34,6 +36,13 @@ def check_run(run_dir: Path) -> None:
         raise DataError(f"{run_dir}: no such folder; give a run's directory, such as runs/NAME")
     if not is_run(run_dir) and not (run_dir / CONFIG_NAME).is_file():
         raise DataError(f"{run_dir} is no run: it has neither a {CONFIG_NAME} nor a history; give a run's directory")
+
+
+def _has_rows(event: Mapping[str, Any]) -> bool:
+    """Return whether an event of the history, a file, is about the rows of a step."""
+    rows, why, step = event.get("rows"), event.get("why"), read_value(event, "step", int)
+    is_whole = isinstance(rows, dict) and all(read_value(rows, name, int) is not None for name in ("first", "count"))
+    return is_whole and isinstance(why, str) and step is not None
 
 
 def list_batches(run_dir: Path, events: list[dict[str, Any]]) -> None:
@@ -92,7 +101,7 @@ def batch() -> None:
 
     run_dir = Path(args.run_dir)
     check_run(run_dir)
-    events = [event for event in read_history(run_dir) if "rows" in event]
+    events = [event for event in read_history(run_dir) if _has_rows(event)]
     if args.step is None and args.first_row is None:
         list_batches(run_dir, events)
         return

@@ -31,6 +31,7 @@ from ctxlm_ds.atomic import fsync_path, fsync_tree, read_object, write_text
 from ctxlm_ds.data.dataset.metadata import check_digest, file_digest
 from ctxlm_ds.errors import DataError, RunLockedError
 from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock
+from ctxlm_ds.untrusted_json import read_json_object
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -101,9 +102,9 @@ def read_meta(directory: Path, key: str) -> dict[str, Any]:
     """Read meta.json. Raises DataError if the index has another key, or a file is missing or has another size."""
     path = directory / META_NAME
     try:
-        meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        meta = read_json_object(path)
         found, files = meta["key"], {name: int(entry["bytes"]) for name, entry in meta["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise DataError(f"{path}: not the description of a sample index ({error!r}); {REMEDY}") from error
     if found != key:
         raise DataError(

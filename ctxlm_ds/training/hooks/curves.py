@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.process.run_files import FILE_ONLY, HELD_OUT, read_lines
+from ctxlm_ds.process.run_files import FILE_ONLY, HELD_OUT, read_lines, read_value
 
 COLUMNS, LINES = 64, 12
 """Characters of a picture."""
 MARKS = ".o+x*#@%"
 TRAINING = "training"
+LEAST, MOST = 1e-9, 1e300
+"""Least height and greatest value of a curve."""
 
 Points = list[tuple[float, float]]
 
@@ -35,7 +37,9 @@ class Chart:
         steps = [step for step, _ in points] or [0.0]
         values = [value for _, value in points] or [0.0]
         low, high = min(values), max(values)
-        return min(steps), max(max(steps), min(steps) + 1), low, high if high > low else low + (abs(low) or 1.0)
+        if high - low <= LEAST * max(abs(low), LEAST):
+            high = low + (abs(low) if abs(low) > LEAST else 1.0)
+        return min(steps), max(max(steps), min(steps) + 1), low, high
 
 
 def terminal_picture(chart: Chart, columns: int = COLUMNS, lines: int = LINES) -> list[str]:
@@ -59,8 +63,8 @@ def terminal_picture(chart: Chart, columns: int = COLUMNS, lines: int = LINES) -
 
 def points_of(records: Iterable[Mapping[str, Any]], figure: str) -> Points:
     """Return (step, value) of each line that has a finite figure."""
-    found = ((record["step"], record.get(figure)) for record in records)
-    return [(float(step), float(value)) for step, value in found if value is not None]
+    found = ((record["step"], read_value(record, figure, float, MOST)) for record in records)
+    return [(float(step), value) for step, value in found if value is not None]
 
 
 def figure_chart(title: str, records: Sequence[Mapping[str, Any]], trained: str, figure: str) -> Chart:

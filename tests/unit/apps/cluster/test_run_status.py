@@ -113,11 +113,15 @@ def test_a_damaged_checkpoint_is_named(run_dir: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"state": 5, "step": "x", "loss": [], "starts": 1e400, "checkpoint": {}, "of": true}']
-)
+    "text", ["", "[]", "{", '{"state": 5, "step": "x", "loss": [], "starts": 1e400, "checkpoint": {}, "of": true}',
+             "[" * 40_000, '{"step": 1' + "0" * 400 + "}",
+             '{"checkpoint": "a\\u0000b", "why": "\\u001b]0;x", "state": "a"}',
+             '{"step": NaN, "left_s": -Infinity, "loss": 1e400}', "[" * 900 + "]" * 900]
+)  # fmt: skip
 def test_a_damaged_file_is_shown_all_the_same(run_dir: Path, text: str) -> None:
     (run_dir / "status.json").write_text(text)
-    assert status(run_dir).step is None
+    found = status(run_dir)
+    assert found.step is None and "\x1b" not in f"{found}"
 
 
 def test_a_folder_of_runs(run_dir: Path, tmp_path: Path) -> None:

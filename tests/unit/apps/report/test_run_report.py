@@ -129,3 +129,23 @@ def test_a_run_without_a_step_has_no_page(tmp_path: Path, caplog: pytest.LogCapt
     (ended_run(tmp_path) / "metrics.jsonl").write_text("")
     Hooks([ReportHook(tmp_path)]).call("on_run_end", end(0))
     assert not (tmp_path / "report.html").exists() and not caplog.text
+
+
+ODD = ["NaN", "Infinity", "1e400", '"x"', "[]", "{}", "true", "1" + "0" * 400, "[" * 500 + "]" * 500, "5e-324", "1e300"]
+
+
+@pytest.mark.parametrize("value", ODD)
+def test_a_value_that_is_no_figure_costs_its_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: str
+) -> None:
+    line = '{"step": 2, "loss": %s, "masked_lm": %s, "eval/a/loss": %s, "texts": %s}\n' % ((value,) * 4)
+    other = json.dumps({"step": 3, "loss": 6.5, "masked_lm": 6.5, "texts": [["given", "written"], ["alone"], 5]}) + "\n"
+    run = make_run(tmp_path, other.replace("3", "1") + line + f'{{"step": {value}}}\n' + other)
+    event = '{"event": "start", "time_unix_s": %s, "environment": %s, "step": %s}\n'
+    (run / "history.jsonl").write_text(event % ((value,) * 3) + event % (5, value, value))
+    report(monkeypatch, run)
+    assert "loss (nats)" in capsys.readouterr().out
+    page = (run / "report.html").read_text()
+    drawn = page[page.index("<svg") : page.rindex("</svg>")]
+    assert page.count("<td>written<") == 2 and "nan" not in drawn and "inf" not in drawn
+    assert [step for step, _ in charts_of(by_label([read_run(run)]))[0].curves["training"]][::2] in ([1.0, 3.0], [1.0])
