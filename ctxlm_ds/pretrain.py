@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -191,7 +192,7 @@ def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) 
         good = trainer.saves.saver.last_good()
         kept = f"the last good checkpoint {good} is intact" if good else "no checkpoint has been written"
         raise TrainingError(
-            f"{error}\nTraining stopped; {kept}. ctxlm batch {run_dir} lists the batch. Start "
+            f"{error}\nTraining stopped; {kept}. ctxlm batch {shlex.quote(str(run_dir))} lists the batch. Start "
             "again with a lower learning rate, gradient clipping, or precision bf16/fp32; or skip such batches with "
             "anomalies.non_finite skip or rollback (docs/reliability.md)."
         ) from error

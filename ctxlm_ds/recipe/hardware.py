@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.problems import Problem, explain_error, nearest_name, raise_problems, show_value
 from ctxlm_ds.recipe.yaml_source import read_yaml
+from ctxlm_ds.untrusted_json import read_text
 
 GIGA = 1_000_000_000
 TERA = 1_000_000_000_000
@@ -134,7 +135,7 @@ def find_gpu(name_or_file: str) -> Gpu:
 def _read_gpu(path: Path) -> Gpu:
     if not path.is_file():
         raise ConfigError(f"--gpu {path}: no such file")
-    source = read_yaml(path.read_text(encoding="utf-8"), str(path))
+    source = read_yaml(read_text(path, ConfigError), str(path))
     if not isinstance(source.data, dict):
         raise ConfigError(f"{path}: expected a section of a GPU's values, not {show_value(source.data)}")
     problems = [Problem(f"line {line}", reason) for _, line, reason in source.problems]

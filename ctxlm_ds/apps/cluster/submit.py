@@ -31,7 +31,9 @@ from ctxlm_ds.installed import checkout
 from ctxlm_ds.process.run_files import update_status
 from ctxlm_ds.process.run_lock import make_run_dir
 from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.problems import shortened
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.untrusted_json import read_text
 
 WAITS = ("--dependency", "-d")
 PATIENCE_S = 5.0  # with Slurm's controller, for a question that the job asks again
@@ -77,8 +79,7 @@ def main(argv: Sequence[str] | None = None, submits: bool = True) -> None:
     args, _ = parser.parse_known_args(words)
     scripts = scripts_folder()
     profile = find_profile(args.profile, scripts)
-    lines = "\n".join(PROFILE_LINE.findall(profile.read_text(encoding="utf-8")))
-    sizes, options = _sizes_parser().parse_known_args(shlex.split(lines, comments=True))
+    sizes, options = _sizes_parser().parse_known_args(read_profile(profile))
     args, own_options = parser.parse_known_args(words, sizes)  # the command line wins, and comes last
     options += own_options
     number = (args.gpus_per_node or "1").rpartition(":")[2]  # of h100:8 or 8
@@ -146,8 +147,8 @@ def check(args: argparse.Namespace, waits: bool = False) -> tuple[RunConfig, lis
 def _sweep_tasks(sweep: Path, array: str | None) -> list[SweepTask]:
     """Return the tasks of a sweep that are in --array."""
     every = read_sweep(sweep)
-    wanted = range(len(every)) if array is None else tasks_of_array(array)
-    tasks = [task for task in every if task.number in wanted]
+    wanted = [range(len(every))] if array is None else tasks_of_array(array)
+    tasks = [task for task in every if any(task.number in numbers for numbers in wanted)]
     if not tasks:
         raise ConfigError(f"--array: {sweep} has none of these tasks")
     return tasks
@@ -174,6 +175,17 @@ def find_profile(name: str | None, scripts: Path) -> Path:
     return found.resolve()
 
 
+def read_profile(path: Path) -> list[str]:
+    """Return sbatch's options in a file of settings. Raises ConfigError for a line that is not a list of words."""
+    words = []
+    for line in PROFILE_LINE.findall(read_text(path, ConfigError)):
+        try:
+            words += shlex.split(line, comments=True)
+        except ValueError as error:
+            raise ConfigError(f"{path}: #SBATCH {shortened(line)}: {error}") from error
+    return words
+
+
 def hand_over(
     args: argparse.Namespace,
     run_dir: Path,
@@ -192,7 +204,8 @@ def hand_over(
             raise ConfigError("sbatch: not found; submit on a login node of the cluster")
         print("  sbatch: not asked, it is not installed here")
         return
-    log = f"{run_dir}/%a/slurm-%A.log" if tasks else f"{run_dir}/slurm-%j.log"
+    # sbatch replaces what follows a percent sign.
+    log = str(run_dir).replace("%", "%%") + ("/%a/slurm-%A.log" if tasks else "/slurm-%j.log")
     words = [f"--job-name={run_dir.name}", f"--output={log}", *job, args.recipe]
     words += [] if args.deepspeed_config is None else ["--deepspeed_config", args.deepspeed_config]
     words += [OPTION, str(run_dir / SWEEP_NAME)] if tasks else []
@@ -208,7 +221,7 @@ def hand_over(
     size = f"{counted(args.nodes, 'node')} x {counted(args.ranks, 'rank')}"
     of_sweep, logs = (f"{counted(len(tasks), 'task')} of ", f"{run_dir}/*") if tasks else ("", str(run_dir))
     print(f"job {job_id}: {run_dir.name}, {of_sweep}{size}; log: {logs}/slurm-{job_id}.log")
-    print(f"next: watch -n 60 ctxlm status {run_dir}")
+    print(f"next: watch -n 60 ctxlm status {shlex.quote(shlex.quote(str(run_dir)))}")  # watch calls a shell
     print(f"next: scancel --signal=INT {job_id}          (save and stop)", flush=True)
     # Name the job in its run, so that a second one is refused before this one begins.
     if not tasks:
@@ -219,8 +232,8 @@ def hand_over(
 
 def _make_sweep(run_dir: Path, sweep: Path) -> None:
     """Keep the sweep, and make a run directory for each of its tasks."""
-    kept, text = run_dir / SWEEP_NAME, sweep.read_text(encoding="utf-8")
-    if kept.exists() and kept.read_text(encoding="utf-8") != text:
+    kept, text = run_dir / SWEEP_NAME, read_text(sweep, ConfigError)
+    if kept.exists() and read_text(kept, ConfigError) != text:
         raise ConfigError(f"{kept} has other settings than {sweep}; set run_dir to another folder")
     kept.write_text(text, encoding="utf-8")
     for number, _ in enumerate(read_sweep(kept)):

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.problems import shortened
+from ctxlm_ds.untrusted_json import read_text
 
 OPTION = "--sweep"
 SWEEP_NAME = "sweep.txt"
 RUN_DIR = "run_dir="
+MAX_TASKS = 10_000
 
 
 @dataclass(frozen=True)
@@ -30,12 +33,8 @@ class SweepTask:
 
 def read_sweep(path: Path) -> list[SweepTask]:
     """Read the tasks, not empty lines and comments. Raises ConfigError without a task or for a wrong line."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--sweep {path}: {getattr(error, 'strerror', None) or error}") from error
     tasks: list[SweepTask] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(path, ConfigError).split("\n"), 1):
         place = f"{path}:{number}"
         try:
             settings = shlex.split(line, comments=True)
@@ -46,20 +45,22 @@ def read_sweep(path: Path) -> list[SweepTask]:
                 message = "a line has settings as after --set, without run_dir: a.b=c"
                 raise ConfigError(f"--sweep {place}: {word}: {message}")
         tasks += [SweepTask(len(tasks), place, settings)] if settings else []
+        if len(tasks) > MAX_TASKS:
+            raise ConfigError(f"--sweep {path}: more than {MAX_TASKS:,} tasks; make several sweeps of it")
     if not tasks:
         raise ConfigError(f"--sweep {path}: no line with settings; a line is a task: a.b=c ...")
     return tasks
 
 
-def tasks_of_array(text: str) -> set[int]:
-    """Return the numbers of sbatch's --array: `0-3,7%2`, `0-15:4`. Raises ConfigError for other texts."""
-    tasks: set[int] = set()
+def tasks_of_array(text: str) -> list[range]:
+    """Return the ranges of sbatch's --array: `0-3,7%2`, `0-15:4`. Raises ConfigError for other texts."""
+    tasks = []
     for part in text.partition("%")[0].split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?", part)
         if match is None:
-            raise ConfigError(f"--array={text}: expected numbers and ranges, such as 0-3,7")
+            raise ConfigError(f"--array={shortened(text)}: expected numbers and ranges, such as 0-3,7")
         first, last, step = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
-        tasks.update(range(first, last + 1, max(1, step)))
+        tasks.append(range(first, last + 1, max(1, step)))
     return tasks
 
 

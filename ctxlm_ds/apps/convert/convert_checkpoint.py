@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -172,14 +173,14 @@ def convert_hf(arguments: argparse.Namespace) -> list[str]:
         return export_hf(arguments)
     if arguments.command == "from-hf":
         done = from_hf(arguments.model, out)
-        next_step = f"--set initialize_from={out} with the model section of its config.yaml"
+        next_step = f"--set {shlex.quote(f'initialize_from={out}')} with the model section of its config.yaml"
     else:
         from ctxlm_ds.export.foreign.fairseq import from_fairseq
         from ctxlm_ds.export.foreign.megatron_checkpoint import from_megatron
 
         convert = from_megatron if arguments.command == "from-megatron" else from_fairseq
         done = convert(arguments.checkpoint, arguments.tokenizer, out)
-        next_step = f"{loading_call(done)}, or --set initialize_from={out}"
+        next_step = f"{loading_call(done)}, or --set {shlex.quote(f'initialize_from={out}')}"
     return conversion_lines(done, next_step)
 
 
@@ -205,9 +206,9 @@ def convert_universal(arguments: argparse.Namespace) -> list[str]:
         to_universal(source, out, arguments.step_form)
         next_step = f'engine.load_checkpoint("{out}") with "checkpoint": {{"load_universal": true}} in its JSON'
     elif from_universal(source, out, arguments.config):
-        next_step = f"--set run_dir={out}"
+        next_step = f"--set {shlex.quote(f'run_dir={out}')}"
     else:
-        next_step = f"--set initialize_from={out} (its place in the data is unknown, so it is not resumed)"
+        next_step = f"--set {shlex.quote(f'initialize_from={out}')} (not resumed: its place in the data is unknown)"
     return [f"wrote {out}", f"next: {next_step}"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,25 @@ def test_a_profile_comes_before_the_command_line(site: Path) -> None:
     assert "--ntasks-per-node=2" in told("mine.yaml --profile slurm/profiles/big.sh --ranks 2")
     with pytest.raises(ConfigError, match="there are: big"):
         submit.main(["mine.yaml", "--profile", "bgi"])
+
+
+def test_a_damaged_profile_is_refused_with_its_line(site: Path) -> None:
+    profile = site / "slurm" / "profiles" / "big.sh"
+    profile.write_text("#SBATCH --partition=gpu\n#SBATCH --account='a b\n")
+    with pytest.raises(ConfigError, match=r"big.sh: #SBATCH --account='a b: No closing quotation"):
+        submit.main(["mine.yaml", "--profile", "big"])
+    profile.write_bytes(b"# caf\xe9\n")
+    with pytest.raises(ConfigError, match=r"big.sh: cannot be read as UTF-8"):
+        submit.main(["mine.yaml", "--profile", "big"])
+
+
+def test_sbatch_and_the_shell_take_the_run_directory_as_it_is(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = told("mine.yaml --set 'run_dir=runs/50%j; a'")
+    assert "--output=runs/50%%j; a/slurm-%j.log" in words
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next: watch")]
+    shown = subprocess.run(["sh", "-c", f"watch() {{ shift 2; sh -c \"printf '<%s>' $*\"; }}; {line[6:]}"],
+                           capture_output=True, text=True, check=True).stdout  # fmt: skip
+    assert shown == "<ctxlm><status><runs/50%j; a>"
 
 
 def test_a_sweep_is_an_array_of_runs(site: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.cluster.sweep import of_task, read_sweep
+from ctxlm_ds.apps.cluster.sweep import MAX_TASKS, of_task, read_sweep, tasks_of_array
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.load import load_config
 
@@ -59,5 +59,21 @@ def test_a_wrong_line_is_named(tmp_path: Path, text: str, told: str) -> None:
     (tmp_path / "a.txt").write_text(text)
     with pytest.raises(ConfigError, match=told):
         read_sweep(tmp_path / "a.txt")
-    with pytest.raises(ConfigError, match="No such file"):
+    with pytest.raises(ConfigError, match="none.txt: missing"):
         read_sweep(tmp_path / "none.txt")
+
+
+def test_ranges_of_an_array_are_not_listed(tmp_path: Path) -> None:
+    assert tasks_of_array("0-999999999,5,8-9:2%4") == [range(1_000_000_000), range(5, 6), range(8, 10, 2)]
+    for text in ("", "x", "1-", "0-" + "9" * 5000, "1:2"):
+        with pytest.raises(ConfigError, match="--array=.*: expected numbers and ranges") as refused:
+            tasks_of_array(text)
+        assert len(str(refused.value)) < 200
+    (tmp_path / "long.txt").write_text("a=1\n" * (MAX_TASKS + 1))
+    with pytest.raises(ConfigError, match="long.txt: more than 10,000 tasks"):
+        read_sweep(tmp_path / "long.txt")
+    (tmp_path / "latin.txt").write_bytes(b"name=\xe9\n")
+    with pytest.raises(ConfigError, match="latin.txt: cannot be read as UTF-8"):
+        read_sweep(tmp_path / "latin.txt")
+    (tmp_path / "one.txt").write_text("name=a\u2028run_dir=b seed=1\r\n")
+    assert [task.settings for task in read_sweep(tmp_path / "one.txt")] == [["name=a\u2028run_dir=b", "seed=1"]]
