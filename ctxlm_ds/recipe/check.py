@@ -7,6 +7,7 @@ Imports no torch.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.recipe.choices import CHOICES, DATA, MODEL, OBJECTIVE, listed
@@ -136,6 +137,22 @@ def _check_single(config: RunConfig) -> Iterator[Problem]:
             f"set fp32{'' if training.precision == 'fp32' else ' or ' + training.precision}"
         )
         yield Problem("training.grad_accum_dtype", text, ("training.precision",))
+
+
+def naming_problems(config: RunConfig) -> Iterator[Problem]:
+    """Yield names of sources that cannot be part of a figure's name, and a run directory that cannot be a run's own."""
+    names = {f"train[{number}]": source.name for number, source in enumerate(config.data.train)}
+    names |= {f"validation[{number}]": source.name for number, source in enumerate(config.data.validation)}
+    for source, name in names.items():
+        if name is not None and ("/" in name or not name.strip()):
+            text = f'"{name}" cannot be part of a name such as eval/NAME/loss; give a name without slashes'
+            yield Problem(f"data.{source}.name", text)
+    folder = Path(config.run_dir or "runs/NAME")
+    if folder.name in ("", "..") or folder.parts[0].startswith("~"):
+        text = f'"{config.run_dir}" cannot be the folder of one run; give a path such as runs/NAME (no ~)'
+        yield Problem("run_dir", text)
+    elif folder.is_file():
+        yield Problem("run_dir", f'"{config.run_dir}" is a file; give another path')
 
 
 def _check_schedule(schedule: ScheduleSection, max_steps: int, peak: float) -> Iterator[Problem]:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.check import find_problems
+from ctxlm_ds.recipe.check import find_problems, naming_problems
 from ctxlm_ds.recipe.choices import CHOICES, OPTIMIZER, SCHEDULE, Choice, listed
 from ctxlm_ds.recipe.describe import describe_field, describe_type, dotted, explain_unknown, find_field, is_section
 from ctxlm_ds.recipe.problems import (
@@ -33,6 +33,7 @@ from ctxlm_ds.recipe.problems import (
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.yaml_source import (
     MAX_CHARACTERS,
+    MAX_DEPTH,
     SettingPath,
     YamlSource,
     integral_floats_as_ints,
@@ -188,7 +189,7 @@ def load_config(
     tree.data.pop("extends", None)
     for note in tree.drop_settings_of_others((OPTIMIZER, SCHEDULE)):
         logger.warning(note)
-    return _validate(tree, f"recipe {recipe}", world_size)
+    return _validate(tree, f"recipe {recipe}", world_size, is_new=True)
 
 
 def load_saved_config(path: Path) -> RunConfig:
@@ -270,7 +271,7 @@ def _read_recipe(path: Path) -> YamlSource:
 def _read_override(override: str, tree: RawRecipe, title: str) -> tuple[tuple[str, ...], YamlSource]:
     key, equals, value = override.partition("=")
     parts = tuple(key.strip().split("."))
-    if not equals or not all(parts):
+    if not equals or not all(parts) or len(parts) > MAX_DEPTH:
         raise ConfigError(f"{title}: expected a.b=value, for example --set training.max_steps=1000")
     if parts == ("extends",):
         raise ConfigError(f"{title}: `extends` is for recipe files; name that recipe with --config")
@@ -282,8 +283,11 @@ def _read_override(override: str, tree: RawRecipe, title: str) -> tuple[tuple[st
     return parts, read_yaml(value, title)
 
 
-def _validate(tree: RawRecipe, title: str, world_size: int | None = None) -> RunConfig:
-    """Return the config, or raise every problem; wrong settings are left out of the cross-field checks."""
+def _validate(tree: RawRecipe, title: str, world_size: int | None = None, is_new: bool = False) -> RunConfig:
+    """Return the config, or raise every problem; wrong settings are left out of the cross-field checks.
+
+    `is_new` also checks what a saved recipe of an earlier version need not fulfil.
+    """
     data = integral_floats_as_ints(tree.data)
     problems = [*tree.problems, *_unusable_texts(tree, data), *_unknown_names(tree, data)]
     suspicious = {path for problem in problems for path in (problem.path, *problem.involves)}
@@ -298,7 +302,7 @@ def _validate(tree: RawRecipe, title: str, world_size: int | None = None) -> Run
                 problems.append(problem)
                 suspicious.update((problem.path, *problem.involves))
                 _remove(data, _setting_path(details))
-    found = find_problems(config, world_size)
+    found = [*find_problems(config, world_size), *(naming_problems(config) if is_new else ())]
     problems += [
         problem
         for problem in found

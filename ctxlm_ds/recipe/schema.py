@@ -35,6 +35,8 @@ FIXED_SETTINGS = ("model", "objective", "teacher.fingerprint", "training.seed", 
 """Settings that a run cannot change when it resumes, in addition to those that decide its rows (DataSection.fixed)."""
 
 MicroBatch = Annotated[int, Field(ge=1, le=10**6)]
+GlobalBatch = Annotated[int, Field(ge=1, le=10**8)]
+Minutes = Annotated[float, Field(ge=0.001, le=1e9)]
 
 
 class TokenizerConfig(Section):
@@ -62,7 +64,7 @@ class TeacherConfig(Section):
 class TrainingConfig(Section):
     """Training loop: batch sizes, limits, precision."""
 
-    global_batch_size: PositiveSteps = 256
+    global_batch_size: GlobalBatch = 256
     """Rows per optimizer step, over all ranks."""
     batch_ramp: tuple[PositiveSteps, PositiveSteps, PositiveInt] | None = None
     """[START, INCREMENT, ROWS]: the global batch grows from START by INCREMENT up to global_batch_size, at equal
@@ -139,7 +141,7 @@ class CheckpointConfig(Section):
 
     interval_steps: PositiveSteps = 1000
     """Steps between checkpoints; the end of the run is also saved."""
-    interval_minutes: PositiveFloat | None = None
+    interval_minutes: Minutes | None = None
     """Also save when this many minutes have passed since the last save."""
     keep_last: SmallInt = 3
     """Number of newest checkpoints to keep."""
@@ -177,11 +179,11 @@ class AnomaliesConfig(Section):
 class WatchdogConfig(Section):
     """Time limits. A rank that exceeds one writes the stack of every thread to RUN/attempts and ends the job."""
 
-    step_minutes: PositiveFloat | None = 30.0
+    step_minutes: Minutes | None = 30.0
     """A training step, evaluation batch or pass of continuations; null: no limit."""
-    save_minutes: PositiveFloat | None = 60.0
+    save_minutes: Minutes | None = 60.0
     """Writing a checkpoint; null: no limit."""
-    start_minutes: PositiveFloat | None = 120.0
+    start_minutes: Minutes | None = 120.0
     """From the start to the first step (sample indexes, a checkpoint's checksums); null: no limit."""
 
 

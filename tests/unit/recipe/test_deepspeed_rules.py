@@ -151,3 +151,16 @@ def test_monitors_are_refused_with_what_to_use_instead(section: str, remedy: str
     assert f"{section}.enabled: true" in str(refused.value) and remedy in str(refused.value)
     off = {"zero_optimization": {"stage": 1}, section: {"enabled": False}}
     assert section in build_deepspeed_config(RunConfig(), off, 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "reason"),
+    [
+        ("compile.passes", "x", "expected a list of text"),
+        ("expert_parallel.autoep_size", 10**25, "expected a whole number from 1"),
+        ("expert_parallel", 5, "expected a section"),
+        ("autotuning.fast", "x", "expected true or false"),
+    ],
+)
+def test_a_value_of_a_wrong_kind_is_refused_also_where_it_has_no_effect(path: str, value: Any, reason: str) -> None:
+    assert f"{path}: " in (text := refusal(nested(path, value))) and reason in text

@@ -311,3 +311,29 @@ def test_a_setting_of_another_optimizer_or_schedule_only_warns(
     assert "schedule.power has no effect with schedule.name" in caplog.text
     with pytest.raises(ConfigError, match="trust_ration"):
         load_config(recipe, ["optimizer.trust_ration=all"])
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("data.validation=[{name: a/b, path: x}]", r'data.validation\[0\].name: "a/b" cannot be part of a name'),
+        ("data.validation=[{name: '', path: x}]", r'data.validation\[0\].name: "" cannot be'),
+        ("data.train=[{name: ' ', path: x}]", r'data.train\[0\].name: " " cannot be'),
+        *((f"run_dir={folder}", "cannot be the folder of one run") for folder in ("/", ".", "..", "a/..", "~/a")),
+        ("run_dir=a.yaml", '"a.yaml" is a file'),
+        *((f"watchdog.{name}_minutes=1e-300", "from 0.001") for name in ("step", "save", "start")),
+        ("checkpoint.interval_minutes=1e-300", "from 0.001"),
+        ("training.global_batch_size=1000000000", "from 1 to 100,000,000"),
+        (".".join("a" * 5000) + "=1", "expected a.b=value"),
+    ],
+)
+def test_nonsense_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, override: str, reason: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_text("name: a\n")
+    with pytest.raises(ConfigError, match=reason):
+        load_config("a.yaml", [override])
+
+
+def test_a_saved_recipe_keeps_names_that_a_new_one_may_not_have(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("run_dir: .\ndata: {validation: [{name: a/b, path: x}]}\n")
+    assert load_saved_config(tmp_path / "config.yaml").data.validation[0].name == "a/b"
