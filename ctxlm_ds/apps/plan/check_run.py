@@ -26,7 +26,7 @@ from ctxlm_ds.recipe.load import dump_config, load_config
 from ctxlm_ds.recipe.schema import KernelsConfig, ParallelConfig, RunConfig, TrainingConfig
 from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.recipe.source_rules import needs_teacher
-from ctxlm_ds.training.hooks.trackers import check_hooks
+from ctxlm_ds.training.hooks.trackers import check_hooks, look_for_hook
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -61,7 +61,7 @@ def check_only(arguments: argparse.Namespace) -> None:
     deepspeed = load_deepspeed_json(str(arguments.deepspeed_config or config.deepspeed or DEFAULT_CONFIG))
     zero = deepspeed_settings(arguments, config, world_size).get("zero_optimization") or {}
     deepspeed["zero_optimization"] = zero
-    check_hooks(config.logging)
+    check_hooks(config.logging, look_for_hook)
     if arguments.print:
         sys.stdout.write(dump_config(config))
         return

@@ -14,7 +14,8 @@ import netrc
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ PROJECT = "ctxlm_ds"
 WANDB_ID_NAME = "wandb-id"
 MLFLOW_ID_NAME = "mlflow-id"
 MLFLOW_DIR = "mlruns"
+FORM_OF_HOOK = "expected package.module:Class"
 ONLINE_WAIT_S = 30.0
 """Longest wait for wandb's server before the run continues offline."""
 MOST_PARAMETER_CHARACTERS = 6000
@@ -182,8 +184,11 @@ def is_logged_in() -> bool:
         return False
 
 
-def check_hooks(logging_section: LoggingConfig) -> None:
-    """Raise ConfigError with every tracker without its package and every hook that cannot be imported or built."""
+def check_hooks(logging_section: LoggingConfig, find: Callable[[str], object] | None = None) -> None:
+    """Raise ConfigError with every tracker without its package and every hook that `find` gives a reason against.
+
+    A hook is code: by default it is imported, so only a run may do that; a check takes `look_for_hook`.
+    """
     problems = []
     for name in trackers_of(logging_section):
         entry = TRACKERS.get(name)
@@ -192,7 +197,7 @@ def check_hooks(logging_section: LoggingConfig) -> None:
             why = f"{name} is not installed for {sys.executable}; {remedy}"
             problems.append(Problem("logging.trackers", why))
     for number, target in enumerate(logging_section.hooks):
-        found = find_hook(target)
+        found = (find or find_hook)(target)
         if isinstance(found, str):
             problems.append(Problem(f"logging.hooks[{number}]", f"{show_value(target)}: {found}"))
     raise_problems("the recipe", problems)
@@ -208,6 +213,17 @@ def _is_installed(entry: Any) -> bool:
     return entry.package is None or find_spec(entry.package) is not None
 
 
+def look_for_hook(target: str) -> str | None:
+    """Return why `package.module:Class` names nothing that is here, or None; imports nothing."""
+    module, colon, name = target.partition(":")
+    if not (colon and module and name):
+        return FORM_OF_HOOK
+    package = module.partition(".")[0]
+    if package in sys.builtin_module_names or PathFinder.find_spec(package, [*sys.path, os.getcwd()]) is not None:
+        return None
+    return f"no package or file is named {package}; check the name, or install its package"
+
+
 def find_hook(target: str) -> type[Hook] | str:
     """Return the class that `package.module:Class` names, or why it cannot be a hook.
 
@@ -215,13 +231,13 @@ def find_hook(target: str) -> type[Hook] | str:
     """
     module_name, colon, name = target.partition(":")
     if not (colon and module_name and name):
-        return "expected package.module:Class"
+        return FORM_OF_HOOK
     folder = os.getcwd()
     if not {"", folder} & set(sys.path):
         sys.path.append(folder)
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return f"cannot be imported ({type(error).__name__}: {error}); check the name, or install its package"
     found = getattr(module, name, None)
     if found is None:

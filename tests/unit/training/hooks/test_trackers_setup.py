@@ -85,6 +85,20 @@ def test_a_hook_that_cannot_be_built_is_refused(module: str, target: str, reason
     assert f'logging.hooks[0]: "{target}": ' in str(refused.value) and reason in str(refused.value)
 
 
+def test_only_a_run_imports_a_hook(module: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "leaving_module.py").write_text("import pathlib, sys; pathlib.Path('ran').touch(); sys.exit(0)")
+    words = ["--config", "bert-laptop", "--check", "--print", "--set", "logging.hooks=[leaving_module:Hook, os:x]"]
+    main(words)
+    assert "leaving_module:Hook" in capsys.readouterr().out and not (tmp_path / "ran").exists()
+    with pytest.raises(SystemExit, match="2"):
+        main([*words[:-1], "logging.hooks=[no_such_module_x:Hook, plain]"])
+    shown = capsys.readouterr().err
+    assert '"no_such_module_x:Hook": no package or file is named no_such_module_x' in shown
+    assert '"plain": expected package.module:Class' in shown
+    with pytest.raises(ConfigError, match=r"cannot be imported \(SystemExit: 0\)"):
+        check_hooks(logging_of(hooks=["leaving_module:Hook"]).logging)
+
+
 def test_a_missing_tracker_names_its_extra(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(trackers, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="2"):
