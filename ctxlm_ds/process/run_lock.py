@@ -23,13 +23,17 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from ctxlm_ds.atomic import PARTIAL_MARK
 from ctxlm_ds.errors import ConfigError, RunLockedError
 from ctxlm_ds.process.cgroups import read_text
-from ctxlm_ds.untrusted_json import open_regular
+from ctxlm_ds.untrusted_json import open_regular, parse_json
 
 logger = logging.getLogger("ctxlm_ds")
 
 LOCK_NAME = "lock.json"
+LEFTOVERS = (f"*{PARTIAL_MARK}*", f"attempts/*/*{PARTIAL_MARK}*", f"{LOCK_NAME}.new-*")
+"""Small files whose writers were killed."""
+LEFT_AFTER_S = 3600.0
 HEARTBEAT_S = 10.0
 STALE_AFTER_S = 60.0
 POLL_S = 0.5
@@ -81,6 +85,11 @@ class RunLock:
                 announced = True
                 logger.info("waiting for %s, held by %s", self.run_dir, _who(holder))
             time.sleep(POLL_S if waited_s > HANDOVER_S else min(POLL_S, HANDOVER_POLL_S))
+        for pattern in LEFTOVERS:
+            for path in self.run_dir.glob(pattern):
+                with contextlib.suppress(OSError):
+                    if time.time() - path.stat().st_mtime > LEFT_AFTER_S:
+                        path.unlink()
         self._stop.clear()
         self._thread = threading.Thread(target=self._beat, name="run-lock-heartbeat", daemon=True)
         self._thread.start()
@@ -341,12 +350,12 @@ def look_at_lock(path: Path) -> ObservedLock | None:
         # Opened, so that a network file system asks its server for the time of the last heartbeat.
         with open_regular(path) as handle:
             heartbeat_unix_s = os.fstat(handle.fileno()).st_mtime
-            values = json.loads(handle.read(MOST_BYTES))
+            values = parse_json(handle.read(MOST_BYTES))
             # Earlier versions wrote further values.
             record = LockRecord(**{field.name: values[field.name] for field in fields(LockRecord)})
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         return ObservedLock(None, heartbeat_unix_s)
     numbers = (record.pid, record.acquired_unix_s, record.restart_count)
     whole = all(isinstance(number, (int, float)) for number in numbers) and isinstance(record.job_id, (str, type(None)))

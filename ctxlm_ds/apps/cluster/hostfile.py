@@ -16,19 +16,26 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from ctxlm_ds.console import run_command
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.process.slurm import expand_hostlist, expand_tasks
+from ctxlm_ds.untrusted_json import read_text
 
 CARRIED = (
     "PATH", "LD_LIBRARY_PATH", "TMPDIR", "OMP_NUM_THREADS", "DS_ACCELERATOR", "TOKENIZERS_PARALLELISM", "HF_HOME",
     "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_DATASETS_CACHE", "HF_DATASETS_OFFLINE", "HF_ENDPOINT", "HF_TOKEN_PATH",
+    "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "WANDB_BASE_URL", "WANDB_MODE", "WANDB_PROJECT", "CTXLM_ATTEMPT",
+    "CTXLM_HOME", "CTXLM_LOG_FILE", "CTXLM_RESTART", "CTXLM_VENV",
 )  # fmt: skip
 """ssh carries no environment, and the launcher only that of Python and NCCL."""
-CARRIED_PREFIXES = ("CTXLM_", "GLOO_", "NCCL_", "PYTHON", "TORCH_", "UCX_")
-SECRETS = re.compile(r"TOKEN(?!_PATH$|IZERS_)|SECRET|PASSW|CREDENTIAL|(^|_)KEY(_|$)|API_?KEY", re.IGNORECASE)
+CARRIED_PREFIXES = ("GLOO_", "NCCL_", "PYTHON", "TORCH_", "UCX_")
+OF_DEEPSPEED = ("MLFLOW", "MV2", "NCCL", "PYTHON", "UCX")
+"""The launcher carries what begins so in its own environment."""
+SECRETS = re.compile(r"TOKEN(?!_PATH$|IZERS_)|SECRET|PASSW|CREDENTIAL|AUTH|(^|_)KEY(_|$)|API_?KEY", re.IGNORECASE)
+PASSWORD_IN_URL = re.compile(r"://[^/\s]*@")
 ENV_FILE = ".deepspeed_env"
 
 
@@ -46,13 +53,11 @@ def hostfile_lines(environ: Mapping[str, str]) -> list[str]:
 
 def environment_lines(environ: Mapping[str, str], files: Sequence[Path]) -> list[str]:
     """Return `KEY=VALUE` lines; those of the user's files win. Raises ConfigError if a file carries a secret."""
-    carried = [name for name in sorted(environ) if name in CARRIED or name.startswith(CARRIED_PREFIXES)]
-    kept = [name for name in carried if len(environ[name].splitlines()) <= 1 and not SECRETS.search(name)]
-    lines = [f"{name}={_escaped(environ[name])}" for name in kept]
+    lines = [f"{name}={_escaped(environ[name])}" for name in sorted(filter(partial(_is_carried, environ), environ))]
     for path in files:
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        for line in read_text(path, ConfigError).splitlines() if path.is_file() else []:
             name = line.partition("=")[0].strip()
-            if SECRETS.search(name):
+            if SECRETS.search(name) or PASSWORD_IN_URL.search(line):
                 raise ConfigError(
                     f"{path}: {name} would be shown by ps and in DeepSpeed's log; remove the line, and keep the secret "
                     "in a file that only you can read (for Hugging Face: HF_TOKEN_PATH, or what `hf auth login` writes)"
@@ -60,6 +65,13 @@ def environment_lines(environ: Mapping[str, str], files: Sequence[Path]) -> list
             # The launcher stops at a line without `=`.
             lines += [line] if "=" in line else []
     return lines
+
+
+def _is_carried(environ: Mapping[str, str], name: str) -> bool:
+    if name not in CARRIED and not name.startswith(CARRIED_PREFIXES):
+        return False
+    is_secret = SECRETS.search(name) or PASSWORD_IN_URL.search(environ[name])
+    return not is_secret and len(environ[name].splitlines()) <= 1
 
 
 def quoted_words(words: Sequence[str]) -> list[str]:
@@ -78,6 +90,8 @@ def main() -> None:
     hosts = hostfile_lines(os.environ)
     variables = environment_lines(os.environ, [Path.home() / ENV_FILE, Path(ENV_FILE)])
     (folder / "hostfile").write_text("\n".join(hosts) + "\n", encoding="utf-8")
+    dropped = [name for name in os.environ if name.startswith(OF_DEEPSPEED) and not _is_carried(os.environ, name)]
+    (folder / "dropped").write_text("".join(f"{name}\n" for name in dropped), encoding="utf-8")
     (folder / "deepspeed_env").write_text("\n".join(variables) + "\n", encoding="utf-8")
     sys.stdout.write("".join(f"{word}\0" for word in quoted_words(sys.argv[2:])))
 

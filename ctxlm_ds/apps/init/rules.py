@@ -20,7 +20,7 @@ from ctxlm_ds.recipe.schema import TrainingConfig
 from ctxlm_ds.registry import FORMATS
 
 Names = Sequence[str]
-MAX_RAMP_STEPS = 5_000_000
+MAX_RAMP_STEPS = 500_000
 
 
 def _shape(result: Translation, names: Names) -> None:

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ctxlm_ds.atomic import write_text
+from ctxlm_ds.console import printable
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.load import load_config
-from ctxlm_ds.recipe.problems import Problem, ProblemsError, raise_problems
+from ctxlm_ds.recipe.problems import Problem, ProblemsError, raise_problems, shortened
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.untrusted_json import read_text
 
 _RANKS = {"--nproc-per-node", "--nnodes", "--num-gpus", "--num-nodes", "--num-processes"}
 _COMMENT_COLUMN = 40
+LARGEST = 1e18
 _PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
 NAMES_OF_ENTRIES = ("family", "name", "sample_format")
 """Settings that come first in their sections."""
@@ -91,8 +93,8 @@ class Translation:
         """Return the value of an argument as a number; ConfigError if it is something else."""
         text = self.text(name)
         value = default if text is None else plain_value(text)
-        if isinstance(value, str):
-            raise ConfigError(f"{name} {text}: expected a number")
+        if isinstance(value, str) or not abs(value or 0) <= LARGEST:
+            raise ConfigError(f"{name} {shortened(str(text))}: expected a number up to {LARGEST:g}")
         return value
 
     def given(self, *names: str) -> str:
@@ -165,7 +167,7 @@ def plain_value(text: str) -> int | float | str:
 
 def recipe_text(head: Sequence[str], settings: Mapping[str, Setting]) -> str:
     """Return a recipe: comment lines, then sections in the schema's order, each value with its source."""
-    lines = [f"# {_one_line(line)}".rstrip() for line in head]
+    lines = [f"# {printable(line)}".rstrip() for line in head]
     order = ["extends", *RunConfig.model_fields]
     names = {key.partition(".")[0] for key in settings}
     for name in sorted(names, key=order.index):
@@ -177,18 +179,13 @@ def recipe_text(head: Sequence[str], settings: Mapping[str, Setting]) -> str:
 
 
 def _lines(key: str, setting: Setting, indent: str) -> list[str]:
-    value, comment = setting.value, f"  # {_one_line(setting.source)}" if setting.source else ""
+    value, comment = setting.value, f"  # {printable(setting.source)}" if setting.source else ""
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         head = f"{indent}{key}:".ljust(_COMMENT_COLUMN) + comment
         return [head.rstrip(), *(f"{indent}  - {json.dumps(item)}" for item in value)]
     is_plain = isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _RESERVED
     text = value if is_plain else json.dumps(value)
     return [(f"{indent}{key}: {text}".ljust(_COMMENT_COLUMN) + comment).rstrip()]
-
-
-def _one_line(text: str) -> str:
-    """Return a text for a comment: each character that could end the line or is not YAML's is a blank."""
-    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def check_output(path: Path) -> None:

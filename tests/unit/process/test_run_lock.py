@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from ctxlm_ds.atomic import partial_path
 from ctxlm_ds.errors import ConfigError, RunLockedError
 from ctxlm_ds.process import run_lock
 from ctxlm_ds.process.run_lock import (
@@ -397,3 +398,17 @@ def test_a_run_directory_that_cannot_exist_is_one_error(tmp_path: Path, name: st
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be created: .*; set run_dir to another folder"):
         make_run_dir(tmp_path / name)
+
+
+def test_files_of_killed_writers_are_removed_when_the_run_is_taken_again(tmp_path: Path) -> None:
+    attempt = tmp_path / "attempts" / "by-hand"
+    attempt.mkdir(parents=True)
+    new = partial_path(tmp_path / "report.html")
+    left = [partial_path(path) for path in (tmp_path / "status.json", attempt / "rank-0.json")]
+    left.append(tmp_path / "lock.json.new-0")
+    for path in (*left, new):
+        path.touch()
+    for path in left:
+        os.utime(path, (time.time() - 2 * run_lock.LEFT_AFTER_S,) * 2)
+    with RunLock(tmp_path).acquire():
+        assert new.exists() and not any(path.exists() for path in left)

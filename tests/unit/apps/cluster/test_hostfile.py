@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from argparse import Namespace
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.cluster.hostfile import environment_lines, hostfile_lines, quoted_words
+from ctxlm_ds.apps.cluster.hostfile import environment_lines, hostfile_lines, main, quoted_words
 from ctxlm_ds.errors import ConfigError
 
 HOSTILE = ["a=$(touch X)", "b=`id`", 'c="q" $HOME', "d=it's", "e=[{name: a, path: b}]", "f=back\\slash $(id)", "g=;id"]
@@ -28,15 +29,18 @@ def test_a_slot_per_task() -> None:
 def test_the_users_files_win_and_are_readable_for_the_launcher(tmp_path: Path) -> None:
     own = tmp_path / ".deepspeed_env"
     own.write_text("NCCL_DEBUG=INFO\n\n# a comment\nFOO=a=b\n")
-    given = {"NCCL_DEBUG": "WARN", "CTXLM_X": "1", "HOME": "/root", "PATH": "/bin", "TORCH_A": "two\nlines"}
+    given = {"NCCL_DEBUG": "WARN", "CTXLM_HOME": "1", "HOME": "/root", "PATH": "/bin", "TORCH_A": "two\nlines"}
     given |= {"TORCH_B": "two\rA=lines"}
     lines = environment_lines(given, [tmp_path / "missing", own])
-    assert lines == ["CTXLM_X=1", "NCCL_DEBUG=WARN", "PATH=/bin", "NCCL_DEBUG=INFO", "FOO=a=b"]
+    assert lines == ["CTXLM_HOME=1", "NCCL_DEBUG=WARN", "PATH=/bin", "NCCL_DEBUG=INFO", "FOO=a=b"]
 
 
 def test_secrets_are_not_carried(tmp_path: Path) -> None:
-    secrets = ("HF_TOKEN", "CTXLM_API_KEY", "NCCL_SECRET", "TORCH_PASSWORD", "AWS_SECRET_ACCESS_KEY")
-    plain = {"HF_HOME": "/hf", "HF_TOKEN_PATH": "/hf/token", "TOKENIZERS_PARALLELISM": "false"}
+    secrets = ("HF_TOKEN", "CTXLM_API_KEY", "NCCL_SECRET", "TORCH_PASSWORD", "AWS_SECRET_ACCESS_KEY", "CTXLM_AUTH")
+    secrets += ("NCCL_AUTH", "CTXLM_OF_A_USER", "MLFLOW_S3_ENDPOINT_URL")
+    assert environment_lines({"MLFLOW_TRACKING_URI": "https://me:s3cret@host/a"}, []) == []
+    plain = {"MLFLOW_TRACKING_URI": "https://host/a@b"}
+    plain |= {"HF_HOME": "/hf", "HF_TOKEN_PATH": "/hf/token", "TOKENIZERS_PARALLELISM": "false"}
     lines = environment_lines({**dict.fromkeys(secrets, "s3cret"), **plain}, [])
     assert lines == [f"{name}={value}" for name, value in sorted(plain.items())]
     own = tmp_path / ".deepspeed_env"
@@ -44,6 +48,22 @@ def test_secrets_are_not_carried(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="HF_TOKEN would be shown by ps") as caught:
         environment_lines({}, [own])
     assert "s3cret" not in str(caught.value)
+    own.write_text("MLFLOW_TRACKING_URI=https://me:s3cret@host\n")
+    with pytest.raises(ConfigError, match="MLFLOW_TRACKING_URI would be shown by ps"):
+        environment_lines({}, [own])
+
+
+def test_the_launcher_gets_no_variable_that_it_would_carry_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"MLFLOW_TRACKING_PASSWORD": "a", "MLFLOW_TRACKING_URI": "https://host", "UCX_AUTH": "c"}
+    given |= {"PYTHONPATH": "/b", "SLURM_JOB_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "1", "HOME": "/none"}
+    monkeypatch.setattr(os, "environ", given)
+    monkeypatch.setattr(sys, "argv", ["hostfile", str(tmp_path)])
+    main()
+    assert (tmp_path / "dropped").read_text().split() == ["MLFLOW_TRACKING_PASSWORD", "UCX_AUTH"]
+    carried = (tmp_path / "deepspeed_env").read_text().splitlines()
+    assert carried == ["MLFLOW_TRACKING_URI=https://host", "PYTHONPATH=/b"]
 
 
 def test_the_remote_shell_expands_nothing(tmp_path: Path) -> None:
@@ -52,9 +72,9 @@ def test_the_remote_shell_expands_nothing(tmp_path: Path) -> None:
 
     runner = PDSHRunner(Namespace(user_args=quoted_words(HOSTILE), user_script="x"), "")
     for number, value in enumerate(HOSTILE):
-        (line,) = environment_lines({f"CTXLM_{number}": value}, [])
+        (line,) = environment_lines({f"TORCH_{number}": value}, [])
         runner.add_export(*line.split("=", maxsplit=1))
-    values = "[v for k, v in sorted(os.environ.items()) if 'CTXLM' in k]"
+    values = "[v for k, v in sorted(os.environ.items()) if 'TORCH_' in k]"
     show = f"import json, os, sys; print(json.dumps([sys.argv[1:], {values}]))"
     exports = "".join(f"export {key}={value}; " for key, value in runner.exports.items())
     command = f'{exports} {sys.executable} -c "{show}" {" ".join(runner.user_arguments)}'

@@ -73,6 +73,9 @@ def test_megatron_gpt_counts_samples_in_batches(tmp_path):
         ("--swiglu --normalization RMSNorm", "without --position-embedding-type rope and --disable-bias-linear"),
         ("--normalization RMSNorm", "family gpt2, which the other arguments describe, has LayerNorm"),
         ("--eval-iters many", "--eval-iters many: expected a number"),
+        ("--eval-iters inf", "--eval-iters inf: expected a number up to 1e"),
+        ("--eval-iters nan", "--eval-iters nan: expected a number up to"),
+        (f"--eval-iters {'9' * 400}", "--eval-iters 9{70,}…: expected a number up to"),
     ],
 )
 def test_a_model_that_no_family_is_and_a_wrong_value_are_refused(arguments, message):
