@@ -55,7 +55,8 @@ def to_hf_config(
     values = {**export.their_settings(model, ids), **kept, **head}
     config = _complete(export, values, hf_class)
     # Config classes of transformers 5 leave out settings of generate(), which it still reads from config.json.
-    for key, value in {**export.written_settings(model), **(trained or {})}.items():
+    generation = {key: value for key, value in kept.items() if value is not None and not hasattr(config, key)}
+    for key, value in {**generation, **export.written_settings(model), **(trained or {})}.items():
         setattr(config, key, value)
     return config
 
@@ -90,7 +91,8 @@ Complete = Callable[[FamilyExport, dict[str, Any], object], Any]
 
 def _folder_model(folder: Path, complete: Complete) -> FolderModel:
     path = folder / "config.json"
-    export = _export_for(read_hf_config(folder), path)
+    written = read_hf_config(folder)
+    export = _export_for(written, path)
     settings: dict[str, Any] = {}
     try:
         for part in reversed(export.models()):
@@ -108,7 +110,8 @@ def _folder_model(folder: Path, complete: Complete) -> FolderModel:
             raise ValueError(f"pad_token_id {pad_id} is not one of {vocab_size} ids")
     except (AttributeError, ValueError, TypeError) as error:
         raise ExportError(f"{path} describes no model that can be trained here: {error}") from error
-    return FolderModel(export, model, pad_id, {key: getattr(config, key, None) for key in export.kept_settings})
+    kept = {key: getattr(config, key, written.get(key)) for key in export.kept_settings}
+    return FolderModel(export, model, pad_id, kept)
 
 
 def _read_config(export: FamilyExport, folder: Path, complete: Complete) -> Any:

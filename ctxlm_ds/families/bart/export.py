@@ -69,6 +69,7 @@ class BartExport(EncoderDecoderExport):
     plain_settings = {"is_encoder_decoder": True, "is_decoder": False, "tie_word_embeddings": True}
     kept_settings = (
         "classifier_dropout", "encoder_layerdrop", "decoder_layerdrop", "decoder_start_token_id", "forced_eos_token_id",
+        "forced_bos_token_id",
     )  # fmt: skip
     fixed_norm_eps = 1e-5
     next_token_output = "decoder_logits"

@@ -103,8 +103,11 @@ def test_generation_begins_as_the_targets_of_the_run(
     """With language tokens the caller of generate() names the language."""
     config = our_config(name, tokenizers[name], {"name": "text_infilling", **settings})
     to_hf(write_checkpoint(tmp_path / "step-00000100", config, random_weights(config)), tmp_path / "hf")
-    generation = CLASSES[name][1].from_pretrained(tmp_path / "hf").generation_config
-    assert (generation.decoder_start_token_id, generation.forced_bos_token_id) == wanted
+    from_hf(tmp_path / "hf", tmp_path / "imported")
+    to_hf(tmp_path / "imported", tmp_path / "again")
+    for folder in ("hf", "again"):
+        generation = CLASSES[name][1].from_pretrained(tmp_path / folder).generation_config
+        assert (generation.decoder_start_token_id, generation.forced_bos_token_id) == wanted
 
 
 def test_names_of_the_hub_files_are_understood(tokenizers: dict[str, Path], tmp_path: Path) -> None:
