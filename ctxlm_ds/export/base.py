@@ -112,6 +112,8 @@ class FamilyExport(ABC):
     """Settings with the only values that are imported: those with which the class computes the published model."""
     kept_settings: ClassVar[tuple[str, ...]] = ()
     """Their settings that our model does not have: an export of imported weights has the source's values."""
+    tokenizer_settings: ClassVar[Mapping[str, Any]] = {}
+    """Settings of the exported tokenizer that its class does not have."""
     proof_arguments: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Arguments with which the proof of a conversion makes a class, to leave out parts that a model lacks."""
     fixed_norm_eps: ClassVar[float | None] = None

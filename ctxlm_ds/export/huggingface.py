@@ -94,7 +94,7 @@ def to_hf(
             logger.info("exporting %s as %s in %s", source.folder, key_map.hf_class, dtype)
             place = folder / part.folder
             place.mkdir(exist_ok=True)
-            _copy_tokenizer(source, place)
+            _copy_tokenizer(source, place, part)
             write_model(place, key_map, source.reader, dtype, max_shard_bytes)
             config = to_hf_config(part, source.model, key_map.hf_class, tokenizer, dtype, source.kept_settings, trained)
             config.to_json_file(place / "config.json")
@@ -173,13 +173,17 @@ def _check_tokenizer(tokenizer: Tokenizer, model: ModelSection) -> None:
         )
 
 
-def _copy_tokenizer(source: CheckpointSource, folder: Path) -> None:
-    """Copy the tokenizer's files, with the longest sequence that the model was trained on as longest input."""
+def _copy_tokenizer(source: CheckpointSource, folder: Path, export: FamilyExport | None = None) -> None:
+    """Copy the tokenizer's files; its settings follow the rows that the model was trained on and its class."""
     for path in (source.folder / "tokenizer").iterdir():
         if path.is_file():
             shutil.copyfile(path, folder / path.name)
     config_path = folder / "tokenizer_config.json"
     config = read_json_object(config_path, ExportError) if config_path.is_file() else {}
+    if export is not None:
+        config |= export.tokenizer_settings
+        if export.num_token_types(source.model) > 1:
+            config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     trained, longest = source.trained_length, source.model.longest_sequence
     if trained is not None:
         config["model_max_length"] = trained

@@ -93,6 +93,7 @@ class XlnetExport(FamilyExport):
     plain_settings = {
         "attn_type": "bi", "clamp_len": -1, "same_length": False, "bi_data": False, "tie_word_embeddings": True,
     }  # fmt: skip
+    tokenizer_settings = {"padding_side": "left"}  # the classes for tasks read the last position
     kept_settings = (
         "reuse_len", "summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout", "start_n_top",
         "end_n_top",

@@ -14,6 +14,7 @@ from transformers import (
     AlbertForPreTraining,
     AutoConfig,
     AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     BertConfig,
     BertForMaskedLM,
@@ -27,8 +28,12 @@ from transformers import (
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import CheckpointError, ExportError
 from ctxlm_ds.export.huggingface import from_hf, to_hf
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
+from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.checkpoints import (
+    SIZES,
+    WORDS,
     change_json,
     change_weights,
     make_config,
@@ -270,3 +275,28 @@ def test_an_untied_decoder_is_refused(tmp_path: Path, wordpiece_folder: Path) ->
     with pytest.raises(ExportError, match="untied"):
         from_hf(original, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize(("family", "objective", "sample_format"), [
+    ("albert", "masked_lm_sop", "sentence_order"), ("xlnet", "permutation_lm", "segment_pair"),
+])  # fmt: skip
+def test_an_exported_tokenizer_pads_and_numbers_segments_for_its_model(
+    family: str, objective: str, sample_format: str, tmp_path: Path
+) -> None:
+    """A short text in a padded batch has the answer that it has alone; a pair has two token types."""
+    train_tokenizer(family, iter([f"{' '.join(WORDS)} {number}" for number in range(200)]), 60, tmp_path / "tok")
+    sizes = {**SIZES, "embedding_size": 16} if family == "albert" else SIZES
+    vocab_size = load_tokenizer(tmp_path / "tok").vocab_size
+    config = RunConfig.model_validate({
+        "model": {"family": family, "vocab_size": vocab_size, **sizes}, "objective": {"name": objective},
+        "data": {"sample_format": sample_format, "seq_length": 32}, "tokenizer": {"path": str(tmp_path / "tok")},
+    })  # fmt: skip
+    to_hf(write_checkpoint(tmp_path / "step-00000100", config, random_weights(config)), tmp_path / "hf")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert {0, 1} <= set(tokenizer("river", "the books")["token_type_ids"])
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
+    texts = ["river", "the mountain was reading a times worst"]
+    with torch.no_grad():
+        batch = model(**tokenizer(texts, padding=True, return_tensors="pt")).logits
+        alone = torch.cat([model(**tokenizer(text, return_tensors="pt")).logits for text in texts])
+    torch.testing.assert_close(batch, alone, rtol=1e-5, atol=1e-5)
