@@ -96,7 +96,9 @@ class T5Export(EncoderDecoderExport):
 
     def written_settings(self, model: T5Section) -> dict[str, Any]:
         # transformers 5 takes it for scale_decoder_outputs and then sets it to true; older versions tie the head by it.
-        return {"tie_word_embeddings": model.tied_head}
+        settings = {"tie_word_embeddings": model.tied_head}
+        # Its cache for generate() has as many layers as the encoder.
+        return settings if model.num_decoder_layers <= model.num_layers else settings | {"use_cache": False}
 
     def our_settings(self, config: Any, folder: Path) -> dict[str, Any]:
         projection = str(getattr(config, self.activation_key))
