@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -13,18 +13,36 @@ from tests.integration.route import ROOT, call, launcher
 
 pytestmark = [pytest.mark.xdist_group("notebooks"), pytest.mark.timeout(900)]
 NOTEBOOKS = {path.stem: path for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")}
+SMALLER = {
+    "pretrain": {"training.max_steps=200": "training.max_steps=80", "step % 50": "step % 20"},
+    "words": {
+        "epochs=3": "epochs=1", "if WORD in words][:200]": "if WORD in words][:60]", "train[:800]": "train[:200]",
+        "held_out[:300]": "held_out[:60]",
+    },
+    "sentences": {"sentences[:1536]": "sentences[:512]"},
+}  # fmt: skip
+"""What every run of the tests makes less of, by notebook; `make soak` runs them as they are."""
 
 
 def cells(name: str) -> list[dict[str, Any]]:
     return list(json.loads(NOTEBOOKS[name].read_text(encoding="utf-8"))["cells"])
 
 
-def run(name: str, folder: Path) -> str:
-    """Run the cells of code as one script, without Jupyter; what they print."""
-    script = folder / f"{name}.py"
-    script.write_text("\n\n".join("".join(cell["source"]) for cell in cells(name) if cell["cell_type"] == "code"))
-    words = *launcher("forked", 1)[:2], script.name
-    return call(*words, folder=folder, timeout_s=800, PYTHONPATH=str(ROOT), MPLBACKEND="Agg").stdout
+class Folder(NamedTuple):
+    """Where the notebooks run, and whether with less of everything."""
+
+    path: Path
+    is_small: bool
+
+    def run(self, name: str) -> str:
+        """Run the cells of code as one script, without Jupyter; what they print."""
+        text = "\n\n".join("".join(cell["source"]) for cell in cells(name) if cell["cell_type"] == "code")
+        for complete, less in SMALLER.get(name, {}).items() if self.is_small else ():
+            assert text.count(complete) == 1, complete
+            text = text.replace(complete, less)
+        (self.path / f"{name}.py").write_text(text)
+        words = *launcher("forked", 1)[:2], f"{name}.py"
+        return call(*words, folder=self.path, timeout_s=800, PYTHONPATH=str(ROOT), MPLBACKEND="Agg").stdout
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
@@ -33,38 +51,42 @@ def test_a_notebook_has_no_output(name: str) -> None:
     assert code and all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
 
 
-@pytest.fixture(scope="module")
-def pretrained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+@pytest.fixture(scope="module", params=["small", pytest.param("complete", marks=pytest.mark.soak)])
+def pretrained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Folder, str]:
     """The folder in which pretrain.ipynb ran, and what it printed."""
-    folder = tmp_path_factory.mktemp("notebooks")
-    return folder, run("pretrain", folder)
+    folder = Folder(tmp_path_factory.mktemp("notebooks"), request.param == "small")
+    return folder, folder.run("pretrain")
 
 
-def test_pretraining_fills_masks(pretrained: tuple[Path, str]) -> None:
+def test_pretraining_fills_masks(pretrained: tuple[Folder, str]) -> None:
     trained = pretrained[1].splitlines()
-    held_out = [float(line.split()[2]) for line in trained if line.split()[:1] in (["50"], ["200"])]
-    assert held_out[1] < held_out[0] - 0.2, trained
+    held_out = [float(words[2]) for line in trained if (words := line.split()) and words[0].isdigit()]
+    assert len(held_out) == 4 and held_out[3] < held_out[0] - 0.2, trained
     filled = [line for line in trained if line.startswith(("Return the [MASK]", "This function [MASK]"))]
     assert len(filled) == 2 and all(line.count("('") == 5 for line in filled), trained
 
 
-def test_a_look_at_the_run(pretrained: tuple[Path, str]) -> None:
-    seen = run("look", pretrained[0])
-    assert "'eval/heldout/loss': (200," in seen and "[CLS]" in seen and "[MASK]" in seen
+def test_a_look_at_the_run(pretrained: tuple[Folder, str]) -> None:
+    seen = pretrained[0].run("look")
+    assert (
+        f"'eval/heldout/loss': ({80 if pretrained[0].is_small else 200}," in seen
+        and "[CLS]" in seen
+        and "[MASK]" in seen
+    )
     assert [line.split()[0] for line in seen.splitlines()[-3:]] == ["list", "string", "returns"]
 
 
-def test_vectors_of_words(pretrained: tuple[Path, str]) -> None:
-    lines = run("words", pretrained[0]).splitlines()
+def test_vectors_of_words(pretrained: tuple[Folder, str]) -> None:
+    lines = pretrained[0].run("words").splitlines()
     assert sum(line.startswith(("group 0: ", "group 1: ")) for line in lines) == 2
-    assert (pretrained[0] / "runs" / "senses.png").stat().st_size > 10_000
+    assert (pretrained[0].path / "runs" / "senses.png").stat().st_size > 10_000
     assert len([line for line in lines[-6:] if 0.5 < float(line.split()[-1]) <= 1]) == 6
 
 
-def test_vectors_of_sentences(pretrained: tuple[Path, str]) -> None:
-    printed = run("sentences", pretrained[0])
+def test_vectors_of_sentences(pretrained: tuple[Folder, str]) -> None:
+    printed = pretrained[0].run("sentences")
     losses = re.search(r"^loss (\S+) in the first epoch, (\S+) in the last$", printed, re.MULTILINE)
     scores = re.search(r"^average precision (\S+) before, (\S+) after", printed, re.MULTILINE)
     assert losses and float(losses[2]) < float(losses[1])
     assert scores and float(scores[2]) > 0.5
-    assert (pretrained[0] / "runs" / "sentences.png").stat().st_size > 5_000
+    assert (pretrained[0].path / "runs" / "sentences.png").stat().st_size > 5_000
