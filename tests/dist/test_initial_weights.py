@@ -61,7 +61,10 @@ def start_second(layout: Layout, optimizer: str, run_dir: Path, keep: bool = Tru
 
 @pytest.mark.parametrize(
     ("first_phase", "layout"),
-    [*(("lamb", layout) for layout in (FIRST, *SECOND)), ("adamw", FIRST), ("adamw", SECOND[1])],
+    [
+        *(("lamb", layout) for layout in (FIRST, *SECOND)), ("adamw", SECOND[1]),
+        pytest.param("adamw", FIRST, marks=pytest.mark.soak),
+    ],
     indirect=["first_phase"], ids=str,
 )  # fmt: skip
 def test_the_moments_stay_and_the_count_begins_again(first_phase: Any, layout: Layout) -> None:

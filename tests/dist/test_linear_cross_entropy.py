@@ -24,7 +24,7 @@ from tests.dist.test_megatron import INIT, drawn
 from tests.dist.training import GLOBAL_BATCH, build_engine, step_of, train
 
 pytestmark = pytest.mark.dist
-RANKS, WORDS, WIDTH, ROWS, STEPS = 2, 61, 8, 300, 5
+RANKS, WORDS, WIDTH, ROWS, STEPS = 2, 61, 8, 300, 3
 
 
 def check_decoder(rank: int, world_size: int, sequence_parallel: bool) -> None:
@@ -80,7 +80,7 @@ def with_z_loss(config: RunConfig) -> RunConfig:
 
 CASES = [
     Case(1, 1, 1, 0), Case(1, 1, 2, 3, recompute=True), Case(1, 2, 1, 1, 2),
-    Case(2, 1, 1, 1, sequence_parallel=True), Case(2, 1, 2, 3, 2),
+    Case(2, 1, 1, 1, sequence_parallel=True), Case(2, 1, 2, 3),
 ]  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def references() -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.mark.parametrize(("family", "case"), [*(("gpt2", case) for case in CASES), ("bert", CASES[-1])], ids=str)
+@pytest.mark.parametrize(("family", "case"), [*(("gpt2", case) for case in CASES), ("bert", CASES[-2])], ids=str)
 def test_training_is_that_with_all_logits(family: str, case: Case, references: dict[str, dict[str, Any]]) -> None:
     config = chunked(case.config(family, vocab_multiple=8))
     for result in run_ranks(train, case.world_size, config, case.user_json, STEPS, timeout_s=280):

@@ -14,7 +14,7 @@ from ctxlm_ds.apps.plan.plan import Planner
 from ctxlm_ds.apps.plan.timing import StageLoad
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
-from tests.dist.forks import fork_ranks
+from tests.dist.runner import run_ranks
 from tests.dist.training import GLOBAL_BATCH, SEQ_LENGTH, SLOTS, build_engine, step_of, tiny_config
 from tests.sections import data_section, objective_section
 
@@ -35,11 +35,13 @@ def train_and_log(
     logged = {**user_json, "comms_logger": {"enabled": True, "verbose": False, "prof_all": True}}
     engine = build_engine(config, logged, config.training.activation_checkpointing)
     messages: list[tuple[str, int]] = []
-    deepspeed_comm.comms_logger.append = lambda raw, record, latency, size: messages.append((raw, int(size)))
-    for step in range(3):
-        messages.clear()
-        engine.parallel.traffic.reset()
-        engine.train_step(step_of(engine, step), step, 0.01)
+    with pytest.MonkeyPatch.context() as patch:
+        log = lambda raw, record, latency, size: messages.append((raw, int(size)))  # noqa: E731
+        patch.setattr(deepspeed_comm.comms_logger, "append", log)
+        for step in range(3):
+            messages.clear()
+            engine.parallel.traffic.reset()
+            engine.train_step(step_of(engine, step), step, 0.01)
     return messages, dict(engine.parallel.traffic.num_bytes)
 
 
@@ -115,7 +117,7 @@ NEVER_KEPT = {
 )
 def test_data_parallel_bytes_are_the_comms_loggers(config: RunConfig, user_json: dict[str, Any]) -> None:
     (load,) = planned_loads(config, user_json, 2)
-    for messages, _ in fork_ranks(train_and_log, 2, config, user_json):
+    for messages, _ in run_ranks(train_and_log, 2, config, user_json):
         assert summed(messages) == planned(load, "data")
 
 
@@ -133,7 +135,7 @@ def test_data_parallel_bytes_are_the_comms_loggers(config: RunConfig, user_json:
 )
 def test_tensor_parallel_bytes_are_the_counters(config: RunConfig, stage: int) -> None:
     (load,) = planned_loads(config, settings(stage), 4)
-    for messages, tensor_bytes in fork_ranks(train_and_log, 4, config, settings(stage), timeout_s=120):
+    for messages, tensor_bytes in run_ranks(train_and_log, 4, config, settings(stage), timeout_s=120):
         assert tensor_bytes == planned(load, "tensor")
         assert summed(messages) == planned(load, "data")
 
@@ -151,7 +153,7 @@ def test_pipeline_bytes_are_the_comms_loggers(precision: str, stage: int, family
     config = config_of(precision, family=family, pipeline_parallel_size=2)
     loads = planned_loads(config, settings(stage), 4)
     forward, backward = (m.num_bytes for m in loads[0].messages if m.operation == "send")
-    for rank, (messages, _) in enumerate(fork_ranks(train_and_log, 4, config, settings(stage), timeout_s=120)):
+    for rank, (messages, _) in enumerate(run_ranks(train_and_log, 4, config, settings(stage), timeout_s=120)):
         found = summed(messages, SCALAR_BYTES)
         assert found.pop("send") == (backward if rank // 2 else forward)
         load = loads[rank // 2]
@@ -173,6 +175,6 @@ def test_tensor_parallel_bytes_of_every_layout(tensor: int, stage: int, split: b
     model = base.model.model_copy(update={"num_attention_heads": 4})
     config = base.model_copy(update={"model": model})
     (load,) = planned_loads(config, settings(stage), 2 * tensor)
-    for messages, tensor_bytes in fork_ranks(train_and_log, 2 * tensor, config, settings(stage), timeout_s=180):
+    for messages, tensor_bytes in run_ranks(train_and_log, 2 * tensor, config, settings(stage), timeout_s=180):
         assert tensor_bytes == planned(load, "tensor")
         assert summed(messages) == planned(load, "data")

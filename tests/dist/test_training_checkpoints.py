@@ -17,24 +17,20 @@ from tests.dist.training import build_engine
 pytestmark = pytest.mark.dist
 
 SAME = [
-    ("adamw", Layout(2, 0)),
-    ("adamw", Layout(2, 1, "bf16")),
-    ("adamw", Layout(2, 2)),
-    pytest.param("adamw", Layout(2, 2, offload=True), marks=pytest.mark.soak),
-    ("adamw", Layout(2, 3, "bf16")),
-    pytest.param("adamw", Layout(2, 3, "bf16", offload=True), marks=pytest.mark.soak),
-    ("adamw", Layout(4, 1, "bf16", tensor=2, pipeline=2)),
-    ("adamw", Layout(4, 3, "bf16", tensor=2)),
-    ("adamw", Layout(2, 1, pipeline=2)),
-    ("lamb", Layout(2, 1, "bf16")),
-    ("lamb", Layout(2, 3)),
-    ("adamw", Layout(2, 3, "bf16", offload=2)),
+    ("adamw", Layout(2, 0)), ("adamw", Layout(2, 1, "bf16")), ("adamw", Layout(2, 2)), ("adamw", Layout(2, 3, "bf16")),
+    ("adamw", Layout(4, 1, "bf16", tensor=2, pipeline=2)), ("adamw", Layout(2, 3, "bf16", offload=2)),
+    ("lamb", Layout(2, 3)), ("lamb", Layout(2, 1, "bf16", offload=1)),
+]  # fmt: skip
+SOAK = [
+    ("adamw", Layout(2, 2, offload=True)), ("adamw", Layout(2, 3, "bf16", offload=True)),
+    ("adamw", Layout(4, 3, "bf16", tensor=2)), ("adamw", Layout(2, 1, pipeline=2)), ("lamb", Layout(2, 1, "bf16")),
     ("lamb", Layout(2, 3, offload=2)),
-    ("lamb", Layout(2, 1, "bf16", offload=1)),
-]
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("optimizer", "layout"), SAME, ids=str)
+@pytest.mark.parametrize(
+    ("optimizer", "layout"), [*SAME, *(pytest.param(*case, marks=pytest.mark.soak) for case in SOAK)], ids=str
+)
 def test_the_same_layout_goes_on_bitwise(tmp_path: Path, optimizer: str, layout: Layout) -> None:
     """Dropout is on: its masks come back without any generator's state."""
     saved = save_under(layout, tmp_path, optimizer)
@@ -45,7 +41,7 @@ def test_the_same_layout_goes_on_bitwise(tmp_path: Path, optimizer: str, layout:
         assert torch.equal(resumed["last_weights"][name], weight), name
 
 
-@pytest.fixture(scope="module", params=["adamw", "lamb"])
+@pytest.fixture(scope="module", params=["adamw", pytest.param("lamb", marks=pytest.mark.soak)])
 def optimizer(request: pytest.FixtureRequest) -> str:
     return request.param
 

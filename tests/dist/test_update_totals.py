@@ -15,7 +15,7 @@ import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are f
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.engine import update
 from ctxlm_ds.training.loop.state import Ahead
-from tests.dist.forks import fork_ranks
+from tests.dist.runner import run_ranks
 from tests.dist.states import Layout
 from tests.dist.training import build_engine, step_of
 
@@ -53,13 +53,18 @@ def forbid(name: str) -> Callable[..., Any]:
 
 
 def count_in_steps(rank: int, world_size: int, layout: Layout) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        return watched(layout, rank, patch)
+
+
+def watched(layout: Layout, rank: int, patch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Vectors that each step adds up, its reads of the updater, other reads, and the flags."""
     config = layout.config()
     # The kernels of other devices: those of CPUs read their keys.
     kernels = config.kernels.model_copy(update={"attention": "sdpa", "dropout": "torch"})
     engine = build_engine(config.model_copy(update={"kernels": kernels}), layout.user_json())
     for name in CPU_COLLECTIVES:
-        setattr(Topology, name, forbid(name))
+        patch.setattr(Topology, name, forbid(name))
     add, read = Topology.add_on_device, update._read_together
     vectors: list[int] = []
     reads: list[int] = []
@@ -69,7 +74,7 @@ def count_in_steps(rank: int, world_size: int, layout: Layout) -> dict[str, Any]
         vectors.append(values.numel())
         return add(self, values)
 
-    Topology.add_on_device = counted_add  # type: ignore[method-assign]
+    patch.setattr(Topology, "add_on_device", counted_add)
     steps = [step_of(engine, number) for number in range(4)]
     for number in range(3):
         watch = DeviceReads()
@@ -80,7 +85,7 @@ def count_in_steps(rank: int, world_size: int, layout: Layout) -> dict[str, Any]
             watch.on_host.append(host)
             return host
 
-        update._read_together = counted_read
+        patch.setattr(update, "_read_together", counted_read)
         ahead = Ahead(steps[number + 1], (float(rank), 1.0))
         with watch:
             result = engine.train_step(steps[number], number, RATE, look_ahead=lambda ahead=ahead: ahead)
@@ -94,15 +99,15 @@ def count_in_steps(rank: int, world_size: int, layout: Layout) -> dict[str, Any]
 
 
 LAYOUTS = [
-    Layout(2, 0), Layout(2, 1, "bf16"), Layout(2, 2, "bf16"), Layout(2, 3, "bf16"),
-    Layout(2, 1, "bf16", tensor=2), Layout(2, 1, "bf16", pipeline=2),
+    Layout(2, 0), Layout(2, 1, "bf16"), Layout(2, 3, "bf16"), Layout(2, 1, "bf16", tensor=2),
+    Layout(2, 1, "bf16", pipeline=2), pytest.param(Layout(2, 2, "bf16"), marks=pytest.mark.soak),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_step_waits_for_the_device_once(layout: Layout) -> None:
     world_size = layout.world_size
-    for found in fork_ranks(count_in_steps, world_size, layout, timeout_s=120):
+    for found in run_ranks(count_in_steps, world_size, layout, timeout_s=120):
         # The first step has nobody that told of its counts.
         assert found["vectors"] == [2, 1, 1]
         assert found["reads"] == [1, 1, 1]
@@ -124,5 +129,5 @@ def ahead_and_not(rank: int, world_size: int, layout: Layout) -> tuple[list[Any]
 
 @pytest.mark.parametrize("layout", [Layout(2, 0), Layout(4, 1, "bf16", tensor=2), Layout(4, 1, pipeline=2)], ids=str)
 def test_counts_from_the_step_before_change_no_number(layout: Layout) -> None:
-    for ahead, alone in fork_ranks(ahead_and_not, layout.world_size, layout, timeout_s=180):
+    for ahead, alone in run_ranks(ahead_and_not, layout.world_size, layout, timeout_s=180):
         assert ahead == alone
