@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -70,7 +71,10 @@ def explain_error(details: ErrorDetails, known: Iterable[str]) -> str:
         return "missing"
     if details["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"unknown setting{did_you_mean(str(details['loc'][-1]), known)}"
-    return f"{show_value(details['input'])}: {details['msg'].removeprefix('Value error, ')}"
+    near = ""
+    if details["type"] == "literal_error" and isinstance(details["input"], str):
+        near = did_you_mean(details["input"], re.findall("'([^']+)'", details["ctx"]["expected"]))
+    return f"{show_value(details['input'])}: {details['msg'].removeprefix('Value error, ')}{near}"
 
 
 def text_problem(text: str) -> str | None:

@@ -61,6 +61,11 @@ class Example:
         """Return the inputs on one line."""
         return " | ".join(filter(None, (self.text, self.pair, *self.choices, " ".join(self.words))))
 
+    def origin_of(self, word: int) -> str:
+        """Return file and line of a word, and the word; words with tags have a line each."""
+        path, _, line = self.origin.rpartition(":")
+        return f"{path}:{int(line) + (word if self.tags else 0)} ({show_value(self.words[word])})"
+
     def texts(self) -> list[str]:
         """Return all that a tokenizer reads, a label to be written included."""
         answers = [answer for answer, _ in self.answers]
@@ -132,9 +137,21 @@ def read_examples(task: TaskDescription, path: Path, labelled: bool = True) -> l
         examples = [make(task, f"{path}:{line}", row, labelled) for line, row in rows]
     if not examples:
         raise DataError(f"{path}: the file has no examples")
+    _warn_of_doubtful(path, examples)
     if "\\ud" in text.lower():
         _check_characters(examples)
     return examples
+
+
+def _warn_of_doubtful(path: Path, examples: list[Example]) -> None:
+    """Warn of examples without a text, and of several with one id."""
+    parts = ((one, one.words or (one.text, "-" if one.pair is None else one.pair, *one.choices)) for one in examples)
+    empty = [one.origin for one, texts in parts if not all(map(str.strip, texts))]
+    first = {one.identifier: one for one in reversed(examples)}
+    repeated = [one.origin for one in examples if first[one.identifier] is not one]
+    for found, what in ((empty, "with an empty text"), (repeated, "with the id of an earlier one")):
+        if found:
+            logger.warning("%s: %s %s (the first: %s)", path, counted(len(found), "example"), what, found[0])
 
 
 def _check_characters(examples: list[Example]) -> None:
@@ -206,7 +223,8 @@ def _table_rows(task: TaskDescription, path: Path, text: str, labelled: bool) ->
                 raise DataError(f"{path}:{start}: {problem}; separate columns by {delimiter!r}, or see `quoted`")
             yield start, {**dict(enumerate(row)), **dict(zip(names, row, strict=False))}
     except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: {error}; see `quoted` of the task's description") from None
+        what = "a quote that begins in this row is not closed" if reader.line_num > line else error
+        raise DataError(f"{path}:{line}: {what}; see `quoted` of the task's description") from None
     if broken:
         logger.info("%s: %s with another number of columns left out", path, counted(broken, "line"))
 
@@ -237,6 +255,8 @@ def _parse(text: str, origin: str) -> Any:
 
 def _cell(row: Row, column: Column, origin: str, required: bool = True) -> Any:
     value = row.get(column)
+    if value is None and required and column in row:
+        raise DataError(f"{origin}: {column} is null; write a value or remove the line")
     if value is None and required:
         names = [name for name in row if isinstance(name, str)]
         has = f"{', '.join(names) or counted(len(row), 'column')}{did_you_mean(str(column), names)}"
@@ -351,16 +371,17 @@ def _span(value: Any, num_words: int, origin: str) -> tuple[int, int, str]:
 
 
 def _read_squad(task: TaskDescription, path: Path, text: str) -> Iterator[Example]:
-    articles = _parse(text, str(path))
+    articles, origin = _parse(text, str(path)), str(path)
     try:
-        articles = articles["data"]
-        for number, article in enumerate(articles):
+        for number, article in enumerate(articles["data"]):
+            origin = f"{path}: article {number}"
             for place, paragraph in enumerate(article["paragraphs"]):
+                origin = f"{path}: article {number}, paragraph {place}"
                 for question in paragraph["qas"]:
                     origin = f"{path}: article {number}, paragraph {place}, question {question.get('id')}"
                     yield _squad_example(task, paragraph["context"], question, origin)
     except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{path}: not in the form of SQuAD: {error} is missing or of another type") from None
+        raise DataError(f"{origin}: not in the form of SQuAD: {error} is missing or of another type") from None
 
 
 def _squad_example(task: TaskDescription, context: str, question: dict[str, Any], origin: str) -> Example:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,42 +19,43 @@ Span = tuple[int, int, str]
 """First word, word after the last, and type."""
 
 
-def read_spans(tags: Sequence[str], scheme: str, origin: str = "") -> list[Span]:
+def read_spans(tags: Sequence[str], scheme: str, origin_of: Callable[[int], str] = str) -> list[Span]:
     """Return the spans that tags of a scheme describe.
 
     IOB1: B only divides two adjacent spans of a type. IOB2: each span begins with B. BIOES: last word E, single word S.
+    A tag without a type (B, I) is of the empty type. `origin_of` names a word for messages.
 
     Raises:
         DataError: a tag is not one of the scheme, or a sequence is illegal in IOB2 or BIOES.
     """
     spans: list[Span] = []
-    start, type_ = 0, ""
+    start, type_ = 0, None
     for place, tag in enumerate([*tags, OUTSIDE]):
-        prefix, name = _parts(tag, scheme, origin)
-        continues = bool(type_) and name == type_ and prefix in "IE"
+        prefix, name = _parts(tag, scheme, origin_of, place)
+        continues = name == type_ and prefix in ("I", "E")
         if not continues and scheme != "iob1" and prefix in ("I", "E"):
             before = tags[place - 1] if place else "the start"
-            raise DataError(f"{origin}: tag {tag} of word {place + 1} cannot follow {before} in {scheme}")
-        if type_ and not continues:
-            if scheme == "bioes" and _parts(tags[place - 1], scheme, origin)[0] in "BI":
-                raise DataError(f"{origin}: the span before word {place + 1} does not end with E in bioes")
+            raise DataError(f"{origin_of(place)}: the tag {tag} cannot follow {before} in {scheme}")
+        if type_ is not None and not continues:
+            if scheme == "bioes" and _parts(tags[place - 1], scheme, origin_of, place - 1)[0] in "BI":
+                raise DataError(f"{origin_of(place - 1)}: the span does not end here with E, as in bioes")
             spans.append((start, place, type_))
-            type_ = ""
-        if prefix and not type_:
+            type_ = None
+        if prefix and type_ is None:
             start, type_ = place, name
-        if type_ and prefix in ("E", "S"):
+        if type_ is not None and prefix in ("E", "S"):
             spans.append((start, place + 1, type_))
-            type_ = ""
+            type_ = None
     return spans
 
 
-def _parts(tag: str, scheme: str, origin: str) -> tuple[str, str]:
+def _parts(tag: str, scheme: str, origin_of: Callable[[int], str], place: int) -> tuple[str, str]:
     if tag == OUTSIDE:
         return "", ""
     prefix, dash, name = tag.partition("-")
-    if not dash or not name or prefix not in PREFIXES[scheme]:
+    if bool(dash) != bool(name) or prefix not in [*PREFIXES[scheme]]:
         expected = ", ".join(f"{letter}-TYPE" for letter in PREFIXES[scheme])
-        raise DataError(f"{origin}: the tag {show_value(tag)} is not one of {scheme}: O, {expected}")
+        raise DataError(f"{origin_of(place)}: the tag {show_value(tag)} is not one of {scheme}: O, {expected}")
     return prefix, name
 
 
@@ -62,7 +63,8 @@ def write_tags(spans: Sequence[Span], num_words: int) -> list[str]:
     """Return IOB2's tags for spans."""
     tags = [OUTSIDE] * num_words
     for start, end, label in spans:
-        tags[start:end] = [f"B-{label}", *[f"I-{label}"] * (end - start - 1)]
+        typed = f"-{label}" if label else ""
+        tags[start:end] = ["B" + typed, *["I" + typed] * (end - start - 1)]
     return tags
 
 
@@ -73,8 +75,8 @@ def legal_transitions(labels: Sequence[str], spans: bool) -> NDArray[np.float64]
     """
     costs = np.zeros((len(labels) + 2, len(labels) + 2))
     for after, label in enumerate(labels):
-        if spans and label.startswith("I-"):
-            before = (label, f"B-{label[2:]}")
+        if spans and label.startswith("I"):
+            before = (label, "B" + label[1:])
             costs[:, after] = [0.0 if one in before else FORBIDDEN for one in (*labels, OUTSIDE, OUTSIDE)]
     return costs
 

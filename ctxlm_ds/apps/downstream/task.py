@@ -145,7 +145,8 @@ class TaskDescription(Section):
         for metric in self.metrics:
             if metric not in entry.metrics:
                 known = ", ".join(entry.metrics)
-                yield Problem("metrics", f"{metric}: a task of kind {self.kind} has the metrics {known}")
+                near = did_you_mean(metric, entry.metrics)
+                yield Problem("metrics", f"{metric}: a task of kind {self.kind} has the metrics {known}{near}")
         single = [name for value in self.columns.values() for name in (value if isinstance(value, list) else [value])]
         has_names = self.format == "jsonl" or (self.header and self.format != "conll")
         if not has_names and any(isinstance(name, str) for name in single):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -161,12 +161,13 @@ class Kind(ABC):
         """Return the task's metrics."""
 
 
-def check_labels(found: Iterable[str], known: Sequence[str], example: Example, noun: str = "label") -> None:
-    """Refuse labels of an example that the training file does not have (DataError with file and line)."""
-    for label in found:
-        if label not in known:
-            has = ", ".join(known) or "none"
-            raise DataError(f"{example.origin}: unknown {noun} {show_value(label)}; the training file has {has}")
+def check_label(label: str, known: Sequence[str], example: Example, word: int | None = None) -> None:
+    """Refuse a label, of a word or of all, that the training file does not have (DataError with file and line)."""
+    if label not in known:
+        has = ", ".join(known) or "none"
+        origin = example.origin if word is None else example.origin_of(word)
+        noun = "tag" if example.tags else "label"
+        raise DataError(f"{origin}: unknown {noun} {show_value(label)}; the training file has {has}")
 
 
 def quiet_transformers() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.kinds.base import Features, Kind, Prediction, check_labels, softmax
+from ctxlm_ds.apps.downstream.kinds.base import Features, Kind, Prediction, check_label, softmax
 from ctxlm_ds.apps.downstream.metrics import classification_scores, regression_scores
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.errors import DataError
@@ -32,7 +32,8 @@ class Classification(Kind):
             known = ", ".join(self.labels)
             raise DataError(f"positive: {self.task.positive} is not a label of the training file; it has {known}")
         for example in examples:
-            check_labels([] if example.label is None else [example.label], self.labels, example)
+            if example.label is not None:
+                check_label(example.label, self.labels, example)
 
     def target(self, example: Example) -> float:
         return self.labels.index(str(example.label))

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind, Prediction, check_labels, softmax
+from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind, Prediction, check_label, softmax
 from ctxlm_ds.apps.downstream.kinds.tagging import encode_windows, subword_positions
 from ctxlm_ds.apps.downstream.metrics import span_scores
 from ctxlm_ds.apps.downstream.tags import OUTSIDE, Span, read_spans
@@ -43,7 +43,8 @@ class SpanClassification(Kind):
         too_long = total = 0
         for example in examples:
             spans = _spans(self.task, example)
-            check_labels((label for _, _, label in spans), self.labels[1:], example)
+            for start, _, label in spans:
+                check_label(label, self.labels[1:], example, start)
             total += len(spans)
             too_long += sum(end - start > self.task.max_span_words for start, end, _ in spans)
         if too_long:
@@ -119,7 +120,7 @@ class SpanClassification(Kind):
 
 
 def _spans(task: TaskDescription, example: Example) -> Sequence[Span]:
-    return example.spans if task.scheme is None else read_spans(example.tags, task.scheme, example.origin)
+    return example.spans if task.scheme is None else read_spans(example.tags, task.scheme, example.origin_of)
 
 
 def _without_overlaps(spans: list[tuple[float, int, int, int]]) -> list[tuple[float, int, int, int]]:

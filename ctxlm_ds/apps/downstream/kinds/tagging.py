@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind, Prediction, check_labels, softmax
+from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind, Prediction, check_label, softmax
 from ctxlm_ds.apps.downstream.metrics import tagging_scores
 from ctxlm_ds.apps.downstream.tags import best_sequence, legal_transitions, marginals, read_spans, write_tags
 from ctxlm_ds.apps.downstream.task import TaskDescription
@@ -37,12 +37,13 @@ class Tagging(Kind):
     def find_labels(cls, task: TaskDescription, train: Sequence[Example]) -> list[str]:
         if task.scheme is None:
             return sorted({tag for example in train for tag in example.tags})
-        types = {span[-1] for example in train for span in read_spans(example.tags, task.scheme, example.origin)}
-        return ["O", *(f"{prefix}-{name}" for name in sorted(types) for prefix in "BI")]
+        types = {span[-1] for example in train for span in read_spans(example.tags, task.scheme, example.origin_of)}
+        return ["O", *(tag for name in sorted(types) for tag in write_tags([(0, 2, name)], 2))]
 
     def check(self, examples: Sequence[Example]) -> None:
         for example in examples:
-            check_labels(self._tags(example), self.labels, example, "tag")
+            for word, tag in enumerate(self._tags(example)):
+                check_label(tag, self.labels, example, word)
 
     def features(self, examples: Sequence[Example]) -> Features:
         sentences = [example.words for example in examples]
@@ -83,7 +84,7 @@ class Tagging(Kind):
         """Return the tags to learn: IOB2 also if the file has another scheme."""
         if self.task.scheme is None:
             return list(example.tags)
-        return write_tags(read_spans(example.tags, self.task.scheme, example.origin), len(example.tags))
+        return write_tags(read_spans(example.tags, self.task.scheme, example.origin_of), len(example.tags))
 
     def _labels(self, words: Sequence[int | None], tags: Sequence[int]) -> list[int]:
         labels, before = [], None

@@ -101,9 +101,10 @@ def test_sentences_and_paragraphs_are_read(tmp_path: Path) -> None:
         (NUMBERS, b"a,b,x\n", "not a number"),
         (NUMBERS, b"a,b,6\n", "outside of 0.0 to 5.0"),
         (NUMBERS | {"range": None}, b"a,b,1\na,b,inf\n", ':2: the score "inf" is not finite'),
-        (NUMBERS, b'a,"b,6\n', "quoted"),
+        (NUMBERS, b'a,b,1\na,"b,6\nc,d,2\n', ":2: a quote that begins in this row is not closed; see `quoted`"),
         (TEXTS | {"format": "jsonl"}, b'{"s": "a"}\n', ":1: no y; the line has s"),
         (TEXTS | {"format": "jsonl"}, b'{"s": \n', ":1: no JSON"),
+        (TEXTS | {"format": "jsonl"}, b'{"s": "a", "y": null}\n', ":1: y is null; write a value"),
         (TEXTS | {"format": "jsonl"}, b"[1]\n", "is a JSON object"),
         (TAGS, b"EU I-ORG\nrejects\n", ":2: 1 columns"),
         (TAGS | {"scheme": None}, b"EU\tNN\nrejects\t\n", ":2: the tag is empty"),
@@ -111,6 +112,8 @@ def test_sentences_and_paragraphs_are_read(tmp_path: Path) -> None:
         (ANSWERS, squad("Ann met Bob.", ("Bob", 7)).encode(), 'the answer "Bob" is not at character 7'),
         (ANSWERS, squad("Ann met Bob.").encode(), "unanswerable"),
         (ANSWERS, b'{"data": [{"title": 1}]}', "'paragraphs' is missing"),
+        (ANSWERS, b'{"data": [{"paragraphs": [{"qas": [{}]}]}]}', ": article 0, paragraph 0, question None: not in"),
+        (ANSWERS, b'{"data": [{"paragraphs": [1]}]}', ": article 0, paragraph 0: not in the form"),
         (ANSWERS, b'{"data": ', "no JSON"),
         (ANSWERS, b'{"data": ' + b"[" * 100_000, "no JSON"),
         (ANSWERS, squad("Ann met Bob.", ("Bob", 8)).replace(" 8}", " Infinity}").encode(), "no number of JSON"),
@@ -142,3 +145,17 @@ def test_a_test_file_may_lack_labels(tmp_path: Path) -> None:
     assert read_examples(task(**TEXTS), path, labelled=False)[0].label is None
     with pytest.raises(DataError, match="no y; the line has s"):
         read_examples(task(**TEXTS), path)
+
+
+def test_doubtful_examples_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "f"
+    path.write_text("a,b,1\na,,2\n ,b,3\n")
+    read_examples(task(**NUMBERS), path)
+    assert caplog.messages == [f"{path}: 2 examples with an empty text (the first: {path}:2)"]
+    caplog.clear()
+    content = json.loads(squad("Ann met Bob.", ("Bob", 8)))
+    content["data"] *= 2
+    path.write_text(json.dumps(content))
+    read_examples(task(**ANSWERS), path)
+    place = "article 1, paragraph 0, question q1"
+    assert caplog.messages == [f"{path}: 1 example with the id of an earlier one (the first: {path}: {place})"]

@@ -56,11 +56,23 @@ def test_spans_are_those_of_each_scheme_and_of_seqeval(sentence: tuple[list[Span
         (["S-A"], "iob2"),
         (["A"], "iob1"),
         (["B-"], "iob1"),
+        (["-A"], "iob1"),
+        (["BI-A"], "iob1"),
     ],
 )
 def test_an_illegal_sequence_is_refused(tags: list[str], scheme: str) -> None:
-    with pytest.raises(DataError, match="file:3"):
-        read_spans(tags, scheme, "file:3")
+    with pytest.raises(DataError, match=rf"^file:{len(tags) - (tags[-1] == 'O')}: "):
+        read_spans(tags, scheme, lambda word: f"file:{word + 1}")
+
+
+@pytest.mark.parametrize("scheme", ["iob1", "iob2"])
+def test_tags_without_a_type_are_spans_as_in_seqeval(scheme: str) -> None:
+    tags = ["B", "I", "O", "B", "B-A", "I-A"]
+    spans = read_spans(tags, scheme)
+    assert spans == [(0, 2, ""), (3, 4, ""), (4, 6, "A")] and write_tags(spans, 6) == tags
+    assert [(first, last + 1) for _, first, last in get_entities(tags)] == [(start, end) for start, end, _ in spans]
+    allowed = legal_transitions(["O", "B", "I", "B-A", "I-A"], True)[:5] == 0
+    assert allowed[:, 2].tolist() == [False, True, True, False, False]
 
 
 def test_the_best_sequence_is_the_best_of_all_legal_ones() -> None:

@@ -163,5 +163,7 @@ def test_bad_lines_are_refused(tmp_path: Path, line: dict[str, Any], message: st
 
 
 def test_an_unknown_label_is_refused(folder: Path) -> None:
-    with pytest.raises(DataError, match=r"d:1: unknown label .other.; the training file has film, place, word"):
+    with pytest.raises(
+        DataError, match=r'^d:1 \("a"\): unknown label "other"; the training file has film, place, word'
+    ):
         make(folder, NESTED).check([Example("d:1", words=("a",), spans=((0, 1, "other"),))])

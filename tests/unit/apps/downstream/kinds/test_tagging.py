@@ -79,5 +79,7 @@ def test_a_sum_counts_all_subwords(tmp_path: Path) -> None:
 
 def test_an_unknown_tag_is_refused(tmp_path: Path) -> None:
     kind = make(tmp_path, [Example("t:1", words=("a",), tags=("I-A",))])
-    with pytest.raises(DataError, match=r"d:9: unknown tag .B-C"):
+    with pytest.raises(DataError, match=r'^d:9 \("a"\): unknown tag "B-C"'):
         kind.check([Example("d:9", words=("a",), tags=("I-C",))])
+    with pytest.raises(DataError, match=r'^d:11 \("c"\): unknown tag "B-D"'):
+        kind.check([Example("d:9", words=("a", "b", "c"), tags=("I-A", "I-A", "I-D"))])
