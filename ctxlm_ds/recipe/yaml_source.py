@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import re
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -81,12 +83,8 @@ def read_yaml(text: str, name: str) -> YamlSource:
     """
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"{name}: {len(text):,} characters are too long for a recipe (at most {MAX_CHARACTERS:,})")
-    source = YamlSource(data=None)
     try:
-        loader = _RecipeLoader(text)
-        node = loader.get_single_node()
-        if node is not None:
-            source.data = _plain(loader, node, (), source, frozenset())
+        source = _parse(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
@@ -97,6 +95,17 @@ def read_yaml(text: str, name: str) -> YamlSource:
         raise ConfigError(f"{name}: a value cannot be read: {error}") from error
     except RecursionError as error:
         raise ConfigError(f"{name}: nested deeper than {MAX_DEPTH} levels") from error
+    return YamlSource(deepcopy(source.data), dict(source.lines), list(source.problems))
+
+
+@lru_cache(maxsize=128)
+def _parse(text: str) -> YamlSource:
+    """Parse a text, once if many recipes extend it."""
+    source = YamlSource(data=None)
+    loader = _RecipeLoader(text)
+    node = loader.get_single_node()
+    if node is not None:
+        source.data = _plain(loader, node, (), source, frozenset())
     return source
 
 
