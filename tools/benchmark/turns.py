@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from ctxlm_ds.errors import ConfigError, CtxlmError
 from tools.benchmark.process_counters import DeviceCalls, StepRecorder, cpu_page_faults, peak_bytes
@@ -24,7 +24,7 @@ from tools.benchmark.tables import Table
 StepDone = Callable[[], None]
 TURN, FACTS = "turn", "facts"
 SHORTEST_TURN_S = 0.5
-START_METHOD = "spawn"
+START_METHOD: Literal["spawn", "fork"] = "spawn"
 
 
 class Side(Protocol):
