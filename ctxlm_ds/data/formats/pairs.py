@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ctxlm_ds.data.formats.base import Making, RowFormat, RowSection, SequenceTemplate
 from ctxlm_ds.errors import DataError
@@ -53,12 +53,14 @@ class SentenceOrderSection(SegmentsSection):
 class SegmentPairSection(SegmentsSection):
     """Rows of two segments of several sentences each (BERT)."""
 
-    fixed: ClassVar[tuple[str, ...]] = (*SegmentsSection.fixed, "random_next_prob")
+    fixed: ClassVar[tuple[str, ...]] = (*SegmentsSection.fixed, "random_next_prob", "random_next_weights")
 
     sample_format: str = "segment_pair"
     random_next_prob: Probability = RANDOM_NEXT
     """Share of pairs whose second segment is of another document although theirs continues (BERT 0.5). A document's
     last sentence alone always has one."""
+    random_next_weights: Literal["documents", "sentences"] = "documents"
+    """How the other document is drawn: each equally often (BERT), or in proportion to its sentences (TinyBERT)."""
 
 
 class SentencePairSection(PairSection):
@@ -106,6 +108,7 @@ class PairFormat(TwoSegments):
             random_next_prob=making.settings.own.get("random_next_prob", RANDOM_NEXT),
             key=stream_key(making.settings.seed, self.name),
             duplicate=duplicate,
+            by_sentences="random_next_weights" in making.settings.own,
             exchanges=self.exchanges,
         )
         make = partial(make_pairs, load_object(self.chooser), table, settings)
@@ -121,7 +124,9 @@ class SegmentPair(PairFormat):
     def own_settings(self, data: DataSection) -> dict[str, Any]:
         # Part of the key of an index only if it is not BERT's, which every index had before it was a setting.
         random_next = getattr(data, "random_next_prob", RANDOM_NEXT)
-        others = {"random_next_prob": random_next} if random_next != RANDOM_NEXT else {}
+        others: dict[str, Any] = {"random_next_prob": random_next} if random_next != RANDOM_NEXT else {}
+        if getattr(data, "random_next_weights", "documents") == "sentences":
+            others["random_next_weights"] = "sentences"
         return {"short_seq_prob": data.short_seq_prob} | others  # type: ignore[attr-defined]
 
 

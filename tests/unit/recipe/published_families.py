@@ -97,7 +97,8 @@ TINYBERT: Values = {
     "data.seq_length": 128,  # pregenerate_training_data.py: max_seq_len
     "data.sample_format": "segment_pair",  # pregenerate_training_data.py: create_instances_from_document
     "data.short_seq_prob": 0.1,  # pregenerate_training_data.py
-    "data.num_duplicates": 1,  # pregenerate_training_data.py: a file for each epoch
+    "data.random_next_weights": "sentences",  # pregenerate_training_data.py: sample_doc
+    "data.num_duplicates": 3,  # pregenerate_training_data.py: epochs_to_generate, a file for each epoch
     "objective.name": "tinybert",
     "objective.mask_prob": 0.0,  # README: no [MASK] corpus; pregenerate_training_data.py: masked_lm_prob
     "objective.layer_map": None,  # general_distill.py: layers_per_block

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.index.record import SAMPLE_DTYPE
-from ctxlm_ds.data.index.sentence_table import SentenceTable, end_of, first_sentence, reaching, start_of
+from ctxlm_ds.data.index.sentence_table import SentenceTable, document_at, end_of, first_sentence, reaching, start_of
 from ctxlm_ds.data.numba_random import below, compiled, inlined, stream, uniform, word_at
 
 SHORTEST_TARGET = 2
@@ -46,6 +46,8 @@ class PairSettings(NamedTuple):
     """Number of the pass."""
     random_next_prob: float = 0.5
     """Probability of a random next segment if the document continues."""
+    by_sentences: bool = False
+    """Draw the other document in proportion to its sentences (TinyBERT)."""
     exchanges: bool = False
     """Exchange A and B with that probability instead (ALBERT)."""
 
@@ -101,7 +103,7 @@ def choose_segments(
             if is_random:
                 choice = choices[num_random]
                 choice.pair, choice.target = count, target - (a_end - start)
-                drawn = choose_segment(choice, table, document, state, drawn)
+                drawn = choose_segment(choice, table, document, settings.by_sentences, state, drawn)
                 num_random += 1
                 last = a_last
             record = records[count]
@@ -138,7 +140,7 @@ def choose_sentence_pairs(
             if is_random:
                 choice = choices[num_random]
                 choice.pair, choice.target = count, ONE_SENTENCE
-                drawn = choose_segment(choice, table, document, state, drawn)
+                drawn = choose_segment(choice, table, document, settings.by_sentences, state, drawn)
                 num_random += 1
                 sentence += 1
             else:
@@ -152,7 +154,9 @@ def choose_sentence_pairs(
 
 
 @inlined
-def choose_segment(choice: Any, table: SentenceTable, document: int, state: np.uint64, drawn: int) -> int:
+def choose_segment(
+    choice: Any, table: SentenceTable, document: int, by_sentences: bool, state: np.uint64, drawn: int
+) -> int:
     """Draw where a segment of another document begins; return how many words are drawn so far.
 
     The document is drawn up to ten times until it is another one. The original keeps the tenth draw even if it is the
@@ -161,6 +165,12 @@ def choose_segment(choice: Any, table: SentenceTable, document: int, state: np.u
     """
     num_documents = len(table.documents) - 1
     other = document
+    if by_sentences:
+        begin, after = first_sentence(table, document), first_sentence(table, document + 1)
+        sentence = below(word_at(state, drawn), first_sentence(table, num_documents) - (after - begin))
+        choice.document = document_at(table, sentence + (after - begin if sentence >= begin else 0))
+        choice.word = word_at(state, drawn + 1)
+        return drawn + 2
     for _ in range(TRIES_FOR_ANOTHER_DOCUMENT):
         other = below(word_at(state, drawn), num_documents)
         drawn += 1

@@ -70,6 +70,24 @@ def test_the_share_of_random_next_segments(tmp_path: Path, share: float) -> None
     assert abs(found - wanted) < 0.05 and (share < 1.0 or found == 1.0)
 
 
+@pytest.mark.parametrize("weights", ["documents", "sentences"])
+def test_documents_of_random_segments(tmp_path: Path, weights: str) -> None:
+    """Documents of 1, 2, 4, ... sentences; BERT draws each equally often, TinyBERT in proportion to its sentences."""
+    sizes = np.array([1, 2, 4, 8, 16, 32])
+    documents = [[[5 + number] * 3] * size for number, size in enumerate(sizes.tolist())]
+    prefix, settings = write_dataset(tmp_path / "d", documents), {"random_next_weights": weights, "num_duplicates": 60}
+    index = build_sample_index(prefix, BERT, config_of("segment_pair", random_next_prob=1.0, **settings))
+    assert ("random_next_weights" in index.meta["settings"]) == (weights == "sentences")
+    tokens = index.dataset.tokens
+    first, second = (tokens[index.records[name]] - 5 for name in ("a_start", "b_start"))
+    assert index.records["is_random"].all() and (first != second).all()
+    for own in range(len(sizes)):
+        drawn = np.bincount(second[first == own], minlength=len(sizes))
+        shares = (sizes if weights == "sentences" else np.ones(len(sizes))) * (np.arange(len(sizes)) != own)
+        wanted = drawn.sum() * shares / shares.sum()
+        assert (np.abs(drawn - wanted) <= 4 * np.sqrt(wanted) + 1e-9).all(), own
+
+
 LENGTH, PAIRS = 24, 120
 
 
