@@ -50,7 +50,7 @@ from tests.golden.corpus import WORDS, Numbers
 
 ROWS, MICRO_ROWS = 8, 4
 """Of a global batch and of a micro-batch."""
-STEPS, TRAINING_STEPS = 2, 30
+STEPS, TRAINING_STEPS = 2, 20
 NUM_DOCUMENTS = 160
 VOCABULARY = 40
 """Words beside those that a tokenizer of its type has at least."""

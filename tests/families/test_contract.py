@@ -4,8 +4,7 @@ Cases run in ranks that live on (groups.py). Rows come from the real data route:
 dataset, a sample index, the loader (runs.py).
 
 Layouts are chosen by parts: a recipe that brings one runs under all that split the model, and is saved and resumed; a
-variant of such recipes runs under the layout that splits layers, stages and tokens at once. `make soak` runs the rest.
-Layouts are compared with dropout, and where a run is saved without it.
+variant of such recipes runs in two stages. `make soak` runs the rest, and layouts without dropout.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ MODEL_PARALLEL = [
     Layout(tensor=2, stage=1), Layout(pipeline=2, recompute=True),
     Layout(tensor=2, pipeline=2, stage=1, sequence_parallel=True),
 ]  # fmt: skip
-COMBINED = MODEL_PARALLEL[-1]
+_, IN_STAGES, COMBINED = MODEL_PARALLEL
 LAYOUTS = [*MODEL_PARALLEL, Layout(pipeline=2, stage=1), *(Layout(data=2, stage=stage) for stage in (1, 2, 3))]
-RESUMED_ON = [Layout(data=2, stage=3), ONE_RANK]
+SHARDED = Layout(data=2, stage=3)
 OTHER_SEED = 4321
 
 
@@ -60,7 +59,7 @@ def case(chosen: bool, *values: Any) -> Any:
 
 def is_chosen(family: str, layout: Layout) -> bool:
     """Whether a family runs under a layout in every run of the tests."""
-    return layout == COMBINED or family in EVERY_STAGE or (family in FIRST and layout in MODEL_PARALLEL)
+    return layout == IN_STAGES or family in EVERY_STAGE or (family in FIRST and layout in MODEL_PARALLEL)
 
 
 every_family = pytest.mark.parametrize("family", SHIPPED)
@@ -90,6 +89,20 @@ class Results:
             self._found[key] = self.groups.run(fn, run.layout.world_size, run, *args)[0]
         return self._found[key]
 
+    def on(self, run: Run, layout: Layout) -> Any:
+        """The first steps under a layout; under COMBINED of a run that was saved after them, in `saves`."""
+        if layout == COMBINED and run.dropout and run.family in FIRST:
+            return self.of(runs.save, run.on(layout), self.saves(run))
+        return self.of(runs.train, run.on(layout))
+
+    def saves(self, run: Run) -> Path:
+        """The folder of a run's checkpoint."""
+        return self.folder / "saved" / run.family
+
+    def exported(self, run: Run) -> Any:
+        """Differences between an export and what transformers makes of it, and between it and what it is read as."""
+        return self.of(hugging_face.compare, run, self.folder / "exported" / run.family)
+
     def reference(self, run: Run) -> Any:
         """TRAINING_STEPS steps."""
         return self.of(runs.train, run, TRAINING_STEPS)
@@ -112,8 +125,8 @@ def assert_same_steps(got: Any, wanted: Any) -> None:
 
 
 @exported
-def test_outputs_and_gradients_are_those_of_transformers(results: Results, family: str, tmp_path: Path) -> None:
-    found = results.of(hugging_face.compare, results.run(family, alone=True), tmp_path / "model")
+def test_outputs_and_gradients_are_those_of_transformers(results: Results, family: str) -> None:
+    found = results.exported(results.run(family, alone=True))
     assert found["outputs"].keys() == set(OBJECTIVES.get(runs.tiny_of(family)["objective"]["name"]).outputs)
     assert {name: value for name, value in found["outputs"].items() if value > 1e-5} == {}
     assert {name: value for name, value in found["gradients"].items() if value > 1e-4} == {}
@@ -129,9 +142,9 @@ def test_training_is_that_of_transformers_and_torch(results: Results, family: st
 
 
 @exported
-def test_an_exported_folder_is_read_back_bit_for_bit(results: Results, family: str, tmp_path: Path) -> None:
-    found = results.of(hugging_face.round_trip, results.run(family, alone=True), tmp_path / "model")
-    assert [name for name, same in found.items() if not same] == []
+def test_an_exported_folder_is_read_back_bit_for_bit(results: Results, family: str) -> None:
+    found = results.exported(results.run(family, alone=True))
+    assert [name for name, same in found["read_back"].items() if not same] == []
 
 
 @pytest.mark.parametrize("dropout", [case(True, "dropout"), case(False, "plain")])
@@ -140,7 +153,7 @@ def test_an_exported_folder_is_read_back_bit_for_bit(results: Results, family: s
 )
 def test_a_layout_gives_the_numbers_of_one_rank(results: Results, family: str, layout: Layout, dropout: str) -> None:
     run = results.run(family, dropout=dropout == "dropout")
-    assert_same_steps(results.of(runs.train, run.on(layout)), results.of(runs.train, run))
+    assert_same_steps(results.on(run, layout), results.of(runs.train, run))
 
 
 @pytest.mark.parametrize("family", [case(name in MUON, name) for name in SHIPPED])
@@ -160,20 +173,25 @@ def test_dropout_changes_the_losses_of_what_drops(results: Results, family: str)
     assert (results.of(runs.train, run)["losses"] != pytest.approx(plain, rel=1e-4)) == run.config().model.drops
 
 
-@first_recipe
-def test_a_run_goes_on_under_another_layout(results: Results, family: str, tmp_path: Path) -> None:
-    run = results.run(family)
-    saved = results.of(runs.save, run.on(COMBINED), tmp_path)
-    assert_same_steps(saved, results.reference(run))
-    for layout in RESUMED_ON:
-        resumed = results.of(runs.resume, run.on(layout), tmp_path)
-        assert resumed["state"].step == STEPS
-        for states in ("weights", "moments"):
-            assert resumed[states].keys() == saved[states].keys()
-            assert [n for n, value in saved[states].items() if not torch.equal(resumed[states][n], value)] == []
-        assert resumed["next"] == pytest.approx(saved["next"], rel=1e-5)
-        for name, weight in saved["last"].items():
-            torch.testing.assert_close(resumed["last"][name], weight, rtol=1e-5, atol=1e-5, msg=name)
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        case(name in FIRST and (layout == ONE_RANK or name in EVERY_STAGE), name, layout)
+        for name in RECIPES
+        for layout in (SHARDED, ONE_RANK)
+    ],
+)
+def test_a_run_goes_on_under_another_layout(results: Results, family: str, layout: Layout) -> None:
+    run = results.run(family, dropout=True)
+    saved = results.of(runs.save, run.on(COMBINED), results.saves(run))
+    resumed = results.of(runs.resume, run.on(layout), results.saves(run))
+    assert resumed["state"].step == STEPS
+    for states in ("weights", "moments"):
+        assert resumed[states].keys() == saved[states].keys()
+        assert [n for n, value in saved[states].items() if not torch.equal(resumed[states][n], value)] == []
+    assert resumed["next"] == pytest.approx(saved["next"], rel=1e-5)
+    for name, weight in saved["last"].items():
+        torch.testing.assert_close(resumed["last"][name], weight, rtol=1e-5, atol=1e-5, msg=name)
 
 
 @every_recipe
