@@ -35,6 +35,7 @@ from tests.text import make_documents
 class Route:
     """A corpus, its tokenizer and its datasets."""
 
+    corpus: Path
     folder: Path
     tokenizer: Tokenizer
     sentences: Path
@@ -45,9 +46,14 @@ class Route:
         return build_rows([prefix or self.sentences], self.tokenizer, config.row_settings, objective), objective
 
 
-def make_route(folder: Path, kind: str) -> Route:
-    extract_docstrings(folder / "text", packages=())
-    corpus = folder / "text" / "train.jsonl"
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("docstrings") / "text"
+    extract_docstrings(folder, packages=())
+    return folder / "train.jsonl"
+
+
+def make_route(corpus: Path, folder: Path, kind: str) -> Route:
     texts = [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
     tokenizer = train_tokenizer(kind, texts, 2000, folder / "tokenizer")
 
@@ -55,17 +61,17 @@ def make_route(folder: Path, kind: str) -> Route:
         made = preprocess([str(corpus)], folder / "tokenizer", folder / name, PreprocessConfig(**settings))
         return Path(made[0].prefix)
 
-    return Route(folder, tokenizer, dataset("sentences", split_sentences=True), dataset("documents"))
+    return Route(corpus, folder, tokenizer, dataset("sentences", split_sentences=True), dataset("documents"))
 
 
 @pytest.fixture(scope="module")
-def bert(tmp_path_factory: pytest.TempPathFactory) -> Route:
-    return make_route(tmp_path_factory.mktemp("bert"), "wordpiece")
+def bert(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Route:
+    return make_route(corpus, tmp_path_factory.mktemp("bert"), "wordpiece")
 
 
 @pytest.fixture(scope="module")
-def roberta(tmp_path_factory: pytest.TempPathFactory) -> Route:
-    return make_route(tmp_path_factory.mktemp("roberta"), "bpe")
+def roberta(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Route:
+    return make_route(corpus, tmp_path_factory.mktemp("roberta"), "bpe")
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
@@ -102,7 +108,7 @@ def test_unsplit_documents_give_the_text_in_order(roberta: Route) -> None:
     samples = [sample_of(index, number) for number in range(len(index.records))]
     ids = np.concatenate([sample.input_ids[~sample.special_mask] for sample in samples])
     text = roberta.tokenizer.decode(ids)
-    first = json.loads((roberta.folder / "text" / "train.jsonl").read_text().splitlines()[0])["text"]
+    first = json.loads(roberta.corpus.read_text().splitlines()[0])["text"]
     assert text.startswith(first[:200])
 
 
