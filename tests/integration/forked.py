@@ -67,6 +67,13 @@ class Forked:
             self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
 
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+
     def wait(self, timeout: float | None = None) -> int:
         end_s = time.monotonic() + (float("inf") if timeout is None else timeout)
         while self.poll() is None:

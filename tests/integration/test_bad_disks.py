@@ -24,7 +24,7 @@ def words(route: Prepared, folder: Path, *overrides: str) -> list[object]:
         folder / "recipe.yaml", training={"max_steps": 100_000}, checkpoint={"interval_steps": 5, "keep_last": 2},
         evaluation={"interval_steps": 1000}, schedule={"total_steps": 100_000, "warmup_steps": 5},
     )  # fmt: skip
-    return [*launcher("python", 1), *pretrain_words(recipe, [f"run_dir={folder / 'run'}", *overrides])]
+    return [*launcher("forked", 1), *pretrain_words(recipe, [f"run_dir={folder / 'run'}", *overrides])]
 
 
 def last_step(log: Path) -> int:
