@@ -170,7 +170,7 @@ def _bytes_of_parts(folder: Path) -> int:
 def _started(folder: Path, *words: str) -> Forked:
     """The command, which writes to `printed` in a folder."""
     with (folder / "printed").open("wb") as printed:
-        return Forked([str(TOOL), *words], os.environ, printed.fileno(), printed.fileno(), 1)
+        return Forked([str(TOOL), *words], os.environ, folder, printed.fileno(), printed.fileno(), 1)
 
 
 def test_kill_9_leaves_nothing_that_is_accepted(tmp_path: Path) -> None:

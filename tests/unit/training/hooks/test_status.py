@@ -93,7 +93,6 @@ from ctxlm_ds.training.hooks.metrics import MetricsWriter
 from ctxlm_ds.training.hooks.status import StatusHook
 from ctxlm_ds.process.signals import StopSignal
 import os, signal, sys
-os.chdir(os.path.dirname(__file__))
 setup_logging()
 stop_signal = StopSignal().install()
 hook = StatusHook("runs/my-run", 1000, stop_signal)
@@ -126,7 +125,7 @@ def on_terminal(outcome: str, tmp_path: Path) -> tuple[int, str]:
     (checkpoints / "latest").write_text("step-00000016\n")
     (tmp_path / "run.py").write_text(TERMINAL_RUN)
     environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "130", "LINES": "30"}
-    process = Forked([str(tmp_path / "run.py"), outcome], environ, follower, follower, 1)
+    process = Forked([str(tmp_path / "run.py"), outcome], environ, tmp_path, follower, follower, 1)
     os.close(follower)
     shown = b""
     while True:

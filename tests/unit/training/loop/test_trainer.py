@@ -67,7 +67,8 @@ def config_of(
     )
     return tiny_config(
         dropout=dropout, training=training, evaluation=EvaluationConfig(interval_steps=evaluate),
-        checkpoint=CheckpointConfig(interval_steps=save, interval_minutes=minutes),
+        # Less than a recipe may have, so that a save is due after each step.
+        checkpoint=CheckpointConfig(interval_steps=save).model_copy(update={"interval_minutes": minutes}),
         schedule=choices.SCHEDULE.make(name="linear", warmup_steps=2),
     )  # fmt: skip
 
