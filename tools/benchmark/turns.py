@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from ctxlm_ds.errors import ConfigError, CtxlmError
 from tools.benchmark.process_counters import DeviceCalls, StepRecorder, cpu_page_faults, peak_bytes
@@ -24,7 +24,7 @@ from tools.benchmark.tables import Table
 StepDone = Callable[[], None]
 TURN, FACTS = "turn", "facts"
 SHORTEST_TURN_S = 0.5
-START_METHOD: Literal["spawn", "fork"] = "spawn"
+CONTEXT = multiprocessing.get_context("spawn")
 
 
 class Side(Protocol):
@@ -164,10 +164,9 @@ class SideProcess:
         Raises:
             CtxlmError: of the side, e.g. a setting that it cannot have.
         """
-        context = multiprocessing.get_context(START_METHOD)
-        self._connection, theirs = context.Pipe()
+        self._connection, theirs = CONTEXT.Pipe()
         arguments = (self._side, theirs, time.monotonic())
-        self._process = context.Process(target=_serve, args=arguments, daemon=True)
+        self._process = CONTEXT.Process(target=_serve, args=arguments, daemon=True)
         self._process.start()
         theirs.close()
         self.first_step_s = self._receive()

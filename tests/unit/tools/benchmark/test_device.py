@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 
 import pytest
@@ -91,7 +92,7 @@ def test_a_setting_that_does_not_run_has_its_reason(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(device.LEAST_STEPS, "cuda", 1)
     if not torch.cuda.is_available():
         prepare_to_fork()
-        monkeypatch.setattr(turns, "START_METHOD", "fork")
+        monkeypatch.setattr(turns, "CONTEXT", multiprocessing.get_context("fork"))
     (table,) = compare_settings(CONFIG, 1, "a test")
     assert [row[0] for row in table.rows] == ["compile false", "attention varlen"]
     assert table.rows[0][1][0].isdigit() and table.rows[1][1] == "-"
