@@ -20,7 +20,7 @@ from ctxlm_ds.recipe.schema import TrainingConfig
 from ctxlm_ds.registry import FORMATS
 
 Names = Sequence[str]
-MAX_RAMP_STEPS = 500_000
+MAX_RAMP_SIZES = 20_000
 
 
 def _shape(result: Translation, names: Names) -> None:
@@ -136,15 +136,19 @@ def _steps_of_samples(result: Translation, names: Names) -> None:
 def steps_of_samples(samples: int, batch: int, ramp: Sequence[Any] | None) -> int | None:
     """Return the steps of a run over `samples` rows, as Megatron counts them: the last incomplete step is left out.
 
-    None if the ramp is not START INCREMENT ROWS, or has too many steps to count.
+    None if the ramp is not START INCREMENT ROWS, or has too many sizes to count its steps.
     """
     try:
         training = TrainingConfig.model_validate({"global_batch_size": batch, "batch_ramp": ramp})
-        if ramp is not None and min(int(ramp[2]), samples) // int(ramp[0]) > MAX_RAMP_STEPS:
-            return None
         rows = steps = 0
-        while training.batch_ramp is not None and rows <= training.batch_ramp[2] and rows < samples:
-            rows, steps = rows + training.batch_size_at(rows), steps + 1
+        start, increment, last = training.batch_ramp or (batch, 1, -1)
+        if (batch - start) // increment > MAX_RAMP_SIZES:
+            return None
+        while rows <= last and rows < samples:
+            size, width = training.batch_size_at(rows), last / ((batch - start) // increment)
+            # The size is the same until `width` more rows are read; rounding may decide the last of these steps.
+            same = max(1, min(int((width * (rows // width + 1) - rows) // size) - 1, (samples - rows) // size))
+            rows, steps = rows + same * size, steps + same
     except (ValidationError, ZeroDivisionError):
         return None
     return steps + max(0, samples - rows) // batch

@@ -124,6 +124,22 @@ def test_steps_along_a_ramp_read_the_samples_but_for_an_incomplete_step(samples)
     assert steps > samples // 64
 
 
-@pytest.mark.parametrize("ramp", [(8, 8), ("a", 8, 100), (8, 0, 100), (64, 8, 100), (1, 1, 10**12)])
+@pytest.mark.parametrize("ramp", [(8, 8), ("a", 8, 100), (8, 0, 100), (64, 8, 100), (1, 1, 10**6)])
 def test_a_ramp_that_cannot_be_followed_gives_no_steps(ramp):
-    assert steps_of_samples(10**12, 64, ramp) is None
+    assert steps_of_samples(10**12, 64 if ramp[2] != 10**6 else 10**5, ramp) is None
+
+
+@pytest.mark.parametrize(
+    ("samples", "batch", "ramp"),
+    [(200_000, 96, (8, 8, 150_001)), (9_000, 98, (7, 13, 15_001)), (30_000, 1000, (1, 1, 5000)), (50, 64, (8, 8, 49))],
+)
+def test_steps_along_a_ramp_are_those_of_one_by_one(samples, batch, ramp):
+    training = TrainingConfig(global_batch_size=batch, batch_ramp=ramp)
+    rows = steps = 0
+    while rows <= ramp[2] and rows < samples:
+        rows, steps = rows + training.batch_size_at(rows), steps + 1
+    assert steps_of_samples(samples, batch, ramp) == steps + max(0, samples - rows) // batch
+
+
+def test_a_long_ramp_is_counted_without_its_steps():
+    assert 10**12 // 64 < steps_of_samples(10**12, 64, (1, 1, 10**12)) < 10**12
