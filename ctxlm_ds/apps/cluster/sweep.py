@@ -43,7 +43,7 @@ def read_sweep(path: Path) -> list[SweepTask]:
         for word in settings:
             if "=" not in word or word.startswith(("-", RUN_DIR)):
                 message = "a line has settings as after --set, without run_dir: a.b=c"
-                raise ConfigError(f"--sweep {place}: {word}: {message}")
+                raise ConfigError(f"--sweep {place}: {shortened(word)}: {message}")
         tasks += [SweepTask(len(tasks), place, settings)] if settings else []
         if len(tasks) > MAX_TASKS:
             raise ConfigError(f"--sweep {path}: more than {MAX_TASKS:,} tasks; make several sweeps of it")

@@ -158,7 +158,7 @@ def accepted_by_deepspeed(folder: Path) -> int:
 @pytest.mark.parametrize("seeds", [range(100), pytest.param(range(1000, 6000), marks=pytest.mark.soak)])
 def test_mutated_recipes_end_without_a_traceback(seeds: range, tmp_path: Path) -> None:
     found = run_cases(prepare_recipes, tmp_path, seeds)
-    assert min(found["accepted"], found["refused"]) > 5
+    assert min(found["accepted"], found["refused"]) > len(seeds) / 30
 
 
 @pytest.mark.timeout(3600)
