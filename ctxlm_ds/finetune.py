@@ -39,7 +39,7 @@ from ctxlm_ds.apps.downstream.results import (
     summarize,
     write_report,
 )
-from ctxlm_ds.apps.downstream.task import TaskDescription, is_file_name, load_task
+from ctxlm_ds.apps.downstream.task import TaskDescription, data_folder, load_task
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import aligned, at_least, counted, program, run_command, setup_logging
 from ctxlm_ds.errors import ConfigError
@@ -127,10 +127,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         use_own_build_folder()
         clear_stale_build_locks()
     name, task = load_task(arguments.task)
-    if arguments.data is None:
-        if not is_file_name(arguments.task):
-            raise ConfigError(f"--data: give the folder with the files of {arguments.task}")
-        arguments.data = Path(arguments.task).parent
+    arguments.data = data_folder(arguments.task, arguments.data)
     given = {"train": arguments.train_file, "dev": arguments.dev_file, "max_length": arguments.max_length,
              "split_special_tokens": arguments.split_special_tokens}  # fmt: skip
     task = task.model_copy(update={name: value for name, value in given.items() if value is not None})

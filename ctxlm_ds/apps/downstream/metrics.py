@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import string
 from collections import Counter
@@ -12,6 +13,7 @@ import numpy as np
 from ctxlm_ds.apps.downstream.tags import Span, read_spans
 from ctxlm_ds.installed import check_extra
 
+logger = logging.getLogger("ctxlm_ds")
 UNKNOWN = "(unknown)"
 """Prediction of a model that wrote no label; always wrong."""
 
@@ -42,6 +44,8 @@ def regression_scores(right: Sequence[float], predicted: Sequence[float], metric
     from scipy import stats
 
     constant = len(set(right)) == 1 or len(set(predicted)) == 1
+    if constant and {*metrics} != {"mse"}:
+        logger.warning("all predictions or all right numbers are equal: their correlation is undefined, 0 is given")
     makers = {
         "pearson": lambda: 0.0 if constant else stats.pearsonr(right, predicted).statistic,
         "spearman": lambda: 0.0 if constant else stats.spearmanr(right, predicted).statistic,

@@ -56,6 +56,8 @@ def make_kind(
     tokenizer = load_tokenizer(model_folder, task.entry.reads_words, task.split_special_tokens)
     made = kind(task, tokenizer, parts.labels, longest_input(model_folder, tokenizer, task.max_length), **options)
     _fit_tokenizer(made, model_folder)
+    if task.stride > made.max_length and "stride" in task.model_fields_set:
+        logger.warning("stride %d: rows have %d tokens and overlap by half of them", task.stride, made.max_length)
     return made
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ctxlm_ds.apps.downstream.prompt_task import PromptDescription, draw_examples, load_prompt
 from ctxlm_ds.apps.downstream.results import RESULT_NAME, is_done, read_results, result_rows, summarize, write_point
-from ctxlm_ds.apps.downstream.task import TaskDescription, load_task
+from ctxlm_ds.apps.downstream.task import TaskDescription, data_folder, load_task
 from ctxlm_ds.atomic import output_folder, write_text
 from ctxlm_ds.console import aligned, at_least, counted, setup_logging
 from ctxlm_ds.process.library_noise import quiet_libraries
@@ -31,7 +31,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--task", required=True, help="name of a shipped task, or a YAML description")
     add("--prompt", metavar="YAML", help="pattern and words; default: those shipped for the task")
     add("--model", required=True, type=Path, metavar="DIR", help="model in Hugging Face's form")
-    add("--data", required=True, type=Path, metavar="DIR", help="folder of the task's files")
+    add("--data", type=Path, metavar="DIR", help="folder of the task's files; default: of a YAML's own")
     add("--output", required=True, type=Path, metavar="DIR", help="folder of the results")
     add("--shots", type=at_least(0), default=0, metavar="K", help="solved examples in the prompt (default: 0)")
     add("--seeds", type=at_least(0), nargs="+", default=[1], metavar="N", help="draws of these examples")
@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     setup_logging()
     quiet_libraries()
     name, task = load_task(arguments.task)
+    arguments.data = data_folder(arguments.task, arguments.data)
     if arguments.split_special_tokens is not None:
         task = task.model_copy(update={"split_special_tokens": arguments.split_special_tokens})
     prompt = load_prompt(arguments.prompt or name)

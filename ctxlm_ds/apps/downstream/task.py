@@ -190,6 +190,13 @@ def load_task(name_or_path: str) -> tuple[str, TaskDescription]:
     return path.stem, task
 
 
+def data_folder(name_or_path: str, data: Path | None) -> Path:
+    """Return the folder of a task's files: by default the folder of the YAML file (ConfigError for a shipped task)."""
+    if data is None and not is_file_name(name_or_path):
+        raise ConfigError(f"--data: give the folder with the files of {name_or_path}")
+    return Path(name_or_path).parent if data is None else data
+
+
 def load_description(
     section: type[Described], name_or_path: str, folder: Path, noun: str, settings: str
 ) -> tuple[Path, Described]:

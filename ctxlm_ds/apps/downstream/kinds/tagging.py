@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ctxlm_ds.apps.downstream.examples import Example
 from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind, Prediction, check_label, softmax
 from ctxlm_ds.apps.downstream.metrics import tagging_scores
-from ctxlm_ds.apps.downstream.tags import best_sequence, legal_transitions, marginals, read_spans, write_tags
+from ctxlm_ds.apps.downstream.tags import OUTSIDE, best_sequence, legal_transitions, marginals, read_spans, write_tags
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.errors import ConfigError
 
@@ -61,8 +62,7 @@ class Tagging(Kind):
         predictions = []
         every = word_places(features.sources, len(features.examples))
         for example, places in zip(features.examples, every, strict=True):
-            # A word without subwords, such as a control character, has no place.
-            rows = np.full((len(example.words), len(self.labels)), 1 / len(self.labels))
+            rows = np.exp(self._without_subwords(example))
             for word, (at, positions) in places.items():
                 used = positions[:1] if self.read_from == "first" else positions
                 total = softmax(outputs[at, used]).sum(axis=0)
@@ -70,6 +70,14 @@ class Tagging(Kind):
             path = best_sequence(np.log(np.maximum(rows, 1e-30)), transitions)
             predictions.append(Prediction([self.labels[label] for label in path], rows.max(axis=1).tolist()))
         return predictions
+
+    def _without_subwords(self, example: Example) -> NDArray[np.float64]:
+        """Return log-probabilities [words, labels] of words that have no place, such as a control character.
+
+        Such a word is outside of spans; if there are no spans, all labels are equal.
+        """
+        likely = np.array([self.task.scheme is None or label == OUTSIDE for label in self.labels], dtype=np.float64)
+        return np.tile(np.log(np.maximum(likely / likely.sum(), 1e-30)), (len(example.words), 1))
 
     def is_right(self, prediction: Prediction, example: Example) -> bool:
         return bool(prediction.value == self._tags(example))
@@ -155,7 +163,7 @@ class CrfTagging(Tagging):
         predictions = []
         every = word_places(features.sources, len(features.examples))
         for example, places in zip(features.examples, every, strict=True):
-            scores = np.zeros((len(example.words), len(self.labels)))  # a word without subwords has no opinion
+            scores = self._without_subwords(example)
             for word, (at, positions) in places.items():
                 scores[word] = emissions[at, positions[0]]
             path = best_sequence(scores, transitions)

@@ -31,13 +31,15 @@ def test_classification_by_its_definitions() -> None:
     assert scores["matthews"] == pytest.approx(expected)
 
 
-def test_regression_by_its_definitions() -> None:
+def test_regression_by_its_definitions(caplog: pytest.LogCaptureFixture) -> None:
     right, predicted = [1.0, 2.0, 3.0, 5.0], [1.0, 3.0, 2.0, 9.0]
     scores = regression_scores(right, predicted, ["pearson", "spearman", "mse"])
     assert scores["pearson"] == pytest.approx(np.corrcoef(right, predicted)[0, 1])
     assert scores["spearman"] == pytest.approx(0.8)
     assert scores["mse"] == pytest.approx(18 / 4)
+    assert regression_scores(right, [2.0] * 4, ["mse"]) and not caplog.records
     assert regression_scores(right, [2.0] * 4, ["pearson", "spearman"]) == {"pearson": 0.0, "spearman": 0.0}
+    assert "their correlation is undefined, 0 is given" in caplog.text
 
 
 def test_words_are_counted_if_there_are_no_spans() -> None:

@@ -37,3 +37,8 @@ def test_results_are_those_of_a_fine_tuning(tmp_path: Path, capsys: pytest.Captu
     assert summary["method"] == ["0 shots", "1 shot"][summary["chosen"]["shots"]]
     with pytest.raises(ConfigError, match="made differently"):
         main([*command, "--calibrate"])
+    with pytest.raises(ConfigError, match="--data: give the folder with the files of sst2"):
+        main(["--task", "sst2", *command[4:]])
+    (tmp_path / "data" / "mine.yaml").write_text((tmp_path / "mine.yaml").read_text())
+    main(["--task", str(tmp_path / "data" / "mine.yaml"), *command[4:]])  # files next to it, as finetune
+    assert "accuracy" in capsys.readouterr().out

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.kinds.tagging import Tagging
-from ctxlm_ds.apps.downstream.prepare import load_tokenizer
+from ctxlm_ds.apps.downstream.kinds.tagging import CrfTagging, Tagging
+from ctxlm_ds.apps.downstream.prepare import Parts, load_tokenizer, make_kind
 from ctxlm_ds.apps.downstream.tags import read_spans
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.errors import DataError
@@ -66,6 +66,28 @@ def test_predicted_tags_are_legal_for_any_logits(tmp_path: Path, read_from: str)
         logits = np.random.default_rng(seed).normal(size=(len(features), 32, 5)) * 4
         tags = kind.predict(logits, features)[0].value
         assert len(tags) == 16 and isinstance(read_spans(tags, "iob2"), list)
+
+
+def test_a_word_without_subwords_is_outside_of_spans(tmp_path: Path) -> None:
+    examples = [Example("t:1", words=("Ann", "\x01", "films"), tags=("I-A", "O", "I-A"))]
+    plain = make(tmp_path, examples)
+    for kind in (plain, CrfTagging(TASK, plain.tokenizer, plain.labels, 16)):
+        features = kind.features(examples)
+        logits = np.full((1, 16, 3), -4.0)
+        logits[:, :, 1] = logits[:, :, 2] = 4.0
+        outputs = logits if kind is plain else (logits, np.zeros((1, 5, 5)))
+        prediction = kind.predict(outputs, features)[0]
+        assert prediction.value == ["B-A", "O", "B-A"] and prediction.probabilities[1] > 0.99
+
+
+def test_a_stride_that_is_longer_than_a_row_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    examples = [Example("t:1", words=("Ann",), tags=("O",))]
+    parts, folder = Parts(examples, examples, None, ["O"]), write_bert(tmp_path)
+    make_kind(TASK, folder, parts)
+    make_kind(TaskDescription(**TASK.model_dump(exclude={"stride"})), folder, parts)
+    assert not caplog.records
+    make_kind(TaskDescription(**TASK.model_dump() | {"stride": 40}), folder, parts)
+    assert caplog.messages == ["stride 40: rows have 32 tokens and overlap by half of them"]
 
 
 def test_a_sum_counts_all_subwords(tmp_path: Path) -> None:
