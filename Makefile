@@ -9,6 +9,8 @@ WORKERS ?= 2
 PIP_INSTALL := PIP_CONSTRAINT=$(abspath constraints.txt) $(BIN)/python -m pip install -qq --disable-pip-version-check
 # DeepSpeed builds its CPU operators with the ninja of the environment.
 export PATH := $(abspath $(BIN)):$(PATH)
+# Tests start hundreds of processes: each would compile the sources again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install operators pretrain downstream test test-fast test-pythons test-slurm mutants check soak bench docs clean
