@@ -18,6 +18,8 @@ logger = logging.getLogger("ctxlm_ds")
 PLAIN_INTERVAL_S = 10.0
 OPEN_FILES = 256
 """Files that a command may have open; imports alone have some 40."""
+LEAST_OPEN_FILES = 48
+"""With fewer, libraries abort the process without an error."""
 
 
 def setup_logging(rank: int = 0) -> None:
@@ -56,12 +58,16 @@ def run_command(main: Callable[[], None]) -> None:
 
 
 def _allow_open_files() -> None:
-    """Raise this process's limit on open files to OPEN_FILES. Raises CtxlmError if the system's own is lower."""
+    """Raise this process's limit on open files to OPEN_FILES if the system's own allows it.
+
+    Raises CtxlmError if the system's own limit is below LEAST_OPEN_FILES.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= hard < OPEN_FILES:
-        raise CtxlmError(f"{hard} open files are allowed, and {OPEN_FILES} are needed; raise the limit (ulimit -n)")
+    if 0 <= hard < LEAST_OPEN_FILES:
+        text = f"{hard} open files are allowed, and {LEAST_OPEN_FILES} to {OPEN_FILES} are needed"
+        raise CtxlmError(f"{text}; raise the limit (ulimit -n)")
     if 0 <= soft < OPEN_FILES:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(OPEN_FILES, hard) if hard >= 0 else OPEN_FILES, hard))
 
 
 def printable(text: str, kept: str = "") -> str:

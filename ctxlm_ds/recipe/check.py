@@ -140,13 +140,11 @@ def _check_single(config: RunConfig) -> Iterator[Problem]:
 
 
 def naming_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield names of sources that cannot be part of a figure's name, and a run directory that cannot be a run's own."""
-    names = {f"train[{number}]": source.name for number, source in enumerate(config.data.train)}
-    names |= {f"validation[{number}]": source.name for number, source in enumerate(config.data.validation)}
-    for source, name in names.items():
-        if name is not None and ("/" in name or not name.strip()):
-            text = f'"{name}" cannot be part of a name such as eval/NAME/loss; give a name without slashes'
-            yield Problem(f"data.{source}.name", text)
+    """Yield validation names that cannot be part of a figure's name, and a run directory that cannot be a run's own."""
+    for number, source in enumerate(config.data.validation):
+        if source.name is not None and ("/" in source.name or not source.name.strip()):
+            text = f'"{source.name}" cannot be part of a name such as eval/NAME/loss; give a name without slashes'
+            yield Problem(f"data.validation[{number}].name", text)
     folder = Path(config.run_dir or "runs/NAME")
     if folder.name in ("", "..") or folder.parts[0].startswith("~"):
         text = f'"{config.run_dir}" cannot be the folder of one run; give a path such as runs/NAME (no ~)'

@@ -6,10 +6,12 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
-from pydantic_core import ErrorDetails
+from typing import TYPE_CHECKING
 
 from ctxlm_ds.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 MAX_VALUE_CHARACTERS = 80
 MAX_NAME_CHARACTERS = 100

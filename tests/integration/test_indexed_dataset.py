@@ -85,3 +85,5 @@ def test_a_join_of_many_parts_keeps_few_files_open(tmp_path: Path) -> None:
     done = subprocess.run(["prlimit", "--nofile=48", *command], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert IndexedDataset(tmp_path / "joined").num_documents == 60
+    done = subprocess.run(["prlimit", "--nofile=30", *command], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "error: 30 open files are allowed" in done.stderr

@@ -153,8 +153,6 @@ def prepare_jobs(folder: Path) -> Case:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seeds", [range(70), pytest.param(range(1000, 4400), marks=pytest.mark.soak)])
 @pytest.mark.parametrize("prepare", [prepare_runs, prepare_scripts, prepare_jobs])
-def test_damaged_files_end_without_a_traceback(
-    prepare: Callable[[Path], Case], seeds: range, tmp_path: Path
-) -> None:
+def test_damaged_files_end_without_a_traceback(prepare: Callable[[Path], Case], seeds: range, tmp_path: Path) -> None:
     found = run_cases(prepare, tmp_path, seeds)
     assert len(found) > 1 and found["refused"] < len(seeds), found

@@ -126,7 +126,7 @@ def test_steps_along_a_ramp_read_the_samples_but_for_an_incomplete_step(samples)
 
 @pytest.mark.parametrize("ramp", [(8, 8), ("a", 8, 100), (8, 0, 100), (64, 8, 100), (1, 1, 10**6)])
 def test_a_ramp_that_cannot_be_followed_gives_no_steps(ramp):
-    assert steps_of_samples(10**12, 64 if ramp[2] != 10**6 else 10**5, ramp) is None
+    assert steps_of_samples(10**12, 64 if ramp[-1] != 10**6 else 10**5, ramp) is None
 
 
 @pytest.mark.parametrize(
