@@ -17,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.sample import NO_LABEL
-from ctxlm_ds.recipe.sections import RowSettings
+from ctxlm_ds.recipe.sections import ObjectiveSection, RowSettings
 from ctxlm_ds.registry import FORMATS, OBJECTIVES
 
 INDEX_VERSION = 3
 HELD_OUT_SEED = 0
+LATER_SETTINGS = ("word_starts", "z_loss")
+"""Settings of objectives that name an index only at another value than the default: they came after indexes."""
 RECORDS_AT_ONCE = 1 << 16
 SAMPLE_DTYPE = np.dtype(
     [*((name, "<i8") for name in ("a_start", "a_end", "b_start", "b_end")), ("num_tokens", "<i4"), ("is_random", "i1")]
@@ -108,6 +110,13 @@ def sample_settings(settings: RowSettings, held_out: bool = False) -> SampleSett
         seed=HELD_OUT_SEED if held_out else settings.seed,
         packing=data.shares_rows,
         max_sequences_per_row=data.sequences_per_row,
-        static_masking=objective.model_dump(mode="json") if static else None,
+        static_masking=_mask_settings(objective) if static else None,
         own=sample_format.own_settings(data),
     )
+
+
+def _mask_settings(objective: ObjectiveSection) -> dict[str, Any]:
+    """Return what the name of an index has of an objective whose masks it stores."""
+    settings, fields = objective.model_dump(mode="json"), type(objective).model_fields
+    left_out = {name for name in LATER_SETTINGS if name in settings and settings[name] == fields[name].default}
+    return {name: value for name, value in settings.items() if name not in left_out}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.data.index.record import SourcePart
+from ctxlm_ds.data.index.record import SourcePart, sample_settings
 from ctxlm_ds.errors import DataError
 from tests.sample_data import build_sample_index, random_documents, run_config, write_dataset
 from tests.unit.data.index.test_index import BERT
@@ -34,6 +34,16 @@ def test_key_covers_every_setting_and_nothing_else(tmp_path: Path) -> None:
     write_dataset(tmp_path / "other", random_documents(20, seed=1))
     other = build_sample_index(tmp_path / "other", BERT, changed[0]).directory.name
     assert other.split("-")[-1] not in {folder.name.split("-")[-1] for folder in folders}
+
+
+def test_indexes_of_stored_masks_keep_their_names() -> None:
+    """A setting that came later names an index only if it is not what every mask had before."""
+    static = {"name": "masked_lm", "masking": "static", "whole_word": True}
+    settings = sample_settings(run_config(objective=static).row_settings).static_masking
+    assert settings is not None and not {"word_starts", "z_loss"} & settings.keys()
+    assert {"mask_prob", "special_tokens", "boundary_weight", "max_predictions"} <= settings.keys()
+    albert = sample_settings(run_config(objective=static | {"word_starts": "albert"}).row_settings).static_masking
+    assert albert == settings | {"word_starts": "albert"}
 
 
 def test_held_out_index_does_not_depend_on_seed_or_passes(tmp_path: Path) -> None:
