@@ -229,6 +229,17 @@ class ModeTokenizer(FakeTokenizer):
         return MODES.get(token, super().token_to_id(token))
 
 
+def test_the_denoisers_are_those_of_the_paper() -> None:
+    """Tay 2022, section 3.1.2 and table 1 (R, S and X), and the shares of its mixture."""
+    published = {
+        ("[NLU]", 0.15, 3.0), ("[NLU]", 0.15, 8.0), ("[NLG]", 0.5, 3.0), ("[NLG]", 0.5, 8.0), ("[NLG]", 0.15, 64.0),
+        ("[NLG]", 0.5, 64.0), ("[S2S]", 0.25, None),
+    }  # fmt: skip
+    denoisers = config_of(512, objective={"name": "denoiser_mixture"}).objective.denoisers()
+    assert len(denoisers) == 7 and {(d.mode_token, d.noise_density, d.mean_span_length) for d in denoisers} == published
+    assert [d.share for d in denoisers] == pytest.approx([0.8 / 6] * 6 + [0.2])
+
+
 def test_samples_are_of_the_published_denoisers() -> None:
     config = config_of(512, objective={"name": "denoiser_mixture"})
     objective = build_objective(config.objective, ModeTokenizer(vocab_size=40_000))

@@ -39,6 +39,31 @@ def fields_of(inputs: str, seed: int = 1) -> dict[str, Tensor]:
     return names | {name: torch.randint(VOCABULARY, (ROWS, LENGTH)) for name in ("labels", "reversed_labels")}
 
 
+def test_initial_values_are_the_originals() -> None:
+    """bilm-tf, training.py: _build_word_char_embeddings with filters of relu."""
+    module = model_of(inputs="characters", filters=[[1, 64], [3, 64]], num_highways=2)
+    width = 128
+    bounds = {"table.weight": 1.0, "filters.0.weight": 0.05, "filters.1.weight": 0.05}
+    constants = {"filters.0.bias": 0.0, "filters.1.bias": 0.0, "projection.bias": 0.0}
+    normal = ["projection.weight"]
+    for number in range(2):
+        normal += [f"highways.{number}.{part}.weight" for part in ("carry", "transform")]
+        constants |= {f"highways.{number}.carry.bias": -2.0, f"highways.{number}.transform.bias": 0.0}
+    found = {name: x.detach() for name, x in module.named_parameters()}
+
+    def value(name: str) -> Tensor:
+        (one,) = (x for whole, x in found.items() if whole.endswith(f".{name}"))
+        return one
+
+    for name, bound in bounds.items():
+        assert 0.97 * bound < value(name).abs().max() <= bound, name
+        assert float(value(name).std()) == pytest.approx(bound / 3**0.5, rel=0.1), name
+    for name, constant in constants.items():
+        assert (value(name) == constant).all(), name
+    for name in normal:
+        assert float(value(name).std()) == pytest.approx(width**-0.5, rel=0.05), name
+
+
 @every_input
 def test_directions_do_not_meet(inputs: str) -> None:
     module, fields, other = model_of(inputs=inputs), fields_of(inputs), fields_of(inputs, 2)

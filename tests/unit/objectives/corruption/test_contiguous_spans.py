@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from ctxlm_ds.data.numba_random import below, stream, stream_key, uniform, word_at
 from ctxlm_ds.data.sample import NO_LABEL, Sample
-from ctxlm_ds.objectives.corruption.contiguous_spans import SpanRules, mask_spans, span_size
+from ctxlm_ds.objectives.corruption.contiguous_spans import SpanRules, mask_spans
 from tests.ragged import samples_from
 
 KEY, MASK, VOCABULARY = stream_key(1, "mask"), 4, 500
@@ -41,7 +43,7 @@ def test_same_draws_give_the_originals_spans(block_size: int, lengths: list[int]
         positions, wanted = np.arange(len(sample.input_ids)), []
         for begin in range(1, len(positions), block_size):
             block = positions[begin : begin + block_size]
-            size = span_size(len(block), 0.5)
+            size = max(1, len(block) // 2)  # mask_len = max(1, int(len * 0.5))
             choices = block[: len(block) - size + 1]
             start = choices[below(np.uint64(word_at(state, 3 * begin)), len(choices))]
             wanted += positions[start : start + size].tolist()
@@ -54,3 +56,12 @@ def test_same_draws_give_the_originals_spans(block_size: int, lengths: list[int]
             elif draw >= 0.2:
                 expected[position] = MASK
         assert ids == expected.tolist()
+
+
+@pytest.mark.parametrize("share", [0.15, 0.3, 0.5, 0.9])
+def test_a_span_is_the_share_of_its_block_rounded_down(share: float) -> None:
+    lengths = list(range(2, 40))
+    for length, (_, masked) in zip(
+        lengths, corrupt(samples_of(lengths), SpanRules(share, 99, 0, 0, MASK, TEXT)), strict=True
+    ):
+        assert len(masked) == max(1, math.floor((length - 1) * share))

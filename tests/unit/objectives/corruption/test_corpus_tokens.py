@@ -140,6 +140,20 @@ def test_rare_tokens_are_chosen_more_often(tmp_path: Path) -> None:
     assert (np.abs(found - wanted) <= 4.5 * errors).all() and wanted.max() > 2 * wanted[inside].min()
 
 
+def test_a_token_that_the_text_lacks_counts_once(tmp_path: Path) -> None:
+    """Three, two, one and no occurrences: the weights are count^-0.5 of max(count, 1)."""
+    config = run_config(
+        data={"sample_format": "doc_sentences", "train": [str(tmp_path / "d")]},
+        objective={"name": "masked_lm", "count_smoothing": 0.5},
+    )
+    write_dataset(tmp_path / "d", [[[5, 5, 5, 6, 6, 7]]])
+    objective = build_objective(config.objective, TOKENIZER)  # type: ignore[arg-type]
+    rows = build_run_rows(config.row_settings, TOKENIZER, objective).train  # type: ignore[arg-type]
+    special = np.arange(TOKENIZER.vocab_size) < FIRST_WORD_ID
+    weights = corpus_tokens.choice_weights(rows, 1, special, 0.5)
+    assert weights[5:10].tolist() == pytest.approx([3**-0.5, 2**-0.5, 1.0, 1.0, 1.0])
+
+
 @pytest.mark.parametrize(
     "settings", [{"whole_word": True}, {"spans": "ngram"}, {"special_tokens": "roberta"}, {"masking": "static"}]
 )

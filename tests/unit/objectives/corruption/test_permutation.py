@@ -75,8 +75,10 @@ class Draws:
         return below(np.uint64(word_at(self.state, self.half * HALF_WORDS + 2 * self.tokens - 1)), length)
 
 
-def sample_mask(seg: NDArray[np.int32], draws: Draws, goal: int, reverse: bool) -> Bits:
-    """_sample_mask with mask_alpha 6 and mask_beta 1."""
+def sample_mask(
+    seg: NDArray[np.int32], draws: Draws, goal: int, reverse: bool, mask_alpha: int, mask_beta: int
+) -> Bits:
+    """_sample_mask."""
     mask = np.zeros(len(seg), dtype=np.bool_)
     seg = np.flip(seg) if reverse else seg
     num_predict = cur_len = 0
@@ -85,7 +87,8 @@ def sample_mask(seg: NDArray[np.int32], draws: Draws, goal: int, reverse: bool) 
             break
         word = draws.span()
         n = min(int(draw_length(word, ngram_shares(5), 5)), goal - num_predict)
-        left = below(word, 6 * n)
+        ctx_size = (n * mask_alpha) // mask_beta
+        left = below(word, ctx_size)
         beg = cur_len + left
         while beg < len(seg) and not BEGINS[seg[beg]]:
             beg += 1
@@ -102,7 +105,7 @@ def sample_mask(seg: NDArray[np.int32], draws: Draws, goal: int, reverse: bool) 
             break
         mask[beg:end] = True
         num_predict += end - beg
-        cur_len = end + 6 * n - left
+        cur_len = end + ctx_size - left
     while num_predict < goal:
         place = draws.token(len(seg))
         if not mask[place]:
@@ -122,19 +125,22 @@ def local_perm(is_functional: Bits, is_masked: Bits, index: NDArray[np.int64]) -
 
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize(("length", "goal", "perm_size"), [(512, 85, 256), (64, 10, 8), (64, 50, 32), (21, 7, 4)])
+@pytest.mark.parametrize(("mask_alpha", "mask_beta"), [(6, 1), (7, 2), (20, 3)])
 def test_same_draws_give_the_originals_targets_and_masks(
-    length: int, goal: int, perm_size: int, backward: bool
+    length: int, goal: int, perm_size: int, backward: bool, mask_alpha: int, mask_beta: int
 ) -> None:
     samples = rows(30, length)
     middle = length // 2
-    for number, (ranks, targets) in enumerate(permuted(samples, goal, rules_of(perm_size), backward)):
+    for number, (ranks, targets) in enumerate(
+        permuted(samples, goal, rules_of(perm_size, mask_alpha, mask_beta), backward)
+    ):
         sample, state = samples[number], state_of(number, samples)
         hidden = np.zeros((length, length), dtype=np.bool_)
         hidden[:middle, middle:] = True
         wanted = np.zeros(length, dtype=np.bool_)
         for half, part in enumerate((slice(0, middle), slice(middle, length))):
             count = goal // 2 if half else goal - goal // 2
-            mask = sample_mask(sample.input_ids[part], Draws(state, half), count, backward)
+            mask = sample_mask(sample.input_ids[part], Draws(state, half), count, backward, mask_alpha, mask_beta)
             assert mask.sum() == count
             index = np.empty(len(mask), dtype=np.int64)
             draw_order(index, perm_size, state, half * HALF_WORDS + ORDER_WORDS)
