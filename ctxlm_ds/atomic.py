@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ctxlm_ds.untrusted_json import read_json_object
+from ctxlm_ds.untrusted_json import MAX_BYTES, read_json_object
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -142,10 +142,10 @@ def stop_signals_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
+def read_object(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any] | None:
     """Return the JSON object in a file; None if it is missing, unreadable or something else."""
     try:
-        return read_json_object(path)
+        return read_json_object(path, max_bytes=max_bytes)
     except ValueError:
         return None
 

@@ -18,9 +18,9 @@ from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ctxlm_ds.atomic import partial_path
+from ctxlm_ds.atomic import partial_path, read_object
 from ctxlm_ds.console import printable
-from ctxlm_ds.untrusted_json import open_regular, parse_json, read_json_object
+from ctxlm_ds.untrusted_json import open_regular, parse_json
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -88,10 +88,7 @@ def say(text: str, begin: str = "") -> None:
 
 def read_status(run_dir: Path) -> dict[str, Any]:
     """Read the values of RUN/status.json; empty if it is missing or damaged."""
-    try:
-        return read_json_object(run_dir / STATUS_NAME, max_bytes=MAX_STATUS_BYTES)
-    except ValueError:
-        return {}
+    return read_object(run_dir / STATUS_NAME, MAX_STATUS_BYTES) or {}
 
 
 def update_status(run_dir: Path, **changes: Any) -> None:

@@ -146,7 +146,10 @@ def _load_vocabulary(file: Path, split_special_tokens: bool | None) -> Tokenizer
     if read is None:
         raise TokenizerError(f"{file}: no tokenizer; give a folder, a vocab.txt, vocab.json or *.model (sentencepiece)")
     config = _read_json(file.with_name(_CONFIG_FILE))
-    found = read(file, config)
+    try:
+        found = read(file, config)
+    except TypeError as error:
+        raise TokenizerError(f"{file.with_name(_CONFIG_FILE)}: a value has a wrong type ({error})") from error
     split = config.get("split_special_tokens", False) if split_special_tokens is None else split_special_tokens
     kept = found.facts.config | ({"split_special_tokens": True} if split else {})
     return type(found)(found.backend, replace(found.facts, config=kept, source=str(file)))

@@ -68,10 +68,9 @@ def environment_lines(environ: Mapping[str, str], files: Sequence[Path]) -> list
 
 
 def _is_carried(environ: Mapping[str, str], name: str) -> bool:
-    if name not in CARRIED and not name.startswith(CARRIED_PREFIXES):
-        return False
+    is_named = name in CARRIED or name.startswith(CARRIED_PREFIXES)
     is_secret = SECRETS.search(name) or PASSWORD_IN_URL.search(environ[name])
-    return not is_secret and len(environ[name].splitlines()) <= 1
+    return is_named and not is_secret and len(environ[name].splitlines()) <= 1
 
 
 def quoted_words(words: Sequence[str]) -> list[str]:
