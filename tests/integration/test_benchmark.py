@@ -44,14 +44,19 @@ def test_steps() -> None:
     assert "bare model's" in last
 
 
-def test_steps_of_another_family() -> None:
-    """Both dropouts, a table each."""
+@pytest.mark.parametrize(
+    ("words", "dropouts"),
+    [(("--dropout", 0.1), ["0.1"]), pytest.param((), ["0.1", "0"], marks=pytest.mark.soak)],
+    ids=["one", "both"],
+)
+def test_steps_of_another_family(words: tuple[object, ...], dropouts: list[str]) -> None:
+    """A table for each dropout."""
     sizes = ("num_layers=1", "hidden_size=64", "num_attention_heads=2", "intermediate_size=128")
     small = ["data.seq_length=16", *(f"model.{size}" for size in sizes)]
-    done = tool("benchmark", *STEPS, "--config", "gpt2-small", "--against", "bf16", "--set", *TINY, *small)
+    done = tool("benchmark", *STEPS, "--config", "gpt2-small", "--against", "bf16", *words, "--set", *TINY, *small)
     lines = done.stdout.splitlines()
     titles = [number for number, line in enumerate(lines) if not line.startswith(" ")]
-    assert [lines[number].split(", ")[-2] for number in titles] == ["dropout 0.1", "dropout 0"]
+    assert [lines[number].split(", ")[-2] for number in titles] == [f"dropout {rate}" for rate in dropouts]
     for begin, end in zip(titles, [*titles[1:], len(lines)], strict=True):
         assert list(cells(lines[begin + 2 : end])) == ["ctxlm_ds", "transformers, fp32", "matrix product"]
 
