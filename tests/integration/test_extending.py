@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.conftest import Prepared
 from tests.integration.pages import commands, shell, write_files
-from tests.integration.route import ROOT, metrics
+from tests.integration.route import ROOT, call, launcher, metrics
 
 PAGE = "extending.md"
 
@@ -30,8 +30,9 @@ def test_the_page_runs_as_written(folder: Path) -> None:
     resolved = shell(check, folder).stdout
     assert "family: bag_mixer" in resolved and "rare_from: 200" in resolved
     assert "name: normed" in resolved and "name: stairs" in resolved and "linear: float64" in resolved
-    for command in trainings:
-        shell(command, folder)
+    shell(trainings[0], folder)
+    words = trainings[1].removeprefix("torchrun --standalone --nproc-per-node 2 -m ctxlm_ds.pretrain ").split()
+    call(*launcher("forked", 2), *words, folder=folder, PYTHONPATH=str(folder / "site"))
     tensor, stages = (metrics(folder / "runs" / name) for name in ("tensor", "stages"))
     assert stages == pytest.approx(tensor, rel=1e-5)
     assert len(tensor) == 30 and tensor[30] < 0.95 * tensor[1]
