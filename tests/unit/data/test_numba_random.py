@@ -9,6 +9,7 @@ from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 
@@ -27,6 +28,7 @@ def called_in(folder: Path) -> int:
     """What the copy of the package in a folder answers, in a process that has imported numba."""
     for name in [name for name in sys.modules if name.startswith("ctxlm_ds")]:
         del sys.modules[name]
+    numba.config.CACHE_DIR = ""  # that of NUMBA_CACHE_DIR, where the project's own folders are not used
     sys.path.insert(0, str(folder))
     caller = import_module("ctxlm_ds.data.caller")
     assert str(caller.__file__).startswith(str(folder))
