@@ -61,6 +61,7 @@ def test_steps_of_another_family(words: tuple[object, ...], dropouts: list[str])
         assert list(cells(lines[begin + 2 : end])) == ["ctxlm_ds", "transformers, fp32", "matrix product"]
 
 
+@pytest.mark.soak
 def test_packing() -> None:
     """Four ways, and the ratios are those of the speeds."""
     words = ("--config", "bert-tiny", "--rounds", 1, "--micro-batches", 1, "--dropout", 0, "--threads", 1)
