@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.parts.transformer import transformer_block
 from ctxlm_ds.models.program import build_program
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.base import build_objective
@@ -81,3 +84,22 @@ def test_a_head_of_keys_serves_a_group_of_query_heads(attention: str) -> None:
             weights[name].copy_(value)
     given = batch([[5, 7], [4, 4]])
     torch.testing.assert_close(logits(grouped, given), logits(full, given), rtol=1e-5, atol=1e-5)
+
+
+def test_ranked_layers_turn_by_position() -> None:
+    """A layer whose ranks are the positions is a causal one, with rotary positions as well."""
+    plain = next(layer for layer in build_program(CAUSAL["llama"], build("reference")).layers if layer.block)
+    settings = plain.kwargs["settings"]
+    spec = replace(settings.attention, causal=False, ranked=True)
+    described = transformer_block("decoder.0", replace(settings, attention=spec), build("reference"))
+    assert described.reads == (*plain.reads, "ranks")
+    causal, ranked = (layer.factory(**layer.kwargs) for layer in (plain, described))
+    generator = torch.Generator().manual_seed(0)
+    for ours, theirs in zip(ranked.parameters(), causal.parameters(), strict=True):
+        theirs.data = ours.data.normal_(generator=generator)
+    positions = torch.arange(SEQ_LENGTH)[None]
+    hidden = torch.randn(1, SEQ_LENGTH, CAUSAL["llama"].width, generator=generator)
+    given = (hidden, torch.ones_like(positions), torch.tensor([[0, SEQ_LENGTH]]), positions)
+    with torch.no_grad():
+        got, wanted = ranked(*given, positions, **described.call_kwargs), causal(*given, **plain.call_kwargs)
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
