@@ -44,7 +44,12 @@ class Registry:
     def get(self, name: str) -> Any:
         """Return an entry, imported the first time; ConfigError if there is none, or it cannot be imported."""
         if name not in self._loaded:
-            target = self._shipped.get(name) or self._added.get(name) or self._installed.get(name)
+            shipped = [self._shipped[name]] if name in self._shipped else []
+            installed = [*shipped, *self._installed.get(name, ())]
+            target = self._added.get(name) or next(iter(installed), None)
+            if len(installed) > 1 and name not in self._added:
+                raise ConfigError(f"{self.kind} {name} is there {len(installed)} times ({', '.join(installed)}); "
+                                  "uninstall one of the packages, or rename its entry point")  # fmt: skip
             if target is None:
                 near = difflib.get_close_matches(name, self.names(), 1)
                 hint = f"; did you mean {near[0]}?" if near else ""
@@ -63,9 +68,10 @@ class Registry:
         self._loaded.pop(name, None)
 
     @cached_property
-    def _installed(self) -> dict[str, str]:
-        """Entries of other packages; they cannot replace entries of this package."""
-        return {point.name: point.value for point in entry_points(group=self.group)}
+    def _installed(self) -> dict[str, list[str]]:
+        """Entries of other packages: name -> the different objects of this name."""
+        points = {(point.name, point.value) for point in entry_points(group=self.group)}
+        return {name: sorted(value for other, value in points if other == name) for name, _ in sorted(points)}
 
 
 def load_object(target: str) -> Any:

@@ -53,6 +53,26 @@ def test_what_cannot_be_had_is_told(registry: Registry, name: str, message: str)
         registry.get(name)
 
 
+def test_a_name_of_two_packages_is_refused(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries as packages install them; the same entry may be found in two places of sys.path."""
+    for package, names in {"a": ("mine", "both", "first"), "b": ("both",), "c": ("mine",)}.items():
+        target = "entries_of_a_test:FIRST" if package != "b" else "entries_of_a_test:OTHER"
+        folder = tmp_path / f"{package}-1.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
+        lines = "".join(f"{name} = {target}\n" for name in names)
+        (folder / "entry_points.txt").write_text(f"[{registry.group}]\n{lines}")
+    assert registry.get("mine") is sys.modules["entries_of_a_test"].FIRST
+    with pytest.raises(
+        ConfigError, match=r"thing both is there 2 times \(entries_of_a_test:FIRST, .*:OTHER\); uninstall"
+    ):
+        registry.get("both")
+    with pytest.raises(ConfigError, match="thing first is there 2 times"):
+        registry.get("first")
+    registry.register("both", "here")
+    assert registry.names() == ("first", "gone", "lost", "both", "mine")
+
+
 @pytest.mark.parametrize("registry", [FAMILIES, OBJECTIVES, FORMATS], ids=lambda registry: registry.kind)
 def test_every_shipped_entry_bears_its_name(registry: Registry) -> None:
     assert [registry.get(name).name for name in registry.shipped_names()] == list(registry.shipped_names())
