@@ -95,7 +95,13 @@ is 6e-8 (8e-3 elsewhere in its tensor) with a rounding of 4e-9, which an epsilon
 one of 2,304 weights of a T5 differs by 1.4e-5 on two tensor-parallel ranks of some processors, and one of 3,072 of a
 LLaMA by 1.04e-5 on four ranks."""
 VERSIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "t5+1.1": ("t5", {"model": FAMILIES.get("t5").tiny()["model"] | T5_1_1})
+    "t5+1.1": (
+        "t5",
+        {
+            "model": FAMILIES.get("t5").tiny()["model"] | T5_1_1,
+            "objective": FAMILIES.get("t5").tiny()["objective"] | {"z_loss": 0.01},
+        },
+    )
 }
 """Other models of a family."""
 OTHERS = VARIANTS | VERSIONS
