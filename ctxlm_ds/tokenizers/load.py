@@ -172,7 +172,9 @@ def _load_backend(folder: Path) -> Any:
     _check_ids(folder)
     try:
         backend = Backend.from_file(str(file))
-    except Exception as error:  # the Rust library raises plain Exception
+    except BaseException as error:  # the Rust library raises plain Exception, and for a damaged charsmap a panic
+        if isinstance(error, KeyboardInterrupt):
+            raise
         raise TokenizerError(f"{file}: not a readable tokenizer.json ({error}); save the tokenizer again") from error
     check_not_random(backend, folder)
     return backend

@@ -360,3 +360,11 @@ def test_what_does_not_decide_the_ids_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match="no tokenizer; give"):
         load_tokenizer(tmp_path / "x.bin")
     assert find_vocabulary(tmp_path / "wordpiece") is None
+
+
+def test_a_damaged_character_map_is_refused(tmp_path: Path) -> None:
+    normalizer = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
+    model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "normalizer": normalizer, "model": model}))
+    with pytest.raises(TokenizerError, match=r"not a readable tokenizer.json \(Precompiled: "):
+        load_tokenizer(tmp_path)
