@@ -89,7 +89,9 @@ class Tokenizer:
         self.split_special_tokens = bool(facts.config.get("split_special_tokens", False))
         """True if the name of a special token inside a text is ordinary text, False if it is that token's id."""
         backend.encode_special_tokens = self.split_special_tokens  # the library's name for splitting them
-        self.backend = backend
+        self.backend = self._encoder = backend
+        if self.split_special_tokens:  # `backend` itself stays as its file has it
+            self._encoder = split_names(type(backend).from_str(backend.to_str()))
         self.facts = facts
         self._name = facts.source or "tokenizer"
         ids: dict[str, int] = {role: backend.token_to_id(token) for role, token in facts.special_tokens.items()}
@@ -161,28 +163,19 @@ class Tokenizer:
         canonical = json.dumps(_without_empty(deciding), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
-    @property
+    @cached_property
     def sentence_prefix(self) -> str:
         """Text before a sentence that follows another one: nothing, or a space if the ids depend on it."""
-        return ""
-
-    @cached_property
-    def _text_backend(self) -> Any:
-        """The backend that encodes; `backend` itself stays as its file has it."""
-        if not self.split_special_tokens:
-            return self.backend
-        splitting = type(self.backend).from_str(self.backend.to_str())
-        split_names(splitting)
-        return splitting
+        alone, spaced, both = self.encode_batch(["a", " a", "a a"])
+        return " " if alone != spaced and both == alone + spaced else ""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each text, without a template of special tokens; as AutoTokenizer gives them."""
-        backend = self._text_backend
-        return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
+        return [encoding.ids for encoding in self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)]
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[IdsAndOffsets]:
         """Return the ids of `encode_batch` for each text, with each token's characters in the text."""
-        encodings = self._text_backend.encode_batch(list(texts), add_special_tokens=False)
+        encodings = self._encoder.encode_batch(list(texts), add_special_tokens=False)
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -203,7 +196,8 @@ class Tokenizer:
         """Return the space before a token in its text (or nothing), and the token's text; special tokens by name."""
         if token_id in self.special_ids:
             return " ", self.id_to_token(token_id)
-        text = self.decode([token_id]).replace("\n", "⏎")
+        alone = self.decode([token_id])  # the first token of a text loses the space before it
+        text = self.decode([token_id, token_id]).removeprefix(alone).replace("\n", "⏎")
         return (" ", text[1:]) if text.startswith(" ") else ("", text)
 
     def save(self, directory: Path, replace: bool = True) -> None:
@@ -328,8 +322,8 @@ def check_not_random(backend: Any, name: str | Path) -> None:
         )
 
 
-def split_names(backend: Any) -> None:
-    """Make the name of a special token inside a text ordinary text to a backend.
+def split_names(backend: Any) -> Any:
+    """Make the name of a special token inside a text ordinary text to a backend, and return the backend.
 
     Unigram and word models have these names as pieces, so their words are cut behind the first character of a name.
     """
@@ -342,6 +336,7 @@ def split_names(backend: Any) -> None:
         cut = pre_tokenizers.Split(Regex(pattern), "merged_with_previous")
         steps = [cut] if backend.pre_tokenizer is None else [backend.pre_tokenizer, cut]
         backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    return backend
 
 
 def write_lines(file: Path, lines: Iterable[str]) -> None:
@@ -367,11 +362,11 @@ def _without_empty(value: Any) -> Any:
 
 
 def _word_start_rule(content: dict[str, Any]) -> Callable[[str], bool] | None:
-    model, pre_tokenizer = content["model"], json.dumps(content.get("pre_tokenizer"))
+    model, layers = content["model"], json.dumps([content.get("pre_tokenizer"), content.get("decoder")])
     if model["type"] == "WordPiece":
         return lambda token: not token.startswith(model["continuing_subword_prefix"])
-    if '"ByteLevel"' in pre_tokenizer:
+    if '"ByteLevel"' in layers:
         return lambda token: token.startswith(_BYTE_LEVEL_SPACES)
-    if '"Metaspace"' in pre_tokenizer:
+    if json.dumps("▁") in layers:
         return lambda token: token.startswith("▁")
     return None

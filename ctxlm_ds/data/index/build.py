@@ -36,10 +36,10 @@ from ctxlm_ds.data.sample import NO_LANGUAGE
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.sections import DataSection, RowSettings
 from ctxlm_ds.registry import FORMATS
+from ctxlm_ds.tokenizers.base import Tokenizer
 
 if TYPE_CHECKING:
     from ctxlm_ds.objectives.base import Objective
-    from ctxlm_ds.tokenizers.base import Tokenizer
 
 INDEX_FORMAT = "ctxlm_ds-samples"
 FEWEST_DOCUMENTS = 300
@@ -120,6 +120,8 @@ def require_encoding(dataset: IndexedDataset, tokenizer: Tokenizer, data: DataSe
             f"{tokenizer.fingerprint[:12]}); set tokenizer.path to that one, or run ctxlm preprocess again"
         )
     joins_sentences = FORMATS.get(data.sample_format)().joins_sentences(data)
+    # Sentences of other makers' tokenizers were encoded without it until 0.1, also for rows that join them.
+    space = None if not space and tokenizer.kind == Tokenizer.kind else space
     if space is None or not tokenizer.sentence_prefix or not is_split(dataset) or joins_sentences == bool(space):
         return
     encoded, option = ("with", "without") if space else ("without", "with")

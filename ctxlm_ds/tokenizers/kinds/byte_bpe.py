@@ -40,10 +40,6 @@ class ByteBpeTokenizer(Tokenizer):
     kind = "byte_bpe"
     names_ends = True
 
-    @property
-    def sentence_prefix(self) -> str:
-        return "" if self.backend.pre_tokenizer.add_prefix_space else " "
-
     def class_settings(self, content: dict[str, Any], special: dict[str, Any]) -> dict[str, Any]:
         template = content.get("post_processor") or {}
         is_roberta = template.get("type", "RobertaProcessing") == "RobertaProcessing" and self.double_separator

@@ -177,11 +177,6 @@ class SentencePieceTokenizer(Tokenizer):
         parts = super().fingerprint, hashlib.sha256(self.facts.files[MODEL_FILE]).hexdigest()
         return hashlib.sha256(":".join(parts).encode()).hexdigest()
 
-    def shown(self, token_id: int) -> tuple[str, str]:
-        space, text = Tokenizer.shown(self, token_id)
-        # Decoding one piece drops the space before it.
-        return (" ", text.lstrip()) if self.id_to_token(token_id).startswith(SPACE) else (space, text)
-
     def end_tokens(self) -> dict[str, str]:
         ends = super().end_tokens()
         return ends if self.has_mask else {"eos_token": ends["eos_token"]}  # T5 has no bos_token

@@ -9,11 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import sentencepiece
 import transformers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
-from tokenizers import models, pre_tokenizers, trainers
 
 from ctxlm_ds.apps.downstream import prepare
 from ctxlm_ds.apps.text.preprocess_data import check_merges
@@ -64,6 +65,45 @@ def test_a_tokenizer_that_draws_its_ids_is_refused(tmp_path: Path) -> None:
             load(tmp_path / "t")
     edit(file, model=model | {"dropout": None})
     load_tokenizer(tmp_path / "t")
+
+
+def test_tokens_of_other_makers_folders_are_shown_with_their_blanks(tmp_path: Path) -> None:
+    """What the decoder does with a token decides, not the name of the tokenizer's kind."""
+    sentence = TEXTS[0].split(".")[0]
+    for kind, size in (("unigram", 400), ("gpt2", 400)):
+        train_tokenizer(kind, TEXTS, size, tmp_path / kind)
+        saved = transformers.AutoTokenizer.from_pretrained(tmp_path / kind)
+        saved.save_pretrained(tmp_path / f"{kind}-saved")
+        read = load_tokenizer(tmp_path / f"{kind}-saved")
+        shown = "".join(space + text for space, text in map(read.shown, read.encode_batch([sentence])[0]))
+        assert shown.strip() == sentence
+        own = load_tokenizer(tmp_path / kind)
+        assert list(map(read.shown, range(size))) == list(map(own.shown, range(size)))
+
+
+def test_word_starts_and_leading_spaces_follow_the_layers(tmp_path: Path) -> None:
+    train_tokenizer("gpt2", TEXTS, 400, tmp_path / "t")
+    own, split = load_tokenizer(tmp_path / "t"), pre_tokenizers.Split(Regex(r" ?\S+"), "isolated")
+    backend = Backend.from_file(str(tmp_path / "t" / "tokenizer.json"))
+    backend.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    ends = {"eos_token": "<|endoftext|>"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **ends).save_pretrained(tmp_path / "layers")
+    read = load_tokenizer(tmp_path / "layers")
+    assert read.kind == "huggingface" and read.sentence_prefix == own.sentence_prefix == " "
+    assert (read.word_start_mask() == own.word_start_mask()).all()
+
+    pieces = {"<unk>": 0, "<s>": 1, "</s>": 2, "▁": 3, "a": 4, "b": 5, "▁a": 6, "▁b": 7, "ab": 8}
+    llama = Backend(models.BPE(pieces, [("▁", "a"), ("▁", "b"), ("a", "b")], unk_token="<unk>", fuse_unk=True))
+    llama.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    llama.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    ends = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=llama, **ends).save_pretrained(tmp_path / "llama")
+    read = load_tokenizer(tmp_path / "llama")
+    assert read.sentence_prefix == ""
+    assert [read.id_to_token(number) for number in np.flatnonzero(read.word_start_mask())] == [
+        "<unk>", "<s>", "</s>", "▁", "▁a", "▁b"
+    ]  # fmt: skip
+    assert "".join(space + text for space, text in map(read.shown, read.encode_batch(["a ab b"])[0])) == " a ab b"
 
 
 def edit(file: Path, **changes: object) -> None:

@@ -279,7 +279,7 @@ def kind_of_features(arguments: argparse.Namespace, task: TaskDescription, parts
     sentences = words_of(task, parts)
     words = {word for sentence in sentences for word in sentence}
     words |= {word.lower() for word in words}
-    source = open_source(arguments.features, arguments.pooling, words, split_special_tokens=task.split_special_tokens)
+    source = open_source(arguments.features, arguments.pooling, words, split=task.split_special_tokens)
     static = None if arguments.static is None else open_source(arguments.static, vocabulary=words)
     for each in (source, static):
         if each is not None:

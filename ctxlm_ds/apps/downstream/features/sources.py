@@ -65,12 +65,13 @@ class FeatureSource(ABC):
 
 def open_source(
     path: Path, pooling: Pooling | None = None, vocabulary: Container[str] | None = None, separate: bool = False,
-    split_special_tokens: bool | None = None,
+    split: bool | None = None,
 ) -> FeatureSource:  # fmt: skip
     """Open a folder in Hugging Face's form or in a family's own format (ELMo), or a file of static vectors.
 
     `pooling` gives the vector of a word of several subwords (None: the first one's); a source without subwords refuses
     it. Only words of the vocabulary of a file are kept. With `separate` an ELMo has 2L + 1 layers of one direction.
+    With `split` the names of special tokens are text.
 
     Raises:
         ConfigError, TokenizerError, ExportError, DataError: the path holds no source, or a damaged one.
@@ -83,7 +84,7 @@ def open_source(
     if separate:
         raise ConfigError(f"--separate-directions: {path} is no ELMo (options.json and weights.hdf5)")
     if path.is_dir():
-        return TransformersSource(path, pooling or "first", split_special_tokens=split_special_tokens)
+        return TransformersSource(path, pooling or "first", split=split)
     if not path.is_file():
         raise ConfigError(f"{path}: no such file or folder; give a model's folder or a file of static vectors")
     return read_static(path, vocabulary)
@@ -141,11 +142,10 @@ class TransformersSource(FeatureSource):
     """All hidden states of an encoder, of the encoder of an encoder-decoder, or of a decoder."""
 
     def __init__(
-        self, folder: Path, pooling: Pooling = "first", max_length: int = LONGEST,
-        split_special_tokens: bool | None = None,
-    ) -> None:  # fmt: skip
+        self, folder: Path, pooling: Pooling = "first", max_length: int = LONGEST, split: bool | None = None
+    ) -> None:
         quiet_transformers()
-        self.tokenizer = load_tokenizer(folder, True, split_special_tokens)
+        self.tokenizer = load_tokenizer(folder, True, split)
         self.tokenizer.padding_side = "right"
         self.max_length = longest_input(folder, self.tokenizer, max_length)
         options = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True}

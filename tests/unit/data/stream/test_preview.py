@@ -82,7 +82,7 @@ def test_byte_level_tokens_are_read_as_text() -> None:
         shown = Tokenizer.shown
 
         def decode(self, ids: list[int]) -> str:  # type: ignore[override]
-            return {10: " the", 11: "re", 12: " cat"}[ids[0]]
+            return "".join({10: " the", 11: "re", 12: " cat"}[number] for number in ids)
 
         def id_to_token(self, token_id: int) -> str:
             return {2: "<s>", 3: "</s>", 4: "<mask>"}[token_id]
@@ -96,7 +96,7 @@ def test_pieces_of_sentencepiece_are_read_as_text() -> None:
         shown = SentencePieceTokenizer.shown
 
         def decode(self, ids: list[int]) -> str:  # type: ignore[override]
-            return self.id_to_token(ids[0]).replace("▁", "")
+            return "".join(map(self.id_to_token, ids)).replace("▁", " ").removeprefix(" ")
 
         def id_to_token(self, token_id: int) -> str:
             return {2: "[CLS]", 3: "[SEP]", 4: "[MASK]", 10: "▁the", 11: "re", 12: "▁cat"}[token_id]
