@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import PARTIAL_MARK
-from ctxlm_ds.errors import ConfigError, TokenizerError
+from ctxlm_ds.errors import ConfigError, CtxlmError, TokenizerError
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import TOKENIZERS
 from ctxlm_ds.tokenizers.base import (
@@ -43,6 +43,8 @@ _USUAL_NAMES = {
     "mask": ("[MASK]", "<mask>"),
 }
 _STAND_INS = {"cls": "bos", "sep": "eos"}
+_PROBE = "a " + "".join(map(chr, range(0x20, 0xD800)))
+"""Text that every tokenizer must encode; a damaged normalizer fails at some of its characters."""
 _USUAL_ENDS = ("<|endoftext|>", "\n</w>")
 """GPT-2's and GPT-1's end of a document."""
 
@@ -57,7 +59,18 @@ def load_tokenizer(path: str | Path, split_special_tokens: bool | None = None) -
     Raises TokenizerError if the folder, its tokenizer.json or one of the pad, unk, cls and sep tokens is missing, a
     file in it cannot be read, or the folder was never finished.
     """
-    folder = Path(path)
+    try:
+        tokenizer = _load(Path(path), split_special_tokens)
+        has_table = "Precompiled" in repr(tokenizer.backend.normalizer)
+        tokenizer.encode_batch([_PROBE if has_table else _PROBE[::97]])
+        return tokenizer
+    except (CtxlmError, OSError, KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # the libraries raise other classes, also for a panic
+        raise TokenizerError(f"{path}: a file of the tokenizer is damaged ({str(error)[:200]}); restore it") from error
+
+
+def _load(folder: Path, split_special_tokens: bool | None) -> Tokenizer:
     vocabulary = find_vocabulary(folder)
     if vocabulary is not None:
         return _load_vocabulary(vocabulary, split_special_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -104,6 +105,37 @@ def test_word_starts_and_leading_spaces_follow_the_layers(tmp_path: Path) -> Non
         "<unk>", "<s>", "</s>", "▁", "▁a", "▁b"
     ]  # fmt: skip
     assert "".join(space + text for space, text in map(read.shown, read.encode_batch(["a ab b"])[0])) == " a ab b"
+
+
+def test_damaged_files_are_named_before_a_text_is_encoded(tmp_path: Path) -> None:
+    train_tokenizer("unigram", TEXTS, 400, tmp_path / "t")
+    model, rng = (tmp_path / "t" / "spiece.model").read_bytes(), random.Random(1)
+    for number in range(30):
+        damaged = bytearray(model)
+        for _ in range(rng.choice([1, 3, 20])):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        file = (tmp_path / "t" / "spiece.model", tmp_path / "bare.model")[number % 2]
+        file.write_bytes(damaged)
+        with contextlib.suppress(TokenizerError):
+            load_tokenizer(file.parent if number % 2 == 0 else file).encode_batch(["a é 한"])
+    transformers.AutoTokenizer.from_pretrained(tmp_path / "t").save_pretrained(tmp_path / "saved")
+    file = tmp_path / "saved" / "tokenizer.json"
+    content = json.loads(file.read_text())
+    edit(file, model=content["model"] | {"unk_id": None})
+    with pytest.raises(TokenizerError, match="a file of the tokenizer is damaged .*unk_id"):
+        load_tokenizer(tmp_path / "saved")
+    edit(file, model=content["model"])
+    edit(tmp_path / "saved" / "tokenizer_config.json", mask_token="\ud800")
+    with pytest.raises(TokenizerError, match="a file of the tokenizer is damaged"):
+        load_tokenizer(tmp_path / "saved")
+
+
+@pytest.mark.parametrize("name", ["do_lower_case", "strip_accents", "tokenize_chinese_chars"])
+def test_a_setting_of_a_wrong_type_next_to_a_vocabulary_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({name: "yes"}))
+    with pytest.raises(TokenizerError, match="a file of the tokenizer is damaged"):
+        load_tokenizer(tmp_path)
 
 
 def edit(file: Path, **changes: object) -> None:
