@@ -82,6 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--merge-file", type=Path, metavar="FILE", help=merges_help)
     eod_help = "end each document with [SEP], </s> or <|endoftext|> (GPT needs it)"
     add("--append-eod", action="store_true", help=eod_help)
+    add("--prepend-bos", action="store_true", help="begin each document with <s> (LLaMA, next to --append-eod)")
     split_help = "encode names of special tokens inside texts (<unk>, [MASK]) as ordinary text, not as those tokens"
     add("--split-special-tokens", action="store_true", help=split_help)
     add = parser.add_argument_group("output").add_argument

@@ -10,15 +10,16 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.console import byte_progress
+from ctxlm_ds.console import byte_progress, counted
 from ctxlm_ds.data.dataset.metadata import file_digest, manifest_path, write_manifest
 from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file
 from ctxlm_ds.errors import DataError
+from ctxlm_ds.recipe.problems import shortened
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 
@@ -158,18 +159,6 @@ def show_documents(dataset: IndexedDataset, tokenizer: Tokenizer | None, count: 
             yield f"  … ({len(left):,} more sequences, {sum(map(len, left)):,} tokens)"
 
 
-class RoundTrip(NamedTuple):
-    """Sampled sequences decoded to text and tokenized again."""
-
-    sequences: int
-    same: int
-    """Number that gave the same ids again."""
-    with_unknown: int
-    """Number that were left out because they hold the unknown token, whose text is lost."""
-    example: str
-    """Text of one that gave the same ids (else of any)."""
-
-
 def verify_dataset(dataset: IndexedDataset, tokenizer_path: str | Path | None = None, write: bool = False) -> list[str]:
     """Verify a dataset and return what was verified, one line each. Raises DataError at the first error.
 
@@ -259,46 +248,34 @@ def _spans_proof(dataset: IndexedDataset) -> str:
     return f"spans: {spans:,} of two or more tokens, {share:.1%} of the tokens; sha256 equals the recorded one"
 
 
-def round_trip(dataset: IndexedDataset, tokenizer: Tokenizer, count: int = _SAMPLED_SEQUENCES) -> RoundTrip:
-    """Decode up to `count` sequences, evenly spread over the dataset, and tokenize their text again."""
-    spread = np.unique(np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(np.int64))
+def _text_proof(dataset: IndexedDataset, tokenizer: Tokenizer | None) -> str:
+    """Decode sequences, evenly spread over the dataset, and tokenize their text again; DataError if ids differ."""
+    if tokenizer is None:
+        return "text: not decoded (name the tokenizer with --tokenizer)"
+    if tokenizer.backend.decoder is None:
+        return "text: not compared (tokenizer.json has no decoder, so that ids do not give their text back)"
+    metadata = dataset.metadata or {}
+    spread = np.unique(np.linspace(0, len(dataset) - 1, min(_SAMPLED_SEQUENCES, len(dataset))).astype(np.int64))
     sampled = [dataset.sequence(number)[:_MAX_SAMPLED_TOKENS].tolist() for number in spread]
     sampled = [ids[:-1] if ids and ids[-1] == tokenizer.eod_id else ids for ids in sampled]
     sampled = [ids for ids in sampled if len(ids) >= _MIN_SAMPLED_TOKENS] or [ids for ids in sampled if ids]
+    if metadata.get("prepend_bos"):
+        sampled = [ids[ids[0] == tokenizer.cls_id :] for ids in sampled]
     known = [ids for ids in sampled if tokenizer.unk_id not in ids or tokenizer.unk_id == tokenizer.eod_id]
+    if not known:
+        return f"text: not compared ({counted(len(sampled), 'sampled sequence')}, all with unknown words)"
     texts = [tokenizer.decode(ids) for ids in known]
     same = [
         # A sequence that was cut may end inside a word.
         again[: len(ids) - 16] == ids[:-16] if len(ids) >= _MAX_SAMPLED_TOKENS - 1 else again == ids
         for ids, again in zip(known, tokenizer.encode_batch(texts), strict=True)
     ]
-    found_again = [text for text, equal in zip(texts, same, strict=True) if equal]
-    return RoundTrip(
-        sequences=len(known),
-        same=sum(same),
-        with_unknown=len(sampled) - len(known),
-        example=" ".join((found_again or texts or [""])[0].split()),
-    )
-
-
-def _text_proof(dataset: IndexedDataset, tokenizer: Tokenizer | None) -> str:
-    if tokenizer is None:
-        return "text: not decoded (name the tokenizer with --tokenizer)"
-    if tokenizer.backend.decoder is None:
-        return "text: not compared (tokenizer.json has no decoder, so that ids do not give their text back)"
-    result = round_trip(dataset, tokenizer)
-    is_recorded = (dataset.metadata or {}).get("tokenizer_fingerprint") is not None
-    if not result.sequences:
-        return f"text: not compared ({result.with_unknown} sampled sequences, all with unknown words)"
-    remedy = "preprocess it again" if is_recorded else "name the tokenizer that made the dataset with --tokenizer"
-    if result.same < _LEAST_SAME * result.sequences:
-        raise DataError(
-            f"{dataset.prefix}: only {result.same} of {result.sequences} sampled sequences are what this tokenizer "
-            f"makes of their text ({result.example[:60]!r}); {remedy}"
-        )
-    example = result.example if len(result.example) <= 80 else result.example[:78] + " …"
-    unknown = f", {result.with_unknown} with unknown words were left out" if result.with_unknown else ""
-    return (
-        f"text: {result.same} of {result.sequences} sampled sequences decode to text that gives the same ids again"
-        f"{unknown}: {example!r}"
-    )
+    share = f"{sum(same)} of {len(same)} sampled sequences"
+    example = shortened(" ".join(texts[same.index(True) if any(same) else 0].split()))
+    if sum(same) < _LEAST_SAME * len(same):
+        is_known = metadata.get("tokenizer_fingerprint") is not None
+        remedy = "preprocess it again" if is_known else "name the tokenizer that made the dataset with --tokenizer"
+        short = f"{dataset.prefix}: only {share} are what this tokenizer makes of their text"
+        raise DataError(f"{short} ({example!r}); {remedy}")
+    left_out = f", {len(sampled) - len(known)} with unknown words were left out" if len(known) < len(sampled) else ""
+    return f"text: {share} decode to text that gives the same ids again{left_out}: {example!r}"

@@ -42,7 +42,7 @@ _NOT_THESE = ", and not as these parts joined"
 _SHARD = re.compile(r"_shard(\d+)-of-(\d+)")
 _SAME = (
     "tokenizer_fingerprint", "vocab_size", "sentence_prefix", "eod_id", "split_sentences", "sentence_splitter",
-    "keep_newlines", "append_eod", "split_special_tokens", "spans_key",
+    "keep_newlines", "append_eod", "prepend_bos", "split_special_tokens", "spans_key",
 )  # fmt: skip
 """Settings that decide what the tokens mean; all parts of one dataset have the same."""
 _OF_A_SHARD_SET = ("sources", "source_signature", "input_format", "json_keys", "json_key", "build_version")

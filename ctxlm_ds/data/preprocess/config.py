@@ -31,6 +31,8 @@ class PreprocessConfig:
     """Sentences that follow another one are encoded with the space before them (byte-level BPE)."""
     append_eod: bool = False
     """The separator (`[SEP]`, `</s>`, `<|endoftext|>`) ends each document, counted in its last sequence's length."""
+    prepend_bos: bool = False
+    """The token that begins a text (`<s>`, `[CLS]`) begins each document."""
     split_special_tokens: bool = False
     """Encode the name of a special token inside a text as ordinary text (the name is transformers')."""
     workers: int = 1
@@ -63,10 +65,9 @@ def dataset_prefix(output_prefix: str | Path, key: str, config: PreprocessConfig
 def build_key(signature: str, fingerprint: str, config: PreprocessConfig) -> str:
     """Return a sha256 (hex) of everything that decides the bytes: equal keys, equal datasets."""
     settings = {key: value for key, value in asdict(config).items() if key not in _NOT_IN_KEY}
-    if not config.spans_key:
-        del settings["spans_key"]  # keys of datasets that are older than this setting
-    if not config.join_keys:
-        del settings["join_keys"]
+    for name in ("spans_key", "join_keys", "prepend_bos"):
+        if not settings[name]:
+            del settings[name]  # keys of datasets that are older than this setting
     settings |= {
         "version": BUILD_VERSION,
         "sources": signature,

@@ -57,6 +57,7 @@ class ChunkEncoder:
         self._tokenizer = tokenizer
         self._encode_flat = flat_encoder(tokenizer)
         self._dtype = token_dtype(tokenizer.vocab_size)
+        self._begin_id = tokenizer.cls_id if config.prepend_bos else None
         self._end_id = tokenizer.eod_id if config.append_eod else None
         # GPT has one token for unknown text and the end of a document; its byte-level text is never unknown.
         self._unknown_id = tokenizer.unk_id if tokenizer.unk_id != tokenizer.eod_id else -1
@@ -95,12 +96,13 @@ class ChunkEncoder:
         filled = lengths > 0
         owners = np.repeat(np.arange(len(texts)), list(map(len, split)))[filled]
         lengths, sizes = lengths[filled], np.bincount(owners, minlength=len(texts))
-        if self._end_id is not None and lengths.size:
-            last = np.cumsum(sizes)[sizes > 0] - 1
-            ends = np.cumsum(lengths)[last]
-            tokens = np.insert(tokens, ends, self._end_id)
-            flags = None if flags is None else np.insert(flags, ends, 0)
-            lengths[last] += 1
+        for token_id, is_end in ((self._end_id, True), (self._begin_id, False)):
+            if token_id is not None and lengths.size:
+                sequences = (np.cumsum(sizes) - (1 if is_end else sizes))[sizes > 0]
+                places = (np.cumsum(lengths) - (0 if is_end else lengths))[sequences]
+                tokens = np.insert(tokens, places, token_id)
+                flags = None if flags is None else np.insert(flags, places, 0)
+                lengths[sequences] += 1
         return EncodedDocuments(tokens.astype(self._dtype), lengths, sizes, flags)
 
     def _split(self, text: str) -> list[str]:

@@ -323,6 +323,7 @@ class _Job:
             "input_bytes": self.counts["input_bytes"],
             "characters": self.counts["characters"],
             **({"spans_key": config.spans_key} if config.spans_key else {}),
+            **({"prepend_bos": True} if config.prepend_bos else {}),
         }
 
 

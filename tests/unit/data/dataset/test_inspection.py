@@ -88,7 +88,7 @@ def test_a_comparison_of_unknown_words_is_not_called_verified(tmp_path: Path) ->
     train_tokenizer("wordpiece", ["some text"] * 4, 60, tmp_path / "tokenizer")
     (tmp_path / "text.txt").write_text("some \u00d8 text some text\n")
     (result,) = preprocess([str(tmp_path / "text.txt")], tmp_path / "tokenizer", tmp_path / "set", PreprocessConfig())
-    assert verify_dataset(IndexedDataset(result.prefix))[-1].endswith("(1 sampled sequences, all with unknown words)")
+    assert verify_dataset(IndexedDataset(result.prefix))[-1].endswith("(1 sampled sequence, all with unknown words)")
 
 
 def test_unknown_tokens_are_read_or_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

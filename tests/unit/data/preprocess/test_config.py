@@ -13,7 +13,7 @@ from ctxlm_ds.data.sources.types import InputShard
 PLAIN = PreprocessConfig()
 CHANGES: dict[str, Any] = {
     "json_keys": ("title",), "split_sentences": True, "keep_newlines": True, "leading_space": True, "append_eod": True,
-    "split_special_tokens": True, "input_format": "text", "spans_key": "spans", "join_keys": True,
+    "prepend_bos": True, "split_special_tokens": True, "input_format": "text", "spans_key": "spans", "join_keys": True,
     "shard": InputShard(1, 3),
 }  # fmt: skip
 WITHOUT_EFFECT: dict[str, Any] = {"workers": 8, "max_bad_records": 9, "overwrite": True}

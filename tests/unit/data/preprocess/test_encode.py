@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer as Backend
 
+from ctxlm_ds.data.dataset.inspection import verify_dataset
 from ctxlm_ds.data.preprocess.sentences import split_sentences
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.text import write_corpus
@@ -45,6 +46,16 @@ def test_ids_equal_the_library_called_directly(
     assert dataset.metadata is not None
     assert dataset.metadata["sentence_prefix"] == (" " if name == "bpe" and (leading_space or not split) else "")
     assert Path(dataset.prefix).name == f"set_text_{'sentence' if split else 'document'}"
+
+
+@pytest.mark.parametrize("append_eod", [False, True])
+def test_a_token_of_its_own_begins_each_document(corpus: Path, tokenizers: dict[str, Path], append_eod: bool) -> None:
+    settings = {"split_sentences": True, "append_eod": append_eod}
+    plain = read_documents(run(corpus, tokenizers["bpe"], **settings))
+    dataset = run(corpus, tokenizers["bpe"], prepend_bos=True, overwrite=True, **settings)
+    begin = load_tokenizer(tokenizers["bpe"]).token_to_id("<s>")
+    assert read_documents(dataset) == [[[begin, *document[0]], *document[1:]] for document in plain]
+    assert verify_dataset(dataset)[-1].startswith("text: 61 of 61 sampled sequences")
 
 
 def test_byte_level_sentences_add_up_to_the_paragraph(tmp_path: Path, tokenizers: dict[str, Path]) -> None:
