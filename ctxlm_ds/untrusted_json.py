@@ -75,6 +75,13 @@ def read_json_object(path: Path, error: type[Exception] = ValueError, max_bytes:
     return value
 
 
+def one_value_remedy(first_line: str, name: str) -> str:
+    """Return what to do if a file that should have JSON on each line begins with a list or a lone brace, or nothing."""
+    if not (first_line.strip() == "{" or first_line.lstrip().startswith("[")):
+        return ""
+    return f"the file is one JSON value: write a list as an object a line, jq -c '.[]' {name} > NAME.jsonl"
+
+
 def check_regular_files(folder: Path, error: type[Exception]) -> None:
     """Raise `error` if a folder holds a FIFO, a device or a socket, which would block its reader."""
     for path in sorted(folder.iterdir()):

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 
 TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+OTHER_TOKENIZER = (
+    "if tokens were added to the model's tokenizer, add rows with transformers (model.resize_token_embeddings, "
+    "save_pretrained) or take the tokenizer without them; else it is another model's tokenizer"
+)
 MAX_SIZE = 1 << 24
 """No size in a config is larger; products of two such sizes are still countable."""
 

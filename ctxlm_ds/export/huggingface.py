@@ -21,7 +21,7 @@ from ctxlm_ds.checkpoint.tensor_file import LazyTensor
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import CardText, FamilyExport, OwnFormat, export_of, own_format_in, own_format_of
-from ctxlm_ds.export.hf_config import to_hf_config
+from ctxlm_ds.export.hf_config import OTHER_TOKENIZER, to_hf_config
 from ctxlm_ds.export.key_maps import KeyMap, Row
 from ctxlm_ds.export.model_card import CARD_MARK, write_model_card
 from ctxlm_ds.export.safetensors_files import DEFAULT_SHARD_BYTES, HEADS_FILE, write_heads, write_model
@@ -168,8 +168,7 @@ def _check_tokenizer(tokenizer: Tokenizer, model: ModelSection) -> None:
     assert model.vocab_size is not None
     if tokenizer.output_size > model.vocab_size:
         raise ExportError(
-            f"the tokenizer has {tokenizer.output_size} ids, the model only {model.vocab_size}: it is not the "
-            "tokenizer that this model was trained with"
+            f"the tokenizer has {tokenizer.output_size} ids, the model only {model.vocab_size}: {OTHER_TOKENIZER}"
         )
 
 

@@ -23,6 +23,7 @@ from ctxlm_ds.apps.downstream.task import Column, TaskDescription
 from ctxlm_ds.console import counted
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.problems import did_you_mean, show_value
+from ctxlm_ds.untrusted_json import one_value_remedy
 
 logger = logging.getLogger("ctxlm_ds")
 OPENERS: dict[str, Callable[..., Any]] = {"": open, ".xz": lzma.open, ".gz": gzip.open}
@@ -68,8 +69,7 @@ class Example:
 
     def texts(self) -> list[str]:
         """Return all that a tokenizer reads, a label to be written included."""
-        answers = [answer for answer, _ in self.answers]
-        return [self.text, self.pair or "", *self.choices, *self.words, self.label or "", *answers]
+        return [self.text, self.pair or "", self.label or "", *self.choices, *self.words, *dict(self.answers)]
 
     def shown_label(self) -> str:
         """Return what is right on one line; empty if it is not known."""
@@ -233,6 +233,8 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Row]]:
     for line, content in enumerate(text.split("\n"), 1):
         if not content.strip():
             continue
+        if line == 1 and (remedy := one_value_remedy(content, str(path))):
+            raise DataError(f"{path}:1: {remedy}")
         row = _parse(content, f"{path}:{line}")
         if not isinstance(row, dict):
             raise DataError(f"{path}:{line}: a line is a JSON object, not {show_value(row)}")

@@ -14,6 +14,7 @@ from ctxlm_ds.data.sources.parsing import parse_chunk
 from ctxlm_ds.data.sources.reading import check_keys, find_sources, read_chunks, total_bytes
 from ctxlm_ds.data.sources.types import KEY_HINT, NOT_UTF8, BadRecord, Document
 from ctxlm_ds.errors import DataError
+from ctxlm_ds.untrusted_json import one_value_remedy
 
 logger = logging.getLogger("ctxlm_ds")
 
@@ -24,7 +25,9 @@ _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def remedy(bad: BadRecord) -> str:
-    """Return how a file of another encoding is converted; nothing for other bad records."""
+    """Return how a file of another encoding, or of one JSON value, is converted; nothing for other bad records."""
+    if "JSON" in bad.reason and (bad.position, bad.unit) == (1, "line"):
+        return one_value_remedy(bad.excerpt.decode("utf-8", "replace"), shlex.quote(bad.path))
     if bad.reason != NOT_UTF8 or bad.unit != "line":
         return ""
     is_utf16 = bad.position == 1 and bad.excerpt.startswith(_UTF16_MARKS)
@@ -52,8 +55,10 @@ class BadRecords:
         self.reasons[bad.reason] += 1
         if self.count > self.limit:
             if not self.limit:
-                fix = remedy(bad) or "fix it"
-                raise DataError(f"{bad}; {fix}, or skip such records with --max-bad-records N")
+                fix = remedy(bad)
+                if fix and bad.reason != NOT_UTF8:  # every record would be skipped
+                    raise DataError(f"{bad}; {fix}")
+                raise DataError(f"{bad}; {fix or 'fix it'}, or skip such records with --max-bad-records N")
             raise DataError(
                 f"{bad}; {self.count:,} of {num_records:,} records are no documents ({self.by_reason()}), "
                 f"more than the {self.limit} allowed; {remedy(bad) or 'fix them'}, or raise --max-bad-records"

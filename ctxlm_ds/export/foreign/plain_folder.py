@@ -15,7 +15,7 @@ from ctxlm_ds.checkpoint.folders import check_output
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import Tensors, export_of
-from ctxlm_ds.export.hf_config import to_hf_config
+from ctxlm_ds.export.hf_config import OTHER_TOKENIZER, to_hf_config
 from ctxlm_ds.export.huggingface import Conversion
 from ctxlm_ds.export.key_maps import WeightSource
 from ctxlm_ds.export.safetensors_files import write_model
@@ -102,7 +102,6 @@ def cut_vocabulary(tensors: dict[str, torch.Tensor], names: Sequence[str], size:
         rows = tensors[name].shape[0]
         if rows < size:
             raise ExportError(
-                f"{folder}: {name} has {rows} rows, the tokenizer {size} ids: it is not the tokenizer that this model "
-                "was trained with"
+                f"{folder}: {name} has {rows} rows, the tokenizer {size} ids: {OTHER_TOKENIZER}"
             )
         tensors[name] = tensors[name][:size]

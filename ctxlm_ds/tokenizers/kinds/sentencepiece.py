@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -267,6 +268,10 @@ def _learn(texts: Iterable[str], settings: SentencePieceSettings, layout: Layout
                 **layout.first_ids,
             )
         except (RuntimeError, OSError) as error:
+            if found := re.search(r"required_chars\. \d+ vs (\d+)", str(error)):
+                least = int(found[1]) + len(appended_tokens(settings, layout))
+                short = f"--vocab-size {settings.vocab_size}: the characters of the text need {least:,} ids"
+                raise ConfigError(f"{short}; raise it, or lower --character-coverage") from None
             raise ConfigError(f"sentencepiece cannot train this vocabulary: {error}") from error
     return written.getvalue()
 

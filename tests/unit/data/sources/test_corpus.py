@@ -86,6 +86,15 @@ def test_another_encoding_has_its_remedy(tmp_path: Path, tokenizer: Path, conten
         run([path], tokenizer, tmp_path / "data", max_bad_records=0)
 
 
+@pytest.mark.parametrize("content", ['[{"text": "a"}, {"text": "b"}]', '[\n {"text": "a"}\n]', '{\n  "text": "a"\n}'])
+def test_a_file_of_one_json_value_has_its_remedy(tmp_path: Path, tokenizer: Path, content: str) -> None:
+    path = tmp_path / "text.json"
+    path.write_text(content)
+    message = rf"line 1: not .*; the file is one JSON value: write .* jq -c '\.\[\]' {path} > NAME\.jsonl$"
+    with pytest.raises(DataError, match=message):
+        run([path], tokenizer, tmp_path / "data", max_bad_records=0)
+
+
 def test_an_input_without_a_readable_record_says_so(tmp_path: Path, tokenizer: Path) -> None:
     path = tmp_path / "corpus.jsonl"
     path.write_text("{\n" * 6)
