@@ -13,9 +13,12 @@ from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
 
 
 def ramps() -> list[tuple[int, int, int, int]]:
-    """Global batch, start, increment and rows: GPT-3 (Brown 2020, table 2.1), steps of one row, thirds, random ones."""
+    """Global batch, start, increment and rows: GPT-3 (Brown 2020, table 2.1), steps of one row, thirds, random ones.
+
+    Of 1 to 8 within 9 rows the last size is 7: 9 / (9 / 7) is less than 7.
+    """
     rng = random.Random(5)
-    found = [(1536, 16, 16, 5_859_375), (7, 4, 1, 100), (4, 1, 1, 100), (8, 4, 4, 1), (32, 8, 24, 10**6)]
+    found = [(1536, 16, 16, 5_859_375), (7, 4, 1, 100), (4, 1, 1, 100), (8, 4, 4, 1), (32, 8, 24, 10**6), (8, 1, 1, 9)]
     for _ in range(60):
         start, increment, count = rng.randint(1, 40), rng.randint(1, 40), rng.randint(1, 60)
         found.append((start + count * increment, start, increment, rng.randint(1, 20_000)))

@@ -15,6 +15,7 @@ from ctxlm_ds.data.numba_random import below, stream, stream_key, word_at
 from ctxlm_ds.data.sample import Example, Sample
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.base import build_objective
+from ctxlm_ds.objectives.corruption.spans import geometric_shares
 from ctxlm_ds.recipe.check import check_config
 from tests.objective_statistics import choose_ngrams, choose_spans
 from tests.ragged import Rows, collate, each, pair_sample, samples_from, single_sample
@@ -97,6 +98,48 @@ def test_run_lengths_are_those_of_the_published_rule(
         share = (wanted[length] + got[length]) / sum(totals)
         error = math.sqrt(share * (1 - share) * (1 / totals[0] + 1 / totals[1]))
         assert abs(wanted[length] / totals[0] - got[length] / totals[1]) <= 4 * error, length
+
+
+def test_lengths_of_spans_are_geometric() -> None:
+    """Joshi 2020, section 3.1: p = 0.2 up to 10 words, whose mean is 3.8."""
+    shares = geometric_shares(0.2, 10)
+    assert shares[1:] / shares[:-1] == pytest.approx(np.full(9, 0.8)) and shares.sum() == pytest.approx(1.0)
+    assert (shares * np.arange(1, 11)).sum() == pytest.approx(3.8, abs=0.01)
+
+
+def test_spans_that_meet_mark_as_many_tokens_as_wanted() -> None:
+    samples = texts(200, 60)
+    for sample, example in zip(samples, corrupt(samples, mask_prob=0.6, **SPANBERT), strict=True):
+        assert len(example.prediction_positions) == math.ceil(0.6 * sum(map(len, words_of(sample))))
+
+
+def albert_positions_drawn(sample: Sample, number: int, wanted: int) -> set[int]:
+    """create_pretraining_data.py, create_masked_lm_predictions, with this project's draws."""
+    state = np.uint64(stream(stream_key(1, "mask"), number, 0, 0))
+    words = words_of(sample)
+    order, masked = list(range(len(words))), set()
+    for turn in range(len(words)):
+        word = np.uint64(word_at(state, 1 + 2 * turn))
+        drawn = turn + int(below(word, len(words) - turn))
+        order[turn], order[drawn] = order[drawn], order[turn]
+        longest = min(3, len(words) - order[turn])
+        left, length = (int(word) % 2**32) / 2**32 * sum(1 / n for n in range(1, longest + 1)), 1
+        while length < longest and left >= 1 / length:
+            left, length = left - 1 / length, length + 1
+        ngram = words[order[turn] : order[turn] + length]
+        while ngram and len(masked) + sum(map(len, ngram)) > wanted:
+            ngram = ngram[:-1]
+        positions = {position for member in ngram for position in member}
+        if not positions & masked:
+            masked |= positions
+    return masked or set(words[order[0]][:wanted])
+
+
+def test_ngrams_are_those_of_the_published_code_with_the_same_draws() -> None:
+    samples = texts(200, 60)
+    for number, (sample, example) in enumerate(zip(samples, corrupt(samples, mask_prob=0.4, **ALBERT), strict=True)):
+        wanted = max(1, round(0.4 * len(sample.input_ids)))
+        assert set(example.prediction_positions.tolist()) == albert_positions_drawn(sample, number, wanted)
 
 
 def unilm_positions(sample: Sample, number: int, wanted: int, p: float) -> set[int]:
