@@ -90,17 +90,6 @@ def run_tests(tree: Path, files: list[str], cache: Path, timeout_s: float) -> st
     return "killed (too slow)"
 
 
-def importers(tree: Path, changed: Path) -> set[Path]:
-    """Return a file of the package and all that import it, also indirectly."""
-    texts = {path: path.read_text() for path in (tree / "ctxlm_ds").rglob("*.py")}
-    found, new = {changed}, [changed]
-    while new:
-        module = ".".join(new.pop().relative_to(tree).with_suffix("").parts)
-        new += (added := [path for path in texts.keys() - found if f"from {module} import" in texts[path]])
-        found.update(added)
-    return found
-
-
 def judge(tree: Path, mutant: Mutant) -> str:
     """Return what becomes of one mutant in the copy `tree`, which is as before afterwards."""
     source, files = find(tree, mutant), test_files(tree, mutant)
@@ -108,19 +97,16 @@ def judge(tree: Path, mutant: Mutant) -> str:
         return "not found" if source is None else "no tests"
     path, text = source.path, source.path.read_text()
     body = source.text.replace(mutant.old, mutant.new)
-    # numba does not see that a function changed which functions of other files call: these files get a new date.
-    times = {dated: dated.stat().st_mtime_ns for dated in (importers(tree, path) if source.is_compiled else {path})}
+    before = path.stat().st_mtime_ns
     with tempfile.TemporaryDirectory(dir=tree) as cache:
-        shutil.copytree(tree / "numba", cache, dirs_exist_ok=True)
+        if not source.is_compiled:  # numba does not see that a function changed which functions of other files call
+            shutil.copytree(tree / "numba", cache, dirs_exist_ok=True)
         path.write_text(text[: source.begin] + body + text[source.begin + len(source.text) :])
-        for dated in times:
-            dated.touch()
         try:
             return run_tests(tree, files, Path(cache), LIMIT_S)
         finally:
             path.write_text(text)
-            for dated, before in times.items():
-                os.utime(dated, ns=(before, before))
+            os.utime(path, ns=(before, before))
 
 
 def main() -> int:
