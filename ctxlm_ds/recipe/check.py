@@ -139,18 +139,20 @@ def _check_single(config: RunConfig) -> Iterator[Problem]:
         yield Problem("training.grad_accum_dtype", text, ("training.precision",))
 
 
-def naming_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yield validation names that cannot be part of a figure's name, and a run directory that cannot be a run's own."""
-    for number, source in enumerate(config.data.validation):
-        if source.name is not None and ("/" in source.name or not source.name.strip()):
-            text = f'"{source.name}" cannot be part of a name such as eval/NAME/loss; give a name without slashes'
-            yield Problem(f"data.validation[{number}].name", text)
-    folder = Path(config.run_dir or "runs/NAME")
+def naming_problems(data: DataSection, run_dir: str | None) -> Iterator[Problem]:
+    """Yield names that cannot be part of a figure's name, and a run directory that cannot be a run's own."""
+    names = {f"train[{number}]": source.name for number, source in enumerate(data.train)}
+    names |= {f"validation[{number}]": source.name for number, source in enumerate(data.validation)}
+    for source, name in names.items():
+        if name is not None and (not name.strip() or ("/" in name and source.startswith("validation"))):
+            text = f'"{name}" cannot be part of a name such as eval/NAME/loss; give a name without slashes'
+            yield Problem(f"data.{source}.name", text)
+    folder = Path(run_dir or "runs/NAME")
     if folder.name in ("", "..") or folder.parts[0].startswith("~"):
-        text = f'"{config.run_dir}" cannot be the folder of one run; give a path such as runs/NAME (no ~)'
+        text = f'"{run_dir}" cannot be the folder of one run; give a path such as runs/NAME (no ~)'
         yield Problem("run_dir", text)
     elif folder.is_file():
-        yield Problem("run_dir", f'"{config.run_dir}" is a file; give another path')
+        yield Problem("run_dir", f'"{run_dir}" is a file; give another path')
 
 
 def _check_schedule(schedule: ScheduleSection, max_steps: int, peak: float) -> Iterator[Problem]:

@@ -302,7 +302,7 @@ def _validate(tree: RawRecipe, title: str, world_size: int | None = None, is_new
                 problems.append(problem)
                 suspicious.update((problem.path, *problem.involves))
                 _remove(data, _setting_path(details))
-    found = [*find_problems(config, world_size), *(naming_problems(config) if is_new else ())]
+    found = [*find_problems(config, world_size), *(naming_problems(config.data, config.run_dir) if is_new else ())]
     problems += [
         problem
         for problem in found

@@ -119,10 +119,11 @@ _measured: dict[tuple[Any, ...], MeasuredModel] = {}
 _described: dict[tuple[Any, ...], Program] = {}
 
 
-def _key(config: RunConfig, platform: Platform) -> tuple[Any, ...]:
-    """Return what a measurement, or the program of a complete model, depends on."""
-    shape = config.model_dump_json(include={"model", "data", "objective", "teacher", "kernels"})
-    return shape, config.training.precision, config.parallel.vocab_multiple, platform
+MEASURED: Any = {
+    "model": True, "data": True, "objective": True, "teacher": True, "kernels": True,
+    "training": {"precision"}, "parallel": {"vocab_multiple"},
+}  # fmt: skip
+"""Settings on which a measurement, or the program of a complete model, depends."""
 
 
 def measure(
@@ -132,7 +133,7 @@ def measure(
     if config.training.precision == "fp16":
         # The same bytes and operations.
         config = config.with_values("training", precision="bf16")
-    key = (*_key(config, platform), tensor, sequence_parallel)
+    key = (config.model_dump_json(include=MEASURED), platform, tensor, sequence_parallel)
     if key not in _measured:
         if config.kernels.attention in ("varlen", "flash3"):
             platform = replace(platform, reads_masks=False)
@@ -194,7 +195,7 @@ def describe(config: RunConfig, parallel: ParallelContext | None = None, platfor
     By default of the complete model, which is cached.
     """
     if parallel is None:
-        key = _key(config, platform)
+        key = config.model_dump_json(include=MEASURED), platform
         if key not in _described:
             _described[key] = describe(config, ParallelContext(), platform)
         return _described[key]
