@@ -46,7 +46,7 @@ test-fast: install ## unit tests without several ranks, in some minutes; ARGS ar
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder \
 		-m 'not dist and not soak and not slurm' tests/unit $(ARGS)
 
-mutants: operators ## break the package in 60 places, one at a time: do the tests notice? (an hour)
+mutants: operators ## break the package in 60 places, one at a time: do the tests notice? (half an hour)
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 PYTHONS ?= 3.10 3.12 3.13
