@@ -27,6 +27,7 @@ def cells(lines: list[str]) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in rows if len(row) > 1}
 
 
+@pytest.mark.soak
 def test_steps() -> None:
     """Every side; the engine goes through DeepSpeed, and launches are not counted on a CPU."""
     done = tool("benchmark", *STEPS, "--config", "bert-tiny", "--dropout", 0.1, "--set", *TINY)

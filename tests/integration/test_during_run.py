@@ -14,7 +14,7 @@ from tests.integration.route import call, launcher, metrics, pretrain_words
 def test_checkpoints_are_judged_and_the_run_stays_bitwise_the_same(bert_route: Prepared, tmp_path: Path) -> None:
     examples = sentiment(8)[1]
     write_task(tmp_path, examples, examples[:4])
-    entry = {"task": str(tmp_path / "mine.yaml"), "data": str(tmp_path / "data"), "every_steps": 2, "epochs": 1}
+    entry = {"task": str(tmp_path / "mine.yaml"), "data": str(tmp_path / "data"), "every_steps": 3, "epochs": 1}
     settings: dict[str, Any] = {
         "model": {"hidden_size": 16, "num_layers": 1, "intermediate_size": 32},
         "training": {"max_steps": 3, "global_batch_size": 2, "micro_batch_size": 2}, "schedule": {"warmup_steps": 1},
@@ -31,8 +31,8 @@ def test_checkpoints_are_judged_and_the_run_stays_bitwise_the_same(bert_route: P
         assert metrics(tmp_path / "judged", key) == metrics(tmp_path / "plain", key), key
     assert saved[0] == saved[1] and saved[0]
     scores = metrics(tmp_path / "judged", "downstream/mine/accuracy")
-    assert set(scores) == {2, 3} and all(0 <= score <= 1 for score in scores.values())
-    assert "step 2 held out: downstream/mine accuracy" in done.stderr
+    assert set(scores) == {3} and all(0 <= score <= 1 for score in scores.values())
+    assert "step 3 held out: downstream/mine accuracy" in done.stderr
     folder = tmp_path / "judged" / "downstream" / "step-00000003"
     assert sorted(path.name for path in folder.iterdir()) == ["mine", "mine-log.txt"]
     events = b"".join(path.read_bytes() for path in tmp_path.glob("judged/tensorboard/events*"))

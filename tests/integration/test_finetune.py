@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from ctxlm_ds.finetune import main
 from tests.downstream_models import sentiment, write_bert, write_task
-from tests.integration.route import BIN, Finished, call, call_here, launcher
+from tests.integration.route import Finished, call, call_here, launcher
 
 
-def run(ranks: int, *arguments: object) -> Finished:
-    torchrun = [BIN / "torchrun", "--standalone", "--nproc_per_node", ranks]
-    return call(*(torchrun if ranks > 1 else launcher("forked", 1)[:2]), "-m", "ctxlm_ds.finetune", *arguments)
+def run(*arguments: object, ranks: int = 1, kind: str = "forked") -> Finished:
+    return call(*launcher(kind, ranks)[:-2], "-m", "ctxlm_ds.finetune", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def test_a_grid_is_run_reported_and_not_run_again(files: Path) -> None:
     command = ["--task", files / "mine.yaml", "--model", files / "model", "--data", files / "data",
                "--output", files / "out",
                "--seeds", 1, 2, "--learning-rates", "1e-2", "--epochs", 8, "--batch-sizes", 8]  # fmt: skip
-    first = run(1, *command)
+    first = run(*command)
     assert first.returncode == 0, first.stderr
     summary = json.loads((files / "out" / "metrics.json").read_text())
     assert summary["chosen"]["seeds"] == [1, 2]
@@ -67,13 +67,16 @@ def test_a_mistake_is_one_line(files: Path, tmp_path: Path, change: tuple[str, s
     assert not list(tmp_path.glob("out/points/*"))
 
 
-def test_two_ranks_share_a_batch_and_train_the_same_model(files: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["forked", pytest.param("torchrun", marks=pytest.mark.soak)])
+def test_two_ranks_share_a_batch_and_train_the_same_model(kind: str, files: Path, tmp_path: Path) -> None:
+    import_module("ctxlm_ds.apps.downstream.fit")  # once for both ranks
     model = write_bert(tmp_path / "model", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
     found = []
     for ranks in (1, 2):
         output = tmp_path / f"ranks{ranks}"
-        done = run(ranks, "--task", files / "mine.yaml", "--model", model, "--data", files / "data", "--output", output,
-                   "--batch-sizes", 8, "--learning-rates", "5e-3", "--early-stopping", 2)  # fmt: skip
+        words = ("--task", files / "mine.yaml", "--model", model, "--data", files / "data", "--output", output,
+                 "--batch-sizes", 8, "--learning-rates", "5e-3", "--early-stopping", 2)  # fmt: skip
+        done = run(*words, ranks=ranks, kind=kind if ranks > 1 else "forked")
         assert done.returncode == 0, done.stderr
         (result,) = output.glob("points/*/metrics.json")
         log = json.loads(result.read_text())["log"]

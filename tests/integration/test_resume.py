@@ -14,7 +14,7 @@ from ctxlm_ds.process.run_history import START, read_history
 from tests.integration.conftest import Prepared
 from tests.integration.route import call, kill_group, launcher, metrics, pretrain_words, start, wait_for
 
-STEPS = 40
+STEPS = 24
 
 
 def words(route: Prepared, folder: Path, kind: str, ranks: int, stage: int, *overrides: str) -> list[object]:
@@ -57,7 +57,7 @@ def last_step(run_dir: Path) -> int:
 
 
 def test_a_stop_signal_saves_and_the_next_start_goes_on(bert_route: Prepared, tmp_path: Path) -> None:
-    command = words(bert_route, tmp_path, "python", 1, 2)
+    command = words(bert_route, tmp_path, "forked", 1, 2)
     process = start(command, tmp_path / "log")
     wait_for(lambda: last_step(tmp_path / "run") >= 4, 120, "a few steps")
     process.terminate()
