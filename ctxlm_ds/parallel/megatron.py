@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from ctxlm_ds.kernels.linear import LinearKernel
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.mappings import reduce_from_ranks, reduce_scatter_tokens, share_parameters
+from ctxlm_ds.process.patches import compile_at_first_call, replaced
 
-with warnings.catch_warnings():
+with warnings.catch_warnings(), replaced(torch, "compile", compile_at_first_call):
     # It warns that Transformer Engine and apex are missing, which are optional and not used here.
     warnings.simplefilter("ignore")
     logging.getLogger("megatron.core").setLevel(logging.ERROR)

@@ -21,7 +21,7 @@ from deepspeed.runtime.utils import is_model_parallel_parameter
 from deepspeed.utils.bwc import bwc_tensor_model_parallel_rank
 
 from ctxlm_ds.kernels.dispatch import DTYPES
-from ctxlm_ds.training.engine.runtime import replaced
+from ctxlm_ds.process.patches import replaced
 
 
 class Bf16Optimizer(BF16_Optimizer):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from itertools import accumulate
@@ -23,6 +22,7 @@ from ctxlm_ds.parallel.placement import shard_of
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.library_noise import without_known_prints
+from ctxlm_ds.process.patches import compile_at_first_call, replaced
 from ctxlm_ds.recipe.json_source import NEVER_PRINT_STEPS
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
 from ctxlm_ds.training.engine.fragments import Holding
@@ -96,21 +96,6 @@ def init_process_group() -> None:
         ) from error
 
 
-@contextmanager
-def replaced(holder: Any, name: str, value: Any) -> Iterator[None]:
-    """Override an attribute of one object or module."""
-    missing = object()
-    before = vars(holder).get(name, missing)
-    setattr(holder, name, value)
-    try:
-        yield
-    finally:
-        if before is missing:
-            delattr(holder, name)
-        else:
-            setattr(holder, name, before)
-
-
 def import_muon_uncompiled() -> None:
     """Import DeepSpeed's Muon, for which every ZeRO optimizer looks, and compile its functions only if they are called.
 
@@ -118,18 +103,8 @@ def import_muon_uncompiled() -> None:
     """
     from deepspeed.runtime import compiler
 
-    with replaced(compiler, "compile", lambda: _compile_at_first_call):
+    with replaced(compiler, "compile", lambda: compile_at_first_call):
         importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
-
-
-def _compile_at_first_call(function: Callable[..., Any]) -> Callable[..., Any]:
-    compiled = functools.cache(lambda: torch.compile(function))
-
-    @functools.wraps(function)
-    def call(*arguments: Any, **named: Any) -> Any:
-        return compiled()(*arguments, **named)
-
-    return call
 
 
 def leave_waiting_to_watchdog() -> None:

@@ -22,9 +22,9 @@ import torch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.objectives.base import LossTerm
 from ctxlm_ds.parallel.topology import Topology
+from ctxlm_ds.process.patches import replaced
 from ctxlm_ds.training.engine.fragments import Holding
 from ctxlm_ds.training.engine.losses import SUMS, Sums, means, weighted_total
-from ctxlm_ds.training.engine.runtime import replaced
 from ctxlm_ds.training.loop.state import Ahead, Anomaly
 
 CLIP_EPS = 1e-6

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.process.patches import compile_at_first_call
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import ParallelConfig, TrainingConfig
 from ctxlm_ds.training.engine import runtime
-from ctxlm_ds.training.engine.runtime import _compile_at_first_call, compile_setting, explain_out_of_memory
+from ctxlm_ds.training.engine.runtime import compile_setting, explain_out_of_memory
 
 WITHOUT_COMPILER = """
 import sys
@@ -22,6 +23,7 @@ import_muon_uncompiled()
 from deepspeed.runtime import compiler
 from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam  # what its ZeRO optimizers ask for
 import torch
+import ctxlm_ds.parallel.megatron
 assert compiler.compile() is torch.compile
 print("loaded:", [name for name in ("torch._inductor.compile_fx", "triton") if name in sys.modules])
 """
@@ -92,6 +94,6 @@ def test_a_start_loads_no_compiler() -> None:
 def test_a_function_is_compiled_once_when_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = []
     monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or function)
-    double = _compile_at_first_call(lambda x, by=2: by * x)
+    double = compile_at_first_call(lambda x, by=2: by * x)
     assert compiled == []
     assert [double(3), double(3, by=4)] == [6, 12] and len(compiled) == 1
