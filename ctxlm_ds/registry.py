@@ -54,10 +54,8 @@ class Registry:
                 near = difflib.get_close_matches(name, self.names(), 1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 raise ConfigError(f"no {self.kind} is named {name}{hint} (there are: {', '.join(self.names())})")
-            try:
-                self._loaded[name] = load_object(target) if isinstance(target, str) else target
-            except (ImportError, AttributeError) as error:
-                raise ConfigError(f"{self.kind} {name} ({target}) cannot be imported: {error}") from error
+            what = f"{self.kind} {name}"
+            self._loaded[name] = load_object(target, what) if isinstance(target, str) else target
         return self._loaded[name]
 
     def register(self, name: str, entry: Any) -> None:
@@ -74,10 +72,13 @@ class Registry:
         return {name: sorted(value for other, value in points if other == name) for name, _ in sorted(points)}
 
 
-def load_object(target: str) -> Any:
-    """Import `module:object` and return the object."""
+def load_object(target: str, what: str = "the object") -> Any:
+    """Import `module:object` and return the object; ConfigError, which calls it `what`, if it cannot be imported."""
     module, _, name = target.partition(":")
-    return getattr(importlib.import_module(module), name)
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, SyntaxError) as error:
+        raise ConfigError(f"{what} ({target}) cannot be imported: {error}") from error
 
 
 FAMILIES = Registry(

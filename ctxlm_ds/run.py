@@ -20,9 +20,9 @@ from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.export.initial_weights import load_initial_moments, load_initial_weights, warn_of_other_tokens
 from ctxlm_ds.export.teacher import teacher_values, with_checked_teacher
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
-from ctxlm_ds.models.program import build_program
+from ctxlm_ds.models.program import Program, build_program
 from ctxlm_ds.models.spec import ModelBuild
-from ctxlm_ds.objectives.base import Objective
+from ctxlm_ds.objectives.base import Objective, build_objective
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.run_files import METRICS_NAME
 from ctxlm_ds.process.run_history import SAVE_FAILED, append_event
@@ -88,6 +88,8 @@ def build_run(
     config, tokenizer = resolve_on_every_rank(config, topology)
     manager = CheckpointManager(lock.run_dir, config.checkpoint, topology, lock)
     newest = find_start(config, tokenizer, manager, topology)
+    # A mistake in the model ends the run before the sample indexes are built.
+    list_program(config, deepspeed_config, build_objective(config.objective, tokenizer), topology)
     data = build_data(config, tokenizer, topology)
     engine = build_engine(config, deepspeed_config, data.objective, topology)
     checkpoints = TrainingCheckpoints(manager, engine, config, lock.run_dir / "tokenizer", data.description)
@@ -212,15 +214,10 @@ def refuse_other_teacher(teacher: TeacherConfig, topology: Topology) -> None:
         )
 
 
-def build_engine(
+def list_program(
     config: RunConfig, deepspeed_config: dict[str, Any], objective: Objective, topology: Topology
-) -> Engine:
-    """Build the engine, with the values of frozen parameters but without setting the weights.
-
-    Raises:
-        ConfigError: the layout or the model is impossible, or does not fit in memory.
-        KernelError: a kernel that the recipe names cannot run here.
-    """
+) -> tuple[Program, KernelSet]:
+    """List the layers of a run and choose its kernels; ConfigError or KernelError if the recipe's cannot be had."""
 
     def kernels_of(precision: str) -> KernelSet:
         return KernelSet(dict(config.kernels), device_type(), DTYPES[precision])
@@ -239,10 +236,18 @@ def build_engine(
     )
     # Continuations choose tokens from the logits.
     read_logits = [str(objective.written_tokens)] if config.evaluation.continues else []
+    fields = [field.name for field in objective.fields(config.data)]
+    return build_program(config.model, build, objective, config.teacher, kernels_of, read_logits, fields), kernels
+
+
+def build_engine(
+    config: RunConfig, deepspeed_config: dict[str, Any], objective: Objective, topology: Topology
+) -> Engine:
+    """Build the engine, with the values of frozen parameters, without setting the weights; raises as Engine does."""
+    program, kernels = list_program(config, deepspeed_config, objective, topology)
     with explain_out_of_memory(config):
-        program = build_program(config.model, build, objective, config.teacher, kernels_of, read_logits)
         engine = Engine(config, deepspeed_config, program, objective, topology)
-    layers = f", layers compiled ({config.training.compile_mode})" if compiled else ""
+    layers = f", layers compiled ({config.training.compile_mode})" if config.training.compile else ""
     logger.info("kernels: %s, %s%s", kernels.describe(), engine.optimizer_choice, layers)
     if objective.teacher_outputs:
         engine.load_frozen(teacher_values(str(config.teacher.path)))

@@ -286,7 +286,7 @@ def export_of(family: str) -> FamilyExport:
         raise ExportError(
             f"model.family {family} has no class in transformers; its checkpoints can be used with this project only"
         )
-    return load_object(target)
+    return load_object(target, f"the export of model.family {family}")
 
 
 def all_exports() -> Iterator[FamilyExport]:
@@ -364,7 +364,7 @@ class OwnFormat(ABC):
 def own_format_of(family: str) -> OwnFormat | None:
     """Return a family's format; None if transformers has its classes, or if it has neither."""
     target = FAMILIES.get(family).own_format
-    return None if target is None else load_object(target)
+    return None if target is None else load_object(target, f"the format of model.family {family}")
 
 
 def own_format_in(folder: Path) -> OwnFormat | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -66,6 +66,7 @@ def _decoder(
 class Predictions(Protocol):
     """What a program needs to know of an objective (objectives/base.py)."""
 
+    name: ClassVar[str]
     terms: tuple[Any, ...]
     teacher_outputs: tuple[str, ...]
     z_loss: float
@@ -118,7 +119,7 @@ def _list_family(model: ModelSection, build: ModelBuild) -> list[LayerDescriptio
     missing = [name for name in build.outputs if name not in family.outputs and name not in taps]
     if missing:
         raise ConfigError(f"model.family {model.family} cannot compute {', '.join(missing)} that the objective needs")
-    return with_taps(load_object(family.layers)(model, build), taps)
+    return with_taps(load_object(family.layers, f"the layers of model.family {model.family}")(model, build), taps)
 
 
 def _join_teacher(layers: list[LayerDescription], source: Source) -> list[LayerDescription]:
@@ -253,6 +254,7 @@ def build_program(
     teacher: TeacherConfig | None = None,
     kernels_of: Callable[[str], KernelSet] | None = None,
     read_logits: Sequence[str] = (),
+    fields: Sequence[str] | None = None,
 ) -> Program:
     """List the layers of a model or of a complete run.
 
@@ -263,11 +265,14 @@ def build_program(
         teacher: the recipe's section; without settings of a model the teacher is left out.
         kernels_of: chooses kernels for a precision, which may differ for the teacher; None takes those of `build`.
         read_logits: logits that something outside the list reads.
+        fields: those of a batch; None leaves open what layers and terms may read.
 
     Raises:
-        ConfigError: a shape is impossible, a family has no head for an output, or a kernel does not go with the layers.
+        ConfigError: a shape is impossible, a family has no head for an output, a kernel does not go with the layers,
+            an object cannot be imported, or nothing writes a tensor that is read.
     """
-    source, terms, outputs = Source(model, build), (), build.outputs
+    source, outputs = Source(model, build), build.outputs
+    terms: tuple[Any, ...] = ()
     if objective is not None:
         labels = objective.word_labels | dict.fromkeys(read_logits)
         source, terms = replace(source, labels=labels, z_loss=objective.z_loss), objective.terms
@@ -277,7 +282,32 @@ def build_program(
     is_complete = (build.parallel.size, build.parallel.vocab_multiple) == (1, 1)
     complete = None if is_complete else _list_layers(source.complete())
     terms, outputs = _given_losses(terms, outputs, layers, source.z_loss)
-    return Program(layers, outputs, terms, build.parallel, complete)
+    program = Program(layers, outputs, terms, build.parallel, complete)
+    if objective is not None and fields is not None:
+        # Without settings of the teacher, its tensors are unknown.
+        judged = terms if source.teacher is not None or not objective.teacher_outputs else ()
+        readers = {f"loss term {term.name}": (*term.outputs, *term.labels) for term in judged}
+        missing = _missing(program, readers | {"evaluation": tuple(read_logits)}, fields)
+        if missing:
+            raise ConfigError(
+                f"model.family {model.family} with objective.name {objective.name}: {', '.join(missing)}, but no layer "
+                f"before it writes that, and it is no field of the batch ({', '.join(fields)}) and no output "
+                f"({', '.join(outputs)}); correct reads, writes or fields"
+            )
+        for term in terms:
+            load_object(term.reduce, f"the reduction of loss term {term.name}")
+    return program
+
+
+def _missing(program: Program, readers: Mapping[str, Sequence[str]], fields: Sequence[str]) -> list[str]:
+    """Return who reads what nothing gives: layers, and readers of outputs and fields."""
+    known, missing = set(fields), []
+    for layer in program.layers:
+        missing += [f"layer {layer.name} reads {name}" for name in layer.needs() if name not in known]
+        known.update(layer.gives())
+    missing += [f"the objective reads {name}" for name in program.outputs if name not in known]
+    known = {*fields, *program.outputs}
+    return missing + [f"{reader} reads {name}" for reader in readers for name in readers[reader] if name not in known]
 
 
 def _with_teacher(

@@ -210,7 +210,8 @@ def describe(config: RunConfig, parallel: ParallelContext | None = None, platfor
         recompute=True,
         shares_rows=config.data.shares_rows,
     )
-    return build_program(model, build, objective, teacher, lambda name: _kernels(config.kernels, platform, name))
+    fields, asked = [field.name for field in objective.fields(config.data)], config.kernels
+    return build_program(model, build, objective, teacher, lambda name: _kernels(asked, platform, name), fields=fields)
 
 
 def _measure(program: Program, fields: Sequence[Field], dtype: torch.dtype, platform: Platform) -> MeasuredModel:

@@ -16,9 +16,11 @@ from typing import Any
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.checkpoint.saved_state import read_progress
 from ctxlm_ds.console import at_least, counted, program
-from ctxlm_ds.errors import CtxlmError, TokenizerError
+from ctxlm_ds.errors import KernelError, TokenizerError
+from ctxlm_ds.installed import NEEDED
 from ctxlm_ds.process.cgroups import available_cores, available_memory
 from ctxlm_ds.recipe.check import schedule_warnings
+from ctxlm_ds.recipe.choices import MODEL
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.hardware import GIB, GPUS, Cluster
 from ctxlm_ds.recipe.json_source import DEFAULT_CONFIG, ZeroSettings, load_deepspeed_json
@@ -73,15 +75,13 @@ def check_only(arguments: argparse.Namespace) -> None:
         "tokenizer.path": config.tokenizer.path, "initialize_from": config.initialize_from,
         "teacher.path": config.teacher.path,
     }  # fmt: skip
-    lines = run_lines(config, ZeroSettings.of_json(deepspeed).stage, world_size, run_dir)
-    lines += missing_lines(config.data, folders)
-    lines += [] if progress is None else [f"  {progress.describe()}"]
-    sys.stdout.writelines(f"{line}\n" for line in lines)
-    sys.stdout.flush()
     changes = ["--set", *arguments.set] if arguments.set else []
     plan = f"ctxlm plan {shlex.join(['--config', arguments.config, *changes])}"
     for_gpus = getattr(arguments, "gpus_per_node", None) is not None  # of `ctxlm submit`, for other machines
-    sys.stdout.writelines(f"{line}\n" for line in model_lines(config, deepspeed, world_size, plan, for_gpus))
+    model = model_lines(config, deepspeed, world_size, plan, for_gpus)
+    lines = run_lines(config, ZeroSettings.of_json(deepspeed).stage, world_size, run_dir)
+    lines += missing_lines(config.data, folders) + ([] if progress is None else [f"  {progress.describe()}"]) + model
+    sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
 def _with_vocabulary(config: RunConfig) -> RunConfig:
@@ -102,6 +102,8 @@ def deepspeed_settings(arguments: argparse.Namespace, config: RunConfig, world_s
     return build_deepspeed_config(config, load_deepspeed_json(source), world_size, source=f"DeepSpeed config {source}")
 
 
+ASSUMED_WORDS = 32_768
+"""Vocabulary of a family that was published without one, until the tokenizer is here."""
 PROGRAM_BYTES = 0.7 * GIB
 """Memory that Python and its libraries take in a rank on a CPU (measured: 0.6 GiB)."""
 ACCELERATOR_VARIABLE = "DS_ACCELERATOR"
@@ -128,11 +130,8 @@ def run_lines(config: RunConfig, zero_stage: int, world_size: int, run_dir: Path
     rows, micro_batches = training.global_batch_size, layout.num_micro_batches(training.global_batch_size)
     ramp = f", from {training.batch_size_at(0):,} rows (batch_ramp)" if training.batch_ramp else ""
     split = f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline}"
-    extras = [
-        name
-        for name, on in (("sequence parallel", layout.sequence_parallel), ("recomputation", layout.recompute))
-        if on
-    ]
+    switches = {"sequence parallel": layout.sequence_parallel, "recomputation": layout.recompute}
+    extras = [name for name, on in switches.items() if on]
     tokens = training.rows_after(training.max_steps) * length
     limits = [
         *([f"at most {training.max_tokens:,} tokens"] if training.max_tokens is not None else []),
@@ -158,12 +157,13 @@ def missing_lines(data: DataSection, folders: Mapping[str, str | None]) -> list[
 
 
 def model_lines(config: RunConfig, *how: Any) -> list[str]:
-    """Return the lines of `planned_model`, or why they are unknown here."""
-    if importlib.util.find_spec("torch") is None:
-        return ["  parameters and memory: unknown, torch is not installed here"]
+    """Return the lines of `planned_model`, or why they are unknown here; ConfigError if the model is impossible."""
+    missing = next((name for name in NEEDED if importlib.util.find_spec(name) is None), None)
+    if missing is not None:
+        return [f"  parameters and memory: unknown, {missing} is not installed here"]
     try:
         return planned_model(config, *how)
-    except (CtxlmError, ImportError, OSError) as error:
+    except (KernelError, ImportError, OSError) as error:
         return [f"  parameters and memory: unknown, {error}"]
 
 
@@ -181,6 +181,10 @@ def planned_model(
     from ctxlm_ds.apps.plan.plan import Planner
     from ctxlm_ds.models.meter import CPU, CUDA
 
+    assumed, size = "", MODEL.registry.get(config.model.family).vocab_size or ASSUMED_WORDS
+    if config.model.vocab_size is None:
+        config = config.with_values("model", vocab_size=size)
+        assumed = f" (with a vocabulary of {size:,}; the run takes the tokenizer's)"
     gpu = for_gpus or has_gpu()
     why_not = None if gpu else why_not_on_cpu(config.training, config.kernels, world_size)
     on_cpu = not gpu and why_not is None
@@ -188,8 +192,6 @@ def planned_model(
     stage = ZeroSettings.of_json(settings).stage
     planner = Planner(config, Cluster(GPUS[0], 1, 1), {stage: settings}, CPU if on_cpu else CUDA)
     memory = planner.memory(layout_of(config.parallel, config.training, stage, world_size))
-    known = config.model.vocab_size is not None
-    assumed = "" if known else " (with the published vocabulary; the run takes the tokenizer's)"
     parts = ", ".join(f"{name} {part / GIB:.2f}" for name, part in asdict(memory).items())
     planned_for = "planned for a GPU" if why_not is None else f"planned for a GPU (none is here, and {why_not})"
     if on_cpu:

@@ -45,7 +45,7 @@ class TextToText(Kind):
     @cached_property
     def judge(self) -> Kind | None:
         """The kind of the same task for other models; None if the task is text to text for all."""
-        judge = load_object(self.task.entry.runs)
+        judge = load_object(self.task.entry.runs, f"task kind {self.task.kind}")
         return None if judge is type(self) else judge(self.task, self.tokenizer, self.labels, self.max_length)
 
     @cached_property

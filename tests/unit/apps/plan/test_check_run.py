@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,13 @@ from ctxlm_ds.apps.plan.check_run import (
     planned_model,
     run_lines,
 )
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.kernels.implementation import Implementation
 from ctxlm_ds.recipe.hardware import GIB
 from ctxlm_ds.recipe.json_source import load_deepspeed_json
 from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.registry import FAMILIES, KERNELS
+from tests.families.toy import TOY
 
 
 @pytest.mark.parametrize("zero", [{"stage": "auto"}, None, "auto"])
@@ -123,11 +129,29 @@ def test_a_recipe_for_other_machines_is_planned_for_a_gpu(change: str, ranks: in
     assert lines[1].startswith(f"  memory of a rank, planned for a GPU (none is here, and {reason}): ")
 
 
-def test_a_model_that_cannot_be_planned_is_a_line() -> None:
-    config = load_config("bert-tiny", ["model.num_attention_heads=2"])
-    impossible = config.with_values("parallel", pipeline_parallel_size=9)
-    (line,) = model_lines(impossible, load_deepspeed_json("zero1"), 9)
-    assert line.startswith("  parameters and memory: unknown, ")
+def test_a_model_for_other_machines_is_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KERNELS, "_added", {})
+    monkeypatch.setattr(KERNELS, "_loaded", {})
+    KERNELS.register("linear.wide", Implementation("wide", make=lambda need: None, why_not=lambda need: "no unit is"))
+    (line,) = model_lines(load_config("bert-tiny", ["kernels.linear=wide"]), load_deepspeed_json("zero1"), 1)
+    assert line.startswith("  parameters and memory: unknown, ") and "no unit is" in line
+
+
+@pytest.mark.usefixtures("laptop")
+@pytest.mark.parametrize("change", [{"layers": "no_such:layers"}, {}])
+def test_a_recipe_is_valid_once_its_model_is_listed(
+    change: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also of a family without a published vocabulary, before there is a tokenizer."""
+    monkeypatch.setattr(FAMILIES, "_added", {"toy": replace(TOY, **change)})
+    monkeypatch.setattr(FAMILIES, "_loaded", {})
+    (tmp_path / "toy.yaml").write_text(json.dumps({"name": "toy", **TOY.tiny(), "training": {"precision": "fp32"}}))
+    why = r"layers of model\.family toy .* cannot be imported"
+    with pytest.raises(ConfigError, match=why) if change else nullcontext():
+        check_only(parse_arguments(["--config", str(tmp_path / "toy.yaml"), "--check"]))
+    size, out = 32_768 * 16 + 4 * 16**2, capsys.readouterr().out
+    for line in ("valid for 1 rank", f"parameters: {size:,} (with a vocabulary of 32,768; the run takes"):
+        assert (line in out) == (not change)
 
 
 def test_a_login_node_without_torch_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
