@@ -107,7 +107,7 @@ def has_begun(run_dir: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    "kind", ["deepspeed", "ranks", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("torchrun", "python"))]
+    "kind", ["ranks", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("deepspeed", "torchrun", "python"))]
 )
 def test_an_interrupted_run_saves_its_last_step(kind: str, bert_route: Prepared, tmp_path: Path) -> None:
     shown, run_dir = interrupted(bert_route, tmp_path, kind, 64, has_steps)
