@@ -17,6 +17,7 @@ SCRIPTS = sorted(
 )
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_shellcheck_is_clean() -> None:
     """Files that are sourced are followed (-x), so that a misspelt name of env.sh shows in every script."""

@@ -29,6 +29,8 @@ from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.fuzz import DEEP, INSERTS, VALUES, Case, damage, damage_json, run_cases
 
+pytestmark = pytest.mark.long
+
 BOMB = b"\n".join(b"a%d: &a%d {<<: [%s]}" % (n, n, b", ".join([b"*a%d" % (n - 1)] * 9)) for n in range(1, 9))
 PIECES = (
     *INSERTS, DEEP, BOMB, b"\r", "\u2028".encode(), b"\x85", b"NaN", b"-Infinity", b"1e999", b"0-99999999", b"%j",

@@ -219,6 +219,7 @@ def _check_survivors(run_dir: Path) -> None:
     assert make_manager(run_dir).find_resumable() == folders[-1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("beside", [False, True])
 def test_killed_before_every_single_file_operation_of_a_save(tmp_path: Path, beside: bool) -> None:
     """Step 3 is saved and step 1 rotated out; the process dies at each operation in turn."""

@@ -111,6 +111,7 @@ print(written, peak_mb() - before)
 """
 
 
+@pytest.mark.long
 def test_memory_is_bounded_by_one_piece(tmp_path: Path) -> None:
     elements = 8 << 20
     command = [sys.executable, "-c", MEMORY_PROBE, str(tmp_path), str(elements)]

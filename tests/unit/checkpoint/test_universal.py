@@ -228,6 +228,7 @@ def test_marks_for_deepspeeds_cuts() -> None:
         cut_marks(Split("rows", (8, 4, 4)), 2)
 
 
+@pytest.mark.long
 def test_the_tool_there_and_back_without_deepspeed(run: Path, recipe: Path, tmp_path: Path) -> None:
     script = (
         "import json, runpy, sys\nfor sys.argv in json.loads(sys.argv[1]):\n"

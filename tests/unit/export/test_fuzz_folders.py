@@ -22,6 +22,8 @@ from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, make_tokenizer, outputs_of, random_weights, write_run
 from tests.fuzz import Case, damage, damage_json, run_cases
 
+pytestmark = pytest.mark.long
+
 FULL_CONVERSION_EVERY = 10
 KINDS = {"bert_nsp": "wordpiece", "roberta": "byte_bpe", "gpt2": "gpt2"}
 NO_FILES: tuple[Callable[[Path], object], ...] = (os.mkfifo, Path.mkdir, lambda path: path.symlink_to("/dev/zero"))

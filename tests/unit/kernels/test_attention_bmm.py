@@ -172,6 +172,7 @@ def test_threads_compute_the_same(threads: int, monkeypatch: pytest.MonkeyPatch)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(why_compiled_cannot_run("cpu") is not None, reason="needs a C++ compiler")
 def test_in_a_compiled_layer() -> None:
     inputs, sequences = inputs_of(PACKED), sequences_of(PACKED)

@@ -103,6 +103,7 @@ def test_gated_values_and_gradients(dtype: torch.dtype, tolerance: float, activa
         torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance * wanted.abs().max().item())
 
 
+@pytest.mark.long
 @pytest.mark.skipif(why_compiled_cannot_run("cpu") is not None, reason="needs a C++ compiler")
 def test_compiled_gate_has_the_same_values_and_gradient() -> None:
     expected = gated_values_and_gradient(reference_gated, torch.float64, "gelu")

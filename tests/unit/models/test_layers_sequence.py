@@ -123,6 +123,7 @@ def test_recomputation_keeps_less() -> None:
     assert kept_elements(recompute=True) < 0.5 * kept_elements()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(why_compiled_cannot_run("cpu") is not None, reason="needs a C++ compiler")
 def test_compiled_layers_give_the_same_loss_and_gradients_under_the_same_names() -> None:
     """With what dropout drops in every step: the keys are inputs of the compiled code and not part of it."""

@@ -67,6 +67,7 @@ ALIKE = ("distilbert", "gpt1", "mbart", "megatron_bert", "roberta", "unilm", "xl
 """Families with the layers of others; the contract counts the forward pass of each."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "family", [pytest.param(name, marks=[pytest.mark.soak] * (name in ALIKE)) for name in FAMILIES.shipped_names()]
 )

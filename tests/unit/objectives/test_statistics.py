@@ -19,6 +19,8 @@ from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.objective_statistics import MOST_ERRORS, lines, statistics
 from tests.real_text import docstrings
 
+pytestmark = pytest.mark.long
+
 PHRASE = re.compile(r"\b(?:the|a|an|of) (?:\w+ )?\w+\b")
 """Spans to be given: some noun phrases."""
 ROWS = 700

@@ -54,6 +54,7 @@ def test_only_the_lock_of_a_killed_process_is_removed(tmp_path: Path) -> None:
         live.wait()
 
 
+@pytest.mark.long
 @sees_all_processes
 def test_a_folder_in_which_compilers_still_work_is_waited_for(tmp_path: Path) -> None:
     lock = tmp_path / "py311_cpu" / "op" / "lock"

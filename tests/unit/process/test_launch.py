@@ -218,7 +218,8 @@ def _sweep(process: subprocess.Popen[bytes], pids: list[int]) -> None:
     process.wait()
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+@pytest.mark.dist
+@pytest.mark.parametrize("launcher", ["deepspeed", pytest.param("torchrun", marks=pytest.mark.soak)])
 def test_ranks_end_with_a_killed_launcher(launcher: str, tmp_path: Path) -> None:
     process, pids = _start(launcher, tmp_path)
     try:
@@ -230,7 +231,8 @@ def test_ranks_end_with_a_killed_launcher(launcher: str, tmp_path: Path) -> None
         _sweep(process, pids)
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+@pytest.mark.dist
+@pytest.mark.parametrize("launcher", ["deepspeed", pytest.param("torchrun", marks=pytest.mark.soak)])
 def test_a_terminated_launcher_lets_its_ranks_save(launcher: str, tmp_path: Path) -> None:
     process, pids = _start(launcher, tmp_path)
     try:
@@ -241,6 +243,7 @@ def test_a_terminated_launcher_lets_its_ranks_save(launcher: str, tmp_path: Path
         _sweep(process, pids)
 
 
+@pytest.mark.dist
 def test_the_per_node_launcher_killed_takes_its_ranks_along(tmp_path: Path) -> None:
     process, pids = _start("deepspeed", tmp_path, per_node=True)
     try:

@@ -14,6 +14,7 @@ import pytest
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.process.launchers import check_alone
 
+pytestmark = pytest.mark.dist
 START = (
     "import sys; from ctxlm_ds.process.launchers import run_ranks; sys.exit(run_ranks(sys.argv[2:], int(sys.argv[1])))"
 )

@@ -297,6 +297,7 @@ def _contend(run_dir: Path, log: Path, die: bool) -> None:
     lock.release()
 
 
+@pytest.mark.long
 def test_contenders_never_hold_it_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of them are killed while they hold it, so most takes are contended takeovers of a dead holder."""
     monkeypatch.setattr(run_lock, "POLL_S", 0.001)

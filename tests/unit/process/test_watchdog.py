@@ -30,6 +30,7 @@ from ctxlm_ds.recipe.schema import WatchdogConfig
 from tests.integration.forked import Forked
 from tests.unit.process import watched_rank
 
+pytestmark = pytest.mark.dist
 SHORT = {"start_minutes": 0.02, "step_minutes": 0.02, "save_minutes": 0.1}
 LONGER = {"start_minutes": 1, "step_minutes": 0.03, "save_minutes": 0.5}
 NONE: dict[str, float | None] = dict.fromkeys(SHORT)

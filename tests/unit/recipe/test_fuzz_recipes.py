@@ -19,6 +19,8 @@ from ctxlm_ds.recipe.load import RECIPE_DIR, dump_config, load_config, load_save
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.fuzz import INSERTS, Case, damage, run_cases
 
+pytestmark = pytest.mark.long
+
 PLAUSIBLE: tuple[Any, ...] = (True, False, "x", "cpu", "auto", 1, 2, 8, 64, 512, 0.1, 0.5, 1000, 5e7, {}, ["a"])
 NASTY: tuple[Any, ...] = (
     None, "", "null", "\x00", "\ud800", "\u2028", "é" * 300, "a/" * 3000, "$" + "{HOME}", 0, -1, 3, 7, 2**31, 2**63,

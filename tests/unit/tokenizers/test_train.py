@@ -72,6 +72,7 @@ def test_names_of_special_tokens_inside_text_are_what_transformers_makes_of_them
     assert loaded(NAMED, add_special_tokens=False, split_special_tokens=True)["input_ids"] == ids
 
 
+@pytest.mark.long
 def test_the_same_text_gives_the_same_vocabulary_in_every_process(tmp_path: Path) -> None:
     code = (
         "import sys; from ctxlm_ds.tokenizers.train import train_tokenizer; from tests.text import make_documents\n"

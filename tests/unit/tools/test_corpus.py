@@ -15,6 +15,8 @@ from tests.text import make_documents
 pytest.importorskip("datatrove", reason="tools/corpus.py needs the extra `corpus`")
 from tools import corpus
 
+pytestmark = pytest.mark.long
+
 GERMAN = "Die Bibliothek stand neben dem alten Markt, und niemand hatte ihre Türen seit jenem Winter geöffnet. " * 3
 STOP_WORDS = {"the", "to", "of", "and", "that", "with"}
 TEXTS = [text for text in make_documents(60, seed=3) if len(text) > 400 and len(STOP_WORDS & {*text.split()}) > 1][:30]

@@ -18,6 +18,8 @@ from ctxlm_ds.registry import FAMILIES
 from ctxlm_ds.tokenizers.train import tokenizer_types
 from tools.write_published_scripts import GPUS_PER_NODE, SCRIPTS, ReadyLayout, planner_of, recommended_layout, table
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "slurm" / "published"
 LINES = [line for line in (FOLDER / "layouts.txt").read_text().splitlines() if not line.startswith("#")]

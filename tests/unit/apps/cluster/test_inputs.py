@@ -153,6 +153,7 @@ def test_a_run_reads_the_copies_and_sees_the_same_data(route: Path, tmp_path: Pa
     assert [source.name for source in now.data.train] == [source.path for source in before.data.train]
 
 
+@pytest.mark.long
 def test_what_is_there_is_not_copied_again_unless_it_is_damaged(route: Path, tmp_path: Path) -> None:
     stage(route, tmp_path)
     before = staged_files(tmp_path)
@@ -164,6 +165,7 @@ def test_what_is_there_is_not_copied_again_unless_it_is_damaged(route: Path, tmp
     assert damaged.read_bytes() == (route / "heldout.bin").read_bytes()
 
 
+@pytest.mark.long
 def test_a_damaged_source_or_a_full_disk_stages_nothing(copied_route: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     settings, said = stage(copied_route, tmp_path / "file")

@@ -68,6 +68,7 @@ def test_a_failed_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert list((tmp_path / "out").iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "tuning", [Tuning(lora_rank=2), Tuning(layer_decay=0.8), Tuning(gradual=True), Tuning(layers=1)]
 )

@@ -163,6 +163,7 @@ def test_a_causal_model_continues(causal: Path) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.long
 def test_lm_evaluation_harness_finds_the_same_log_probabilities(causal: Path, tmp_path: Path) -> None:
     """The run of docs/downstream.md: a task of local files, no network."""
     from lm_eval import simple_evaluate

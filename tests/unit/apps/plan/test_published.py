@@ -6,8 +6,12 @@ import math
 import re
 from pathlib import Path
 
+import pytest
+
 from ctxlm_ds.training.measure import describe
 from tests.unit.apps.plan.published_runs import published_runs
+
+pytestmark = pytest.mark.long
 
 
 def ratios(source: str) -> list[float]:

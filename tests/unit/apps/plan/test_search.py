@@ -53,6 +53,7 @@ def test_every_candidate_is_counted_once(roberta_on_two_nodes: tuple[Planner, Se
     assert len(found.plans) > 50
 
 
+@pytest.mark.long
 def test_every_plan_is_possible_and_fits(roberta_on_two_nodes: tuple[Planner, Search]) -> None:
     planner, found = roberta_on_two_nodes
     for plan in found.plans:
@@ -86,6 +87,7 @@ def test_a_small_model_needs_no_splitting(roberta_on_two_nodes: tuple[Planner, S
     assert plan.layout.zero_stage < 3
 
 
+@pytest.mark.long
 def test_a_model_of_175_billion_parameters_is_split() -> None:
     cluster = cluster_of(64)
     plan = require_plan(search_layouts(gpt3(cluster)), cluster)

@@ -173,6 +173,7 @@ def _started(folder: Path, *words: str) -> Forked:
         return Forked([str(TOOL), *words], os.environ, folder, printed.fileno(), printed.fileno(), 1)
 
 
+@pytest.mark.long
 def test_kill_9_leaves_nothing_that_is_accepted(tmp_path: Path) -> None:
     parts = _large_parts(tmp_path)
     output = tmp_path / "out" / "joined"
@@ -194,6 +195,7 @@ def test_kill_9_leaves_nothing_that_is_accepted(tmp_path: Path) -> None:
     assert not list(output.parent.glob("*.partial*"))
 
 
+@pytest.mark.long
 def test_sigterm_and_a_full_disk_leave_nothing(tmp_path: Path) -> None:
     parts = _large_parts(tmp_path)
     output = tmp_path / "out" / "joined"

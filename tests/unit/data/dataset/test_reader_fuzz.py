@@ -20,6 +20,8 @@ from tests.fuzz import Case, damage, damage_json, run_cases
 from tests.sample_data import ends_of, random_documents, starts_of, write_dataset
 from tests.unit.data.dataset.test_index_file import write_old
 
+pytestmark = pytest.mark.long
+
 JOINED_EVERY = 8
 Content = dict[str, bytes]
 """The bytes of each file of a dataset by extension."""

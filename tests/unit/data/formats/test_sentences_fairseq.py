@@ -20,6 +20,8 @@ from tests.real_text import docstrings
 from tests.sample_data import FakeTokenizer, build_sample_index, random_documents, run_config, sample_of, write_dataset
 from tests.unit.data.formats import fairseq_reference as fairseq
 
+pytestmark = pytest.mark.long
+
 NUM_TEXTS = 60
 MODES = {"full_sentences": "complete", "doc_sentences": "complete_doc"}
 FAKE = FakeTokenizer()

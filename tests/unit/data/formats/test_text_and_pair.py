@@ -85,6 +85,7 @@ def test_too_little_text_and_too_short_rows_are_refused(tmp_path: Path) -> None:
         check_config(config_of(9), None)
 
 
+@pytest.mark.long
 def test_damaged_records_are_refused(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", random_documents(40))
     index = build_sample_index(prefix, TOKENIZER, config_of(both_directions=True))

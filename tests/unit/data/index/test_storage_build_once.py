@@ -70,6 +70,7 @@ def test_of_many_processes_one_builds_and_nothing_else_is_left(tmp_path: Path) -
     assert sorted(entry.name for entry in final.iterdir()) == [META_NAME, "samples.npy"]
 
 
+@pytest.mark.long
 def test_a_killed_builders_work_is_taken_over_by_exactly_one_waiter(tmp_path: Path) -> None:
     log, final = tmp_path / "log", tmp_path / "built" / "index"
     (first,) = start(final, partial(fill_slowly, log, seconds=60.0))
@@ -105,6 +106,7 @@ def test_another_hosts_lock_expires_and_one_takes_over(tmp_path: Path, monkeypat
     assert [entry.name for entry in final.parent.iterdir()] == ["index"]
 
 
+@pytest.mark.long
 def test_another_hosts_living_lock_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -181,6 +183,7 @@ def test_a_full_disk_and_a_folder_that_cannot_be_written_are_told(tmp_path: Path
             build_once(folder / "index", fill)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("trials", [6, pytest.param(100, marks=pytest.mark.soak)])
 def test_killed_at_any_moment_an_index_is_whole_or_not_there(tmp_path: Path, trials: int) -> None:
     prefix = write_dataset(tmp_path / "d", random_documents(300, sentences=5, tokens=8))

@@ -62,6 +62,7 @@ def kill_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "rmtree", lambda *arguments, **named: None)
 
 
+@pytest.mark.long
 def test_a_killed_run_is_gone_on_with_to_the_same_bytes(corpus: list[Path], tokenizer: Path, tmp_path: Path) -> None:
     whole = run(corpus, tokenizer, tmp_path / "whole" / "data")
     saves: list[int] = []

@@ -25,6 +25,8 @@ from ctxlm_ds.data.sources.types import BadRecord, Chunk, InputShard
 from ctxlm_ds.errors import DataError
 from tests.fuzz import INSERTS, REPOSITORY, Case, damage, run_cases
 
+pytestmark = pytest.mark.long
+
 ROOM_BYTES = 256 << 20
 TEXT = "Document {} has naïve words, 多语言 and “quotes”.\nIts second line."
 TEXTS = [TEXT.format(number) * (1 + number % 5) for number in range(40)]

@@ -84,6 +84,7 @@ def test_training_masks_follow_the_seed(tmp_path: Path) -> None:
     assert not masks[0] & masks[2]
 
 
+@pytest.mark.long
 def test_workers_ranks_and_micro_batches_change_nothing(tmp_path: Path) -> None:
     expected = global_rows([steps_of(setup(tmp_path), 12)])
     assert len({row for step in expected for row in step}) == 12 * 8
@@ -330,6 +331,7 @@ def test_workers_leave_signals_to_the_training_process(tmp_path: Path) -> None:
     assert not os.path.exists(f"/proc/{pid}")
 
 
+@pytest.mark.long
 def test_workers_end_with_the_training_process(tmp_path: Path) -> None:
     """Also where nobody closed the loader: no hang at exit, no worker left behind, however the process ends."""
     setup(tmp_path, data={"num_workers": 2})

@@ -18,6 +18,8 @@ from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_tokenizer
 from tests.integration.route import FORKED, call
 
+pytestmark = pytest.mark.long
+
 PROGRAM = Path(__file__).parent / "megatron_reference.py"
 HEADS = 4
 OLD_NAMES = (

@@ -86,6 +86,7 @@ def test_other_errors_pass() -> None:
         raise RuntimeError("something else")
 
 
+@pytest.mark.long
 def test_a_start_loads_no_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_COMPILER], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "loaded: []", done.stderr
