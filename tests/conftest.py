@@ -60,12 +60,12 @@ def untouched_logger() -> None:
     logger.propagate = True
 
 
-@pytest.fixture(autouse=True, scope="module")
-def ranks_of_a_file() -> Iterator[None]:
-    """End the ranks that the tests of a file shared."""
+@pytest.fixture(autouse=True, scope="session")
+def shared_ranks() -> Iterator[None]:
+    """End the ranks that tests shared."""
     yield
     if runner := sys.modules.get("tests.dist.runner"):
-        runner.close_shared()
+        runner.SHARED.close()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -22,7 +22,7 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,6 +30,7 @@ from typing import Any
 
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
+import pytest
 import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 
@@ -87,11 +88,11 @@ class Groups:
 _ALL: list[Groups] = []
 
 
-_SHARED = Groups()
+SHARED = Groups()
 
 
 def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 120) -> list[Any]:
-    """Call `fn(rank, world_size, *args)` on the ranks of a group that the tests of a file share (Groups.run).
+    """Call `fn(rank, world_size, *args)` on the ranks of a group that all tests of a worker share (Groups.run).
 
     Local functions cannot be sent to ranks that live; they run on new ones.
     """
@@ -99,12 +100,15 @@ def run_ranks(fn: Callable[..., Any], world_size: int, *args: Any, timeout_s: fl
         pickle.dumps((fn, args))
     except (AttributeError, TypeError, pickle.PicklingError):
         return fork_ranks(fn, world_size, *args, timeout_s=timeout_s)
-    return _SHARED.run(fn, world_size, *args, timeout_s=timeout_s)
+    return SHARED.run(fn, world_size, *args, timeout_s=timeout_s)
 
 
-def close_shared() -> None:
-    """Kill the ranks that the tests of a file shared."""
-    _SHARED.close()
+@pytest.fixture(autouse=True, scope="module")
+def ranks_of_this_file() -> Iterator[None]:
+    """Give a file that imports this fixture new ranks, and none of them to another file."""
+    SHARED.close()
+    yield
+    SHARED.close()
 
 
 @atexit.register

@@ -59,11 +59,11 @@ def names(run_dir: Path) -> list[str]:
 # The same bytes
 
 FEW = [
-    Layout(2, 1), Layout(2, 3, "bf16"), Layout(2, 0, tensor=2),
+    Layout(2, 1), Layout(2, 3, "bf16"),
     *(pytest.param(layout, marks=pytest.mark.soak) for layout in (
-        Layout(1, 0), Layout(2, 0), Layout(2, 1, "bf16"), Layout(2, 2, "fp16"), Layout(2, 2, offload=True),
-        Layout(2, 3, offload=True), Layout(2, 1, pipeline=2), Layout(4, 1, "bf16", tensor=2, pipeline=2),
-        Layout(4, 3, tensor=2, sequence_parallel=True),
+        Layout(1, 0), Layout(2, 0), Layout(2, 0, tensor=2), Layout(2, 1, "bf16"), Layout(2, 2, "fp16"),
+        Layout(2, 2, offload=True), Layout(2, 3, offload=True), Layout(2, 1, pipeline=2),
+        Layout(4, 1, "bf16", tensor=2, pipeline=2), Layout(4, 3, tensor=2, sequence_parallel=True),
     )),
 ]  # fmt: skip
 

@@ -84,8 +84,8 @@ def every_case() -> list[Case]:
 EVERY_CASE = every_case()
 ALWAYS = {
     "bert": [
-        Case(1, 1, 2, 0, 4), Case(1, 1, 2, 2, 2), Case(1, 1, 4, 3, 2),
-        Case(2, 1, 2, 3, 4, sequence_parallel=True), Case(2, 2, 2, 1, 4, sequence_parallel=True, recompute=True),
+        Case(1, 1, 2, 0, 4), Case(2, 1, 2, 3, 4, sequence_parallel=True),
+        Case(2, 2, 2, 1, 4, sequence_parallel=True, recompute=True),
     ]
 }  # fmt: skip
 """Without a soak: layouts that tests/families/test_contract.py lacks."""
@@ -166,7 +166,9 @@ def vocabulary_padding(rank: int, world_size: int, config: RunConfig) -> tuple[l
     return losses, weight.shape[0], float(weight[words:].abs().sum())
 
 
-@pytest.mark.parametrize(("tensor", "multiple", "rows"), [(1, 8, 64), (2, 16, 32), (4, 32, 32)])
+@pytest.mark.parametrize(
+    ("tensor", "multiple", "rows"), [(1, 8, 64), (2, 16, 32), pytest.param(4, 32, 32, marks=pytest.mark.soak)]
+)
 def test_rows_that_pad_the_vocabulary_stay_zero(
     tensor: int, multiple: int, rows: int, references: dict[str, dict[str, Any]]
 ) -> None:
@@ -213,5 +215,5 @@ def test_clipping_bounds_the_update() -> None:
 
 def test_the_comparison_can_fail(references: dict[str, dict[str, Any]]) -> None:
     """Steps differ from one another by far more than the tolerance."""
-    losses = reference_of("bert", STEPS, references)["losses"]
-    assert max(abs(a - b) / a for a, b in itertools.pairwise(losses)) > 1e-3
+    losses = reference_of("bert", 2 * STEPS, references)["losses"]
+    assert max(abs(a - b) / a for a, b in itertools.pairwise(losses)) > 1e-2

@@ -62,8 +62,8 @@ def start_second(layout: Layout, optimizer: str, run_dir: Path, keep: bool = Tru
 @pytest.mark.parametrize(
     ("first_phase", "layout"),
     [
-        *(("lamb", layout) for layout in (FIRST, *SECOND)), ("adamw", SECOND[1]),
-        pytest.param("adamw", FIRST, marks=pytest.mark.soak),
+        *(("lamb", layout) for layout in (FIRST, SECOND[0], SECOND[2])), ("adamw", SECOND[1]),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in (("lamb", SECOND[1]), ("adamw", FIRST))),
     ],
     indirect=["first_phase"], ids=str,
 )  # fmt: skip

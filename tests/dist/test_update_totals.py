@@ -99,8 +99,8 @@ def watched(layout: Layout, rank: int, patch: pytest.MonkeyPatch) -> dict[str, A
 
 
 LAYOUTS = [
-    Layout(2, 0), Layout(2, 1, "bf16"), Layout(2, 3, "bf16"), Layout(2, 1, "bf16", tensor=2),
-    Layout(2, 1, "bf16", pipeline=2), pytest.param(Layout(2, 2, "bf16"), marks=pytest.mark.soak),
+    Layout(2, 0), Layout(2, 3, "bf16"), Layout(2, 1, "bf16", tensor=2), Layout(2, 1, "bf16", pipeline=2),
+    *(pytest.param(Layout(2, stage, "bf16"), marks=pytest.mark.soak) for stage in (1, 2)),
 ]  # fmt: skip
 
 

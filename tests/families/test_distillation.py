@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +36,8 @@ NAME = "distilbert+teacher"
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Results]:
-    found = Results(tmp_path_factory.mktemp("distillation"))
-    yield found
-    found.groups.close()
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return Results(tmp_path_factory.mktemp("distillation"))
 
 
 def ours_with_teacher(config: RunConfig, noise: float) -> LayerSequence:

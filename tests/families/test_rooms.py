@@ -16,10 +16,10 @@ pytestmark = pytest.mark.dist
 TENSOR, DATA_3, DATA_2 = Layout(2, 0, tensor=2), Layout(2, 3), Layout(2, 2)
 PIPE_2, PIPE_4, BOTH = Layout(2, 1, pipeline=2), Layout(4, 0, pipeline=4), Layout(4, 1, tensor=2, pipeline=2)
 LAYOUTS = {
-    "half_used": [DATA_2, Layout(2, 0, pipeline=2), PIPE_2, BOTH],
+    "half_used": [DATA_2, PIPE_2, BOTH],
     "two_streams": [TENSOR, PIPE_2, PIPE_4],
     "without_gradient": [DATA_2, PIPE_2, PIPE_4],
-    "lanes": [TENSOR, DATA_3, PIPE_2, BOTH],
+    "lanes": [DATA_3, BOTH],
 }
 CASES = [(name, Layout(1, 0)) for name in LAYOUTS] + [(name, where) for name, some in LAYOUTS.items() for where in some]
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.dist.runner import ranks_of_this_file  # noqa: F401 (commands leave signals and loggers behind)
 from tests.golden.cases import CASES, STREAMS, Case
 from tests.golden.run_case import machine, run_figures, stream_figures
 
@@ -27,11 +28,13 @@ INCOMPARABLE = ("accuracy", "perplexity")
 
 OF_ANOTHER = ("roberta", "gpt1")
 """Families whose layers are those of BERT and GPT-2, split in every run of the tests."""
+OF_CONTRACT = ("bert-fp32-split", "gpt2-fp32-split")
+"""Runs of which tests/families/test_contract.py compares the layouts in this precision."""
 
 
 def marks_of(case: Case) -> list[pytest.MarkDecorator]:
     """Marks by the number of ranks."""
-    soak = [pytest.mark.soak] * (case.family in OF_ANOTHER)
+    soak = [pytest.mark.soak] * (case.family in OF_ANOTHER or case.name in OF_CONTRACT)
     return [pytest.mark.dist, *soak] if case.ranks > 1 else []
 
 
