@@ -14,7 +14,7 @@ from tests.integration.route import ROOT, call, launcher
 pytestmark = [pytest.mark.xdist_group("notebooks"), pytest.mark.timeout(900)]
 NOTEBOOKS = {path.stem: path for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")}
 SMALLER = {
-    "pretrain": {"training.max_steps=200": "training.max_steps=80", "step % 50": "step % 20"},
+    "pretrain": {"training.max_steps=200": "training.max_steps=48", "step % 50": "step % 12"},
     "words": {
         "epochs=3": "epochs=1", "if WORD in words][:200]": "if WORD in words][:60]", "train[:800]": "train[:200]",
         "held_out[:300]": "held_out[:60]",
@@ -69,7 +69,7 @@ def test_pretraining_fills_masks(pretrained: tuple[Folder, str]) -> None:
 def test_a_look_at_the_run(pretrained: tuple[Folder, str]) -> None:
     seen = pretrained[0].run("look")
     assert (
-        f"'eval/heldout/loss': ({80 if pretrained[0].is_small else 200}," in seen
+        f"'eval/heldout/loss': ({48 if pretrained[0].is_small else 200}," in seen
         and "[CLS]" in seen
         and "[MASK]" in seen
     )
