@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctxlm_ds.console import at_least, counted, format_duration, setup_logging
-from ctxlm_ds.data.sources.types import INPUT_FORMATS, InputShard
+from ctxlm_ds.data.sources.types import DOCUMENT_HELP, INPUT_FORMATS, InputShard
 from ctxlm_ds.errors import ConfigError, TokenizerError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("ctxlm_ds")
 
 INPUT_HELP = (
-    "text (documents between blank lines), jsonl, WikiExtractor's output, each with .gz/.xz/.bz2/.zst or without, "
+    "text (documents: --document), jsonl, WikiExtractor's output, each with .gz/.xz/.bz2/.zst or without, "
     "parquet, globs, or hf://NAME"
 )
 
@@ -67,6 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     spans_help = "key of [[first, after the last], ...]: characters of the text that are masked as units (jsonl)"
     add("--spans-key", default="", metavar="KEY", help=spans_help)
     add("--input-format", choices=INPUT_FORMATS, default="auto", help="default: by file name")
+    add("--document", default="blank", metavar="UNIT", help=DOCUMENT_HELP)
     add("--shard", default="0/1", metavar="I/N", help="only part I (from 0) of N, for an array of jobs")
     skipped_help = "skip up to N damaged records (default: 0)"
     add("--max-bad-records", type=at_least(0), default=0, metavar="N", help=skipped_help)

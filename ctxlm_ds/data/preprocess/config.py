@@ -12,7 +12,7 @@ from ctxlm_ds.data.sources.types import WHOLE_INPUT, InputShard
 
 BUILD_VERSION = 4
 """Raised whenever the same input and settings give other bytes."""
-_NOT_IN_KEY = ("workers", "max_bad_records", "overwrite", "shard")
+_NOT_IN_KEY = ("workers", "max_bad_records", "overwrite", "shard", "document")  # the signature covers the last
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,8 @@ class PreprocessConfig:
     """Records that may be skipped because they are no documents."""
     input_format: str = "auto"
     """`auto` (by file name) or a format of sources/reading.py."""
+    document: str = "blank"
+    """What is a document of plain text: `line`, `lines:N`, `file`, or what stands between `blank` lines."""
     spans_key: str = ""
     """Key of the given spans of a record's text; empty without."""
     shard: InputShard = WHOLE_INPUT

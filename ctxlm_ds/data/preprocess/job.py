@@ -159,7 +159,7 @@ class _Job:
         self, inputs: Sequence[str], tokenizer_path: Path, output_prefix: str | Path, config: PreprocessConfig
     ) -> None:
         self.inputs = list(inputs)
-        self.sources = find_sources(inputs, config.input_format)
+        self.sources = find_sources(inputs, config.input_format, config.document)
         check_keys(self.sources, config.json_keys)
         _check_spans(self.sources, config)
         _check_joined(config)

@@ -14,7 +14,7 @@ from ctxlm_ds.data.sources.compression import Decompressor
 from ctxlm_ds.data.sources.types import EXCERPT_BYTES, MAX_RECORD_BYTES, BadRecord, Chunk, Position, Source
 
 MAX_TEXT_DOCUMENT_BYTES = 64 << 20
-"""A text document without any blank line is cut at the next line end beyond this."""
+"""A text document without any blank line, or a file as one document, is cut at the next line end beyond this."""
 DOC_END = b"</doc>"
 _PART_BYTES = 1 << 20
 """Most bytes of a line read at a time."""
@@ -66,7 +66,7 @@ def _record_end(stream: IO[bytes], format: str, offset: int, size: int) -> int:
         return max(0, min(offset, size))
     stream.seek(offset - 1)
     place = offset - 1 + _skip_line(stream)[1]
-    is_end = format == "jsonl"
+    is_end = format in ("jsonl", "lines:1")
     while not is_end and place < size:
         head, num_bytes = _skip_line(stream)
         place += num_bytes
@@ -84,24 +84,27 @@ def _skip_line(stream: IO[bytes]) -> tuple[bytes, int]:
     return head, size
 
 
-def _ends_record(format: str, line: bytes | bytearray) -> bool:
+def _ends_record(format: str, line: bytes | bytearray, number: int = 1) -> bool:
+    """Return whether a line ends a record; `number` counts the lines from the beginning of any record before it."""
+    if format.startswith("lines:"):
+        return number % int(format[6:]) == 0
     if format == "text":
         return not line.strip()
-    return format == "jsonl" or line.startswith(DOC_END)
+    return format == "jsonl" or (format == "wikiextractor" and line.startswith(DOC_END))
 
 
 def _unfinished(format: str, buffer: bytearray) -> int:
     """Return the start of the unfinished record at the end of the buffer; the buffer's length if there is none."""
-    end = buffer.rfind(b"\n") + 1
+    end, number = buffer.rfind(b"\n") + 1, buffer.count(b"\n")
     while end > 0 and format != "jsonl":
         if format == "wikiextractor":
             begin = buffer.rfind(b"\n" + DOC_END, 0, end) + 1
             end = buffer.find(b"\n", begin, end) + 1
         else:
             begin = buffer.rfind(b"\n", 0, end - 1) + 1
-        if _ends_record(format, buffer[begin:end]):
+        if _ends_record(format, buffer[begin:end], number):
             break
-        end = begin
+        end, number = begin, number - 1
     return end
 
 
@@ -150,6 +153,7 @@ class _Cutter:
         """Read to the end of the unfinished record. Returns its start if it is too long or the file's last record."""
         format = self._source.format
         begin = _unfinished(format, buffer)
+        number = buffer.count(b"\n", begin)
         while begin < len(buffer) <= begin + MAX_RECORD_BYTES:
             part = self._stream.readline(min(_PART_BYTES, begin + MAX_RECORD_BYTES + 1 - len(buffer)))
             if not part:
@@ -158,8 +162,9 @@ class _Cutter:
             buffer += part
             if part.endswith(b"\n"):
                 line = buffer.rfind(b"\n", begin, -1) + 1 or begin
-                is_full = format == "text" and len(buffer) - begin >= MAX_TEXT_DOCUMENT_BYTES
-                if is_full or _ends_record(format, buffer[line:]):
+                is_full = format in ("text", "file") and len(buffer) - begin >= MAX_TEXT_DOCUMENT_BYTES
+                number += 1
+                if is_full or _ends_record(format, buffer[line:], number):
                     return len(buffer)
         return begin
 

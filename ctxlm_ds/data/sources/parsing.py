@@ -36,7 +36,7 @@ class _Unfit(Exception):
 
 def parse_chunk(chunk: Chunk, json_keys: Sequence[str], spans_key: str = "") -> Iterator[Document | BadRecord]:
     """Yield the document of each record (with `spans_key` a SpannedDocument), or the reason against it, in order."""
-    records, to_document = _FORMATS[chunk.format]
+    records, to_document = _FORMATS[chunk.format.partition(":")[0]]
     if spans_key:
         to_document = partial(_from_spanned_json, spans_key=spans_key)
     for place, record in records(chunk):
@@ -94,6 +94,16 @@ def _grouped_lines(chunk: Chunk) -> Iterator[tuple[int, bytes]]:
             lines.append(line)
     if lines:
         yield first, b"\n".join(lines)
+
+
+def _counted_lines(chunk: Chunk) -> Iterator[tuple[int, bytes]]:
+    """Yield the documents of `lines:N`, or the one of a `file`."""
+    lines = list(_lines(chunk))
+    size = int(chunk.format.partition(":")[2] or len(lines))
+    for first in range(0, len(lines), size):
+        record = b"\n".join(line for _, line in lines[first : first + size])
+        if record.strip():
+            yield lines[first][0], record
 
 
 def _decoded(record: bytes) -> str:
@@ -213,6 +223,7 @@ def _checked(text: str) -> str:
 
 _FORMATS: dict[str, tuple[Callable[[Chunk], Iterator[tuple[int, Any]]], Callable[[Any, Sequence[str]], Document]]] = {
     "text": (_grouped_lines, _from_text),
+    **dict.fromkeys(("lines", "file"), (_counted_lines, _from_text)),
     "jsonl": (lambda chunk: ((place, line) for place, line in _lines(chunk) if line.strip()), _from_json),
     "wikiextractor": (_grouped_lines, _from_wikiextractor),
     **dict.fromkeys(("parquet", "hf"), (lambda chunk: enumerate(chunk.records), _fields)),

@@ -22,7 +22,7 @@ from ctxlm_ds.atomic import PARTIAL_MARK
 from ctxlm_ds.data.sources.compression import Decompressor, compression_of
 from ctxlm_ds.data.sources.lines import read_lines
 from ctxlm_ds.data.sources.tables import HF_SCHEME, read_hf, read_table
-from ctxlm_ds.data.sources.types import INPUT_FORMATS, LINE_FORMATS, WHOLE_INPUT, Chunk, InputShard, Position, Source
+from ctxlm_ds.data.sources.types import INPUT_FORMATS, WHOLE_INPUT, Chunk, InputShard, Position, Source, text_format
 from ctxlm_ds.errors import DataError
 
 CHUNK_BYTES = 1 << 20
@@ -33,24 +33,28 @@ _WIKIEXTRACTOR_NAME = re.compile(r"wiki_\d+")
 _SIGNATURE_BYTES = 1 << 16
 
 
-def find_sources(inputs: Sequence[str], input_format: str = "auto") -> list[Source]:
-    """Return the sources that `inputs` name: paths, sorted globs and hf://NAME.
+def find_sources(inputs: Sequence[str], input_format: str = "auto", document: str = "blank") -> list[Source]:
+    """Return the sources that `inputs` name: paths, sorted globs and hf://NAME; `document` is one of plain text.
 
     A file named twice is taken once. Raises DataError for a missing file, a glob without a match, a folder, or
-    an unknown format.
+    an unknown format or document.
     """
     if input_format not in INPUT_FORMATS:
         raise DataError(f"input format {input_format!r} is not known; choose one of {', '.join(INPUT_FORMATS)}")
     sources: dict[str, Source] = {}
+    plain = text_format(document)
     for name in inputs:
         if name.startswith(HF_SCHEME):
             sources.setdefault(name, Source(name, "hf", "", 0))
             continue
         for path in _expand(name):
             source = _file_source(path, input_format)
+            source = replace(source, format=plain) if source.format == "text" else source
             sources.setdefault(os.path.realpath(path), source)
     if not sources:
         raise DataError("no input; name at least one file, glob or hf://NAME")
+    if plain != "text" and all(source.format != plain for source in sources.values()):
+        raise DataError(f"--document {document}: no input is plain text, so it has no effect; leave it out")
     return list(sources.values())
 
 
@@ -87,7 +91,7 @@ def _file_source(path: str, input_format: str) -> Source:
         kinds = "archives, documents and Arrow files"
         raise DataError(f"{path}: {kinds} are not read; unpack it or convert it to text, jsonl or parquet first")
     chosen = _guess_format(path, stem, compression) if input_format == "auto" else input_format
-    if chosen not in LINE_FORMATS and compression:
+    if chosen == "parquet" and compression:
         raise DataError(f"{path}: a {chosen} file cannot be read compressed; decompress it first")
     return Source(path, chosen, compression, status.st_size)
 
@@ -136,10 +140,10 @@ def read_chunks(
             chunks = read_hf(source, json_keys, shard, CHUNK_BYTES, inside)
         elif not span:
             continue
-        elif source.format in LINE_FORMATS:
-            chunks = read_lines(source, span, CHUNK_BYTES, inside)
-        else:
+        elif source.format == "parquet":
             chunks = read_table(source, json_keys, span, CHUNK_BYTES, inside)
+        else:
+            chunks = read_lines(source, span, CHUNK_BYTES, inside)
         # The chunk behind is read first, so that a finished file is not opened again to find its end.
         for chunk, following in itertools.pairwise(itertools.chain(chunks, (None,))):
             assert chunk is not None
@@ -164,7 +168,7 @@ def check_keys(sources: Iterable[Source], json_keys: Sequence[str], flags: str =
     if not json_keys or len(set(json_keys)) != len(json_keys):
         raise DataError(f"{flags} {' '.join(json_keys)}: name each key once")
     for source in sources:
-        if source.format == "text" and len(json_keys) > 1:
+        if source.format.startswith(("text", "lines:", "file")) and len(json_keys) > 1:
             raise DataError(f"{source.path}: plain text has one text per document, {flags} name {len(json_keys)}")
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from ctxlm_ds.errors import DataError
 
-LINE_FORMATS = ("text", "jsonl", "wikiextractor")
-INPUT_FORMATS = ("auto", *LINE_FORMATS, "parquet")
+INPUT_FORMATS = ("auto", "text", "jsonl", "wikiextractor", "parquet")
+DOCUMENT_HELP = "document of plain text: line, lines:N (N lines), file, or blank (default): between blank lines"
 NOT_UTF8 = "not valid UTF-8"
 """Reason against a record of another encoding."""
 EXCERPT_BYTES = 200
@@ -40,7 +40,7 @@ class Source:
 
     path: str
     format: str
-    """One of INPUT_FORMATS except `auto`, or `hf`."""
+    """One of INPUT_FORMATS except `auto`, or `hf`; of plain text also `lines:N` or `file` (text_format)."""
     compression: str
     """`gz`, `xz`, `bz2`, `zst` or empty."""
     num_bytes: int
@@ -50,6 +50,13 @@ class Source:
     def name(self) -> str:
         """Name without the folder, on which no result depends; it may have any bytes."""
         return self.path if self.format == "hf" else os.path.basename(self.path)
+
+
+def text_format(document: str) -> str:
+    """Return the format of plain text by what a document is (PreprocessConfig). Raises DataError for another word."""
+    if re.fullmatch(r"line|lines:[1-9]\d{0,8}|blank|file", document) is None:
+        raise DataError(f"--document {document}: expected line, lines:N (N lines), blank (between blank lines) or file")
+    return {"blank": "text", "line": "lines:1"}.get(document, document)
 
 
 @dataclass(frozen=True, slots=True)

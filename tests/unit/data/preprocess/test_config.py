@@ -16,7 +16,7 @@ CHANGES: dict[str, Any] = {
     "prepend_bos": True, "split_special_tokens": True, "input_format": "text", "spans_key": "spans", "join_keys": True,
     "shard": InputShard(1, 3),
 }  # fmt: skip
-WITHOUT_EFFECT: dict[str, Any] = {"workers": 8, "max_bad_records": 9, "overwrite": True}
+WITHOUT_EFFECT: dict[str, Any] = {"workers": 8, "max_bad_records": 9, "overwrite": True, "document": "file"}
 
 
 def test_names_are_megatrons_with_the_shard() -> None:

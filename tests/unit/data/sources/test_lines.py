@@ -11,7 +11,8 @@ import pytest
 from ctxlm_ds.data.sources import lines, reading
 from ctxlm_ds.data.sources.parsing import parse_chunk
 from ctxlm_ds.data.sources.reading import find_sources, read_chunks
-from ctxlm_ds.data.sources.types import BadRecord
+from ctxlm_ds.data.sources.types import BadRecord, InputShard
+from ctxlm_ds.errors import DataError
 from tests.unit.data.sources.documents import parsed, texts_of
 
 
@@ -44,6 +45,34 @@ def test_text_documents_are_separated_by_blank_lines(tmp_path: Path) -> None:
     assert texts_of(path) == [" one a\none b", "two", "three\nmore"]
     path.write_bytes(path.read_bytes().replace(b"t", b"\xff"))
     assert [item.position for item in parsed(path) if isinstance(item, BadRecord)] == [7, 11]
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [("line", ["one", "two", " three", "four"]), ("lines:2", ["one", "two\n three", "four"]),
+     ("lines:4", ["one\n\ntwo\n three", "four"]), ("file", ["one\n\ntwo\n three\nfour"]),
+     ("blank", ["one", "two\n three\nfour"])],
+)  # fmt: skip
+@pytest.mark.parametrize("chunk_bytes", [1, 8, 1 << 20])
+def test_documents_of_plain_text_are_lines_or_files(
+    tmp_path: Path, document: str, expected: list[str], chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "CHUNK_BYTES", chunk_bytes)
+    (tmp_path / "corpus.txt").write_bytes(b"\xef\xbb\xbfone\n\ntwo\n three\nfour")
+    found = find_sources([str(tmp_path / "corpus.txt")], document=document)
+    for count in (1, 3):
+        shards = [read_chunks(found, shard=InputShard(index, count)) for index in range(count)]
+        items = [item for shard in shards for chunk in shard for item in parse_chunk(chunk, ["text"])]
+        assert items == [{"text": text} for text in expected]
+
+
+def test_a_document_that_is_not_known_or_has_no_effect_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("{}")
+    for document in ("lines", "lines:0", "page"):
+        with pytest.raises(DataError, match=f"--document {document}: expected line, lines:N"):
+            find_sources([str(tmp_path / "a.jsonl")], document=document)
+    with pytest.raises(DataError, match="--document line: no input is plain text"):
+        find_sources([str(tmp_path / "a.jsonl")], document="line")
 
 
 def test_a_text_document_without_any_blank_line_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

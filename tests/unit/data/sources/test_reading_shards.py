@@ -88,7 +88,7 @@ def test_reading_goes_on_with_the_same_chunks(tmp_path: Path, formats: list[str]
         assert list(read_chunks(found, shard=shard, after=after)) == chunks[number + 1 :]
 
 
-@pytest.mark.parametrize("format", ["text", "jsonl", "wikiextractor"])
+@pytest.mark.parametrize("format", ["text", "jsonl", "wikiextractor", "lines:1", "lines:3", "file"])
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_any_lines_are_split_and_resumed_alike(
     tmp_path: Path, format: str, suffix: str, monkeypatch: pytest.MonkeyPatch
@@ -102,7 +102,8 @@ def test_any_lines_are_split_and_resumed_alike(
         monkeypatch.setattr(reading, "CHUNK_BYTES", rng.choice([1, 7, 40]))
         content = b"".join(rng.choices(words, k=rng.randint(0, 60)))
         path.write_bytes(gzip.compress(content) if suffix else content)
-        found = find_sources([str(path)], format)
+        is_plain = format.startswith(("lines", "file"))
+        found = find_sources([str(path)], "text" if is_plain else format, format if is_plain else "blank")
         whole = [_without_place(item) for chunk in read_chunks(found) for item in parse_chunk(chunk, ["text"])]
         count = rng.randint(2, 9)
         shards = [list(read_chunks(found, shard=InputShard(index, count))) for index in range(count)]
