@@ -191,7 +191,7 @@ MOST_SEQUENCES = "max_sequences_per_row"
 class DataSection(Section):
     """Datasets and how they become rows; the sample format adds further settings."""
 
-    fixed: ClassVar[tuple[str, ...]] = ("blend", "temperature", "split", "seq_length", "sample_format")
+    fixed: ClassVar[tuple[str, ...]] = ("blend", "temperature", "split", "split_seed", "seq_length", "sample_format")
     """Settings that decide the rows; a run cannot change them when it resumes."""
     by_sentence: ClassVar[bool] = False
     """True if each sequence of the datasets should be a sentence (ctxlm preprocess --split-sentences)."""
@@ -214,6 +214,9 @@ class DataSection(Section):
     split: str | None = None
     """Train, valid and test shares of each training dataset, by document, as in Megatron: `969,30,1`. The run trains on
     the first and, if data.validation is empty, evaluates the second. null trains on every document."""
+    split_seed: NonNegativeInt | None = None
+    """Seed that draws the order in which `split` cuts the documents, by tokens; the run makes a copy of the dataset in
+    that order. A held-out part then has at least 20 documents. null: in the dataset's order, by number (Megatron)."""
     validation: list[ValidationSource] = []
     """Held-out datasets, each evaluated separately."""
     seq_length: Width = 128
@@ -244,7 +247,8 @@ class DataSection(Section):
 
     @property
     def idle_settings(self) -> tuple[str, ...]:
-        return (MOST_SEQUENCES,) if MOST_SEQUENCES in type(self).model_fields and not self.shares_rows else ()
+        packs = self.shares_rows or MOST_SEQUENCES not in type(self).model_fields
+        return (*(() if packs else (MOST_SEQUENCES,)), *(("split_seed",) if self.split is None else ()))
 
     @property
     def passes(self) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.console import at_least, counted, run_command
+from ctxlm_ds.data.sources.types import DOCUMENT_HELP, text_format
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.installed import shipped_folder
 
@@ -31,6 +32,7 @@ def build_parser() -> argparse.ArgumentParser:
     sizes_help = "shipped recipe to start from (default: laptop)"
     add("--size", default="laptop", choices=("laptop", "small", "base"), help=sizes_help)
     add("--text", metavar="FILE", help="text to train on; the commands that prepare it are printed")
+    add("--document", default="blank", metavar="UNIT", help=DOCUMENT_HELP)
     add("--data", metavar="PREFIX", help="dataset to train on (of preprocess, or Megatron's)")
     add("--tokenizer", metavar="DIR", help="tokenizer of the dataset")
     add("--gpus", "--ranks", dest="ranks", type=at_least(1), metavar="N", help="ranks (default: every GPU, or one)")
@@ -84,6 +86,7 @@ def _start(args: argparse.Namespace) -> None:
         raise ConfigError("--data is a finished dataset, --text is made into one; give one of them")
     if args.text is not None and not glob(args.text):
         raise ConfigError(f"--text {args.text}: no such file; check its name")
+    text_format(args.document)
     if args.hours is not None and not 0 < args.hours <= MAX_HOURS:
         raise ConfigError(f"--hours {args.hours:g}: expected a number above 0 and up to {MAX_HOURS:,}, a year")
     base, output = shipped_recipe(args.family, args.size), args.output or Path(f"{args.family}.yaml")
@@ -115,7 +118,8 @@ def _preparation(args: argparse.Namespace, base: str) -> list[str]:
         option = "" if size is None else f" --vocab-size {size}"
         lines.append(f"ctxlm tokenizer --input {text} --type {kind}{option} --output-dir {tokenizer}")
     if args.data is None:
-        options = "".join(f" {option}" for option in preprocess_options(config.data))
+        unit = [] if args.document == "blank" else [f"--document {args.document}"]
+        options = "".join(f" {option}" for option in [*unit, *preprocess_options(config.data)])
         prefix = dataset_prefix(config.data)
         lines.append(
             f"ctxlm preprocess --input {text} --tokenizer {shlex.quote(tokenizer)}{options} "

@@ -27,7 +27,7 @@ MOST_EPOCHS = 40.0
 """Passes over the data if no hours are given, at most: about as many as BERT's (Devlin 2018, A.2)."""
 _WARMUP = 0.06
 """Share of the steps if the shipped recipe counts its warmup in steps of a much longer run."""
-_SPLIT = "97,3,0"
+_SPLIT, _SPLIT_SEED = "97,3,0", 0
 _MATRIX_SIZE = 512
 _MEASURED_S = 1.0
 _CPU_SHARE = 0.5
@@ -117,7 +117,8 @@ def shipped_recipe(family: str, size: str) -> str:
 def new_settings(args: argparse.Namespace, machine: Machine, name: str) -> dict[str, Setting]:
     """Return the settings of a recipe that extends a shipped one, from the options of `ctxlm init`.
 
-    Raises ConfigError if there is no such recipe or dataset, or the model does not fit in the machine's memory.
+    Raises ConfigError if there is no such recipe or dataset, or the model does not fit in the machine's memory;
+    DataError if the dataset has too few documents to hold some out.
     """
     base = shipped_recipe(args.family, args.size)
     shipped = load_config(base)
@@ -130,13 +131,20 @@ def new_settings(args: argparse.Namespace, machine: Machine, name: str) -> dict[
         "name": Setting(name, ""),
         "tokenizer.path": Setting(args.tokenizer or "tokenizer", "" if args.tokenizer else "made below"),
         "data.train": Setting([prefix], "" if args.data else "made below"),
-        "data.split": Setting(_SPLIT, "3 % of the documents are held out for evaluation"),
+        "data.split": Setting(_SPLIT, "3 % of the tokens are held out for evaluation"),
+        "data.split_seed": Setting(_SPLIT_SEED, "in documents drawn with this seed; null: the last documents"),
         "training.precision": Setting(machine.precision, f"of {machine}"),
         "training.global_batch_size": Setting(batch, f"of the shipped recipe{why}"),
     }
     changed = shipped.with_values("training", precision=machine.precision, global_batch_size=batch)
     step_seconds, layout = plan(_with_vocabulary(changed, args), machine)
-    rows = num_rows(args.data, shipped.data.seq_length) if args.data else None
+    rows = None
+    if args.data:
+        from ctxlm_ds.data.dataset.reader import IndexedDataset
+        from ctxlm_ds.data.stream.run_datasets import draw_part
+
+        rows = num_rows(args.data, shipped.data.seq_length)
+        draw_part(IndexedDataset(args.data), _SPLIT, _SPLIT_SEED, "valid")
     return settings | layout | _length(shipped, args.hours, step_seconds, rows, batch)
 
 

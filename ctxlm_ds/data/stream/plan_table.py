@@ -91,7 +91,8 @@ def _blend(data: DataSection) -> str:
         "temperature": f"sources by rows^(1/{data.temperature:g})",
         "megatron": "sources in Megatron's order",
     }
-    return words[data.blend] + (f", split {data.split}" if data.split is not None else "")
+    drawn = "" if data.split_seed is None else f" by tokens, documents drawn with seed {data.split_seed}"
+    return words[data.blend] + (f", split {data.split}{drawn}" if data.split is not None else "")
 
 
 def summary_lines(indexes: Mapping[str, SampleIndex]) -> Iterator[str]:

@@ -1,33 +1,47 @@
 """All rows of a run: which documents of which dataset it trains on, which are held out, and their sample indexes.
 
 With `data.split` the documents of a dataset are cut, in their order, into train, valid and test as Megatron cuts them
-(blended_megatron_dataset_builder.py): bound i is int(round(sum of the first i shares · documents)).
+(blended_megatron_dataset_builder.py): bound i is int(round(sum of the first i shares · documents)). With
+`data.split_seed` they are cut by tokens, in a drawn order. Samples are ranges of a dataset's token stream, so the parts
+are of a copy in that order, DATASET.shuffled-KEY/DATASET; KEY is a hash of the dataset's fingerprint and the seed.
 """
 
 from __future__ import annotations
 
 import filecmp
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.data.dataset.index_file import read_index
+import numpy as np
+
 from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file
+from ctxlm_ds.data.dataset.writer import IndexedDatasetWriter, publish_parts
 from ctxlm_ds.data.index.build import Verify, build_rows
 from ctxlm_ds.data.index.index import RowSource, SampleIndex
 from ctxlm_ds.data.index.record import SourcePart
+from ctxlm_ds.data.index.storage import build_once, write_meta
+from ctxlm_ds.data.numba_random import Permutation
+from ctxlm_ds.data.sample import starts_of
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.sections import DataSection, RowSettings, TrainSource, ValidationSource
 from ctxlm_ds.recipe.source_rules import PARTS, source_names, split_shares
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ctxlm_ds.objectives.base import Objective
     from ctxlm_ds.tokenizers.base import Tokenizer
 
 logger = logging.getLogger("ctxlm_ds")
+
+FEWEST_HELD_OUT = 20
+"""Fewest documents of a held-out part by split_seed: figures of fewer are of these documents more than of the model."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +104,50 @@ def split_documents(num_documents: int, shares: Sequence[float]) -> list[tuple[i
     return list(pairwise(round(total * float(num_documents)) for total in accumulate(shares, initial=0.0)))
 
 
+def draw_part(dataset: IndexedDataset, split: str, seed: int, part: str) -> tuple[NDArray[np.int64], tuple[int, int]]:
+    """Return the [documents] in a drawn order, the first place of a part in it, and the one after its last.
+
+    Raises DataError for a held-out part of too few documents.
+    """
+    count, shares, number = dataset.num_documents, split_shares(split), PARTS.index(part)
+    order = Permutation(count, seed, "split")[np.arange(count)]
+    ends = starts_of(dataset.document_tokens(0, count)[order])
+    bounds = [int(np.abs(ends - total * ends[-1]).argmin()) for total in accumulate(shares, initial=0.0)]
+    first, after = bounds[number : number + 2]
+    if number > 0 and shares[number] > 0.0 and after - first < FEWEST_HELD_OUT:
+        raise DataError(
+            f"{dataset.prefix}: data.split {split} holds out {after - first} of {count} documents for {part}, fewer "
+            f"than {FEWEST_HELD_OUT}; cut the text into more documents (ctxlm preprocess --document lines:50), hold "
+            "out a larger share, or name held-out text in data.validation"
+        )
+    return order, (first, after)
+
+
+def _shuffled(dataset: IndexedDataset, order: NDArray[np.int64], data: DataSection) -> str:
+    """Return the prefix of the copy of a dataset in an order; make the copy unless it exists."""
+    original = Path(dataset.prefix)
+    key = hashlib.sha256(f"{dataset.fingerprint} {data.split_seed}".encode()).hexdigest()
+    final = Path(data.sample_index_dir or original.parent) / f"{original.name}.shuffled-{key[:12]}"
+
+    def fill(folder: Path) -> None:
+        prefix = folder / original.name
+        with IndexedDatasetWriter(prefix, dataset.dtype, False, folder, with_spans=dataset.has_spans) as writer:
+            for number in order.tolist():
+                sequences = dataset.arrays.documents[number : number + 2]
+                tokens = slice(*dataset.first_tokens(sequences).tolist())
+                lengths = dataset.arrays.lengths[slice(*sequences.tolist())]
+                marks = dataset.continues_span[tokens] if dataset.has_spans else None
+                writer.add_documents(dataset.tokens[tokens], lengths, np.diff(sequences), marks)
+            writer.prepare(dataset.metadata)
+        publish_parts(prefix, folder)
+        for left in folder.glob("*.part"):
+            left.unlink()
+        write_meta(folder, {"key": key})
+
+    build_once(final, fill)
+    return str(final / original.name)
+
+
 def train_parts(data: DataSection) -> list[SourcePart]:
     """Return the documents of each of data.train, or raise a DataError if a split leaves one none."""
     return [_part(source, "train", data) for source in data.train]
@@ -149,17 +207,18 @@ def _shares_documents(one: SampleIndex, other: SampleIndex) -> bool:
 def _part(
     source: TrainSource | ValidationSource, part: str, data: DataSection, may_be_empty: bool = False
 ) -> SourcePart:
-    path = source.path
+    path = prefix = source.path
     if part == "all" or data.split is None:
         return SourcePart(path, language=source.language)
-    idx_path = dataset_file(path, "idx")
-    # The .idx alone; the dataset is checked when its samples are opened.
-    num_documents = (read_index(idx_path) if idx_path.is_file() else IndexedDataset(path)).num_documents
-    documents = split_documents(num_documents, split_shares(data.split))[PARTS.index(part)]
-    chosen = SourcePart(path, documents, source.language)
+    dataset = IndexedDataset(path)
+    documents = split_documents(dataset.num_documents, split_shares(data.split))[PARTS.index(part)]
+    if data.split_seed is not None:
+        order, documents = draw_part(dataset, data.split, data.split_seed, part)
+        prefix = _shuffled(dataset, order, data)
+    chosen = SourcePart(prefix, documents, source.language)
     if chosen.is_empty and not may_be_empty:
         raise DataError(
-            f"{path}: data.split {data.split} gives its {part} part none of its {num_documents} documents; "
+            f"{path}: data.split {data.split} gives its {part} part none of its {dataset.num_documents} documents; "
             "change the split, or leave the source out"
         )
     return chosen

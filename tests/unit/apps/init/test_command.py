@@ -15,13 +15,14 @@ REST = " --max-position-embeddings 32 --micro-batch-size 4 --train-iters 50 --da
 def test_flags_write_a_recipe(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus.txt").write_text("A text.\n")
-    main(["--family", "gpt2", "--text", "corpus.txt", "--ranks", "2", "--hours", "0.1"])
+    main(["--family", "gpt2", "--text", "corpus.txt", "--document", "lines:50", "--ranks", "2", "--hours", "0.1"])
     printed = capsys.readouterr().out
     assert "ctxlm tokenizer --input corpus.txt --type gpt2 --vocab-size 4000 --output-dir tokenizer" in printed
-    assert "--append-eod --output-prefix data/corpus" in printed
+    assert "--document lines:50 --append-eod --output-prefix data/corpus" in printed
     assert "ctxlm pretrain --config gpt2.yaml --ranks 2" in printed
     config = load_config("gpt2.yaml", world_size=2)
     assert (config.model.family, config.data.train[0].path) == ("gpt2", "data/corpus_text_document")
+    assert (config.data.split, config.data.split_seed) == ("97,3,0", 0)
     with pytest.raises(ConfigError, match=r"gpt2.yaml exists"):
         main(["--family", "gpt2", "--text", "corpus.txt"])
     with pytest.raises(ConfigError, match=r"--text none.txt: no such file"):

@@ -15,8 +15,9 @@ from ctxlm_ds.apps.init.start import (
     recipe_sizes,
     shipped_recipe,
 )
-from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.load import load_config, shipped_recipes
+from tests.sample_data import random_documents, write_dataset
 
 
 def answers(family, size, **given):
@@ -86,6 +87,12 @@ def test_this_machine_has_ranks_and_a_precision():
     assert machine.ranks == 3
     assert machine.gpu is not None or machine.cpu_flops_per_s > 0
     assert machine.precision in ("bf16", "fp16", "fp32")
+
+
+def test_a_dataset_of_few_documents_is_refused_before_the_run(tmp_path):
+    write_dataset(tmp_path / "few", random_documents(600, seed=1))
+    with pytest.raises(DataError, match=r"few: data.split 97,3,0 holds out 1\d of 600 documents .*--document lines:50"):
+        new_settings(answers("bert", "laptop", data=str(tmp_path / "few")), CPU, "mine")
 
 
 def test_rows_of_a_dataset(tmp_path):

@@ -88,6 +88,42 @@ def test_with_a_split_alone_each_valid_part_is_held_out(folder: Path) -> None:
     assert held_out_parts(recipe(folder, "1,0,0").data) == {}
 
 
+def test_a_split_with_a_seed_draws_documents_and_cuts_by_tokens(tmp_path: Path) -> None:
+    # The last documents hold a quarter of the tokens, of another kind than the rest.
+    documents = random_documents(1200, sentences=5, seed=1) + random_documents(2, sentences=800, seed=2)
+    write_dataset(tmp_path / "one", documents, eod_id=3)
+    whole = IndexedDataset(tmp_path / "one")
+    data = recipe(tmp_path, "97,3,0", train=[str(tmp_path / "one")], split_seed=7).data
+    (train,), (held_out,) = train_parts(data), held_out_parts(data).values()
+    assert train.documents is not None and held_out.documents == (train.documents[1], whole.num_documents)
+    assert held_out.prefix == train.prefix and train.documents[0] == 0
+    copy = IndexedDataset(train.prefix)
+
+    def texts(dataset: IndexedDataset, *span: int) -> list[list[list[int]]]:
+        return [[sequence.tolist() for sequence in dataset.document(number)] for number in range(*span)]
+
+    ours, theirs = texts(copy, 0, copy.num_documents), texts(whole, 0, whole.num_documents)
+    assert ours != theirs and sorted(ours) == sorted(theirs)
+    assert copy.metadata is not None and whole.metadata is not None
+    assert copy.metadata["tokenizer_fingerprint"] == whole.metadata["tokenizer_fingerprint"]
+    share = int(copy.document_tokens(*held_out.documents).sum()) / whole.num_tokens
+    assert abs(share - 0.03) < 0.002
+    places = [theirs.index(document) for document in texts(copy, *held_out.documents)]
+    assert abs(np.mean(places) - 600) < 4 * 1200 / np.sqrt(12 * len(places)), "a sample of all places"
+    assert train_parts(data) == [train]
+    other = train_parts(data.model_copy(update={"split_seed": 8}))
+    assert other[0].prefix != train.prefix
+    assert train_parts(data.model_copy(update={"split_seed": None}))[0] == SourcePart(str(tmp_path / "one"), (0, 1166))
+
+
+def test_too_few_drawn_documents_are_refused_with_the_remedy(folder: Path) -> None:
+    told = r"one: data.split 80,12,8 holds out \d+ of 40 documents for valid, fewer than 20; .*--document lines:50"
+    with pytest.raises(DataError, match=told):
+        held_out_parts(recipe(folder, split_seed=0).data)
+    assert len(train_parts(recipe(folder, split_seed=0).data)) == 2
+    assert held_out_parts(recipe(folder, "1", split_seed=0).data) == {}
+
+
 def test_without_a_split_every_document_is_trained_on(folder: Path) -> None:
     config = recipe(folder, None, validation=[{"name": "v", "path": "else"}])
     assert train_parts(config.data) == [SourcePart(str(folder / "one")), SourcePart(str(folder / "two"))]
