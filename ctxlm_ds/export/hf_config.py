@@ -6,6 +6,7 @@ FamilyExport has what differs by family. Imports no torch and, to read settings,
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ctxlm_ds.data.dataset.metadata import file_digest
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import FamilyExport, TokenIds, all_exports
+from ctxlm_ds.export.key_maps import assign
 from ctxlm_ds.recipe.sections import ModelSection
-from ctxlm_ds.untrusted_json import open_regular, read_json_object
+from ctxlm_ds.untrusted_json import check_regular_files, open_regular, read_json_object
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -87,6 +89,29 @@ def read_section(folder: Path) -> ModelSection:
     Settings that config.json leaves out have our defaults.
     """
     return _folder_model(folder, _with_our_defaults).model
+
+
+def check_tensors(folder: Path, new_head: bool) -> None:
+    """Raise ExportError if a folder's tensors are not its class's, as an import does, but before torch is loaded.
+
+    Whatever else is wrong with the folder is left to the import.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        check_regular_files(folder, ExportError)
+        export, model, pad_id, _ = _folder_model(folder, _with_our_defaults)
+        names = []
+        for part in export.models():
+            opened = [safe_open(path, framework="np") for path in model_files(folder / part.folder)]
+            names.append([name for file in opened for name in file.keys()])  # noqa: SIM118
+        found = [part.outputs_in(there) for part, there in zip(export.models(), names, strict=True)]
+        outputs = tuple(dict.fromkeys(itertools.chain(*found)))
+        maps = [part.key_map(model, part.shared_outputs(outputs), pad_id) for part in export.models()]
+    except (ExportError, SafetensorError, OSError, ValueError):
+        return
+    for key_map, there in zip(maps, names, strict=True):
+        assign(key_map, there, str(folder), new_head)
 
 
 Complete = Callable[[FamilyExport, dict[str, Any], object], Any]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ctxlm_ds.atomic import is_same, output_folder, read_object
@@ -199,8 +200,10 @@ def _copy_tokenizer(source: CheckpointSource, folder: Path, export: FamilyExport
     config_path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def from_hf(model: Path, output: Path) -> Conversion:
+def from_hf(model: Path, output: Path, new_head: bool = False) -> Conversion:
     """Write a local Hugging Face folder as weights that `initialize_from` and `to_hf` read.
+
+    With `new_head` heads that it lacks, as a bare BertModel does, start from initial values, and others are left out.
 
     The new folder holds weights in the layout-free form, config.yaml (copy its model section into the new run's recipe)
     and tokenizer/. It appears only when its logits have been proved. Raises ExportError if the folder is of none of
@@ -212,7 +215,7 @@ def from_hf(model: Path, output: Path) -> Conversion:
     own = own_format_in(model)
     if own is not None:
         raise ExportError(f"{model} holds {own.title}, which need no conversion: give the folder as initialize_from")
-    source = HuggingFaceWeights(model)
+    source = HuggingFaceWeights(model, new_head=new_head)
     tokenizer = load_tokenizer(model)
     _check_tokenizer(tokenizer, source.model)
     problem = source.export.tokenizer_problem(source.pad_id, tokenizer)
@@ -232,7 +235,12 @@ def from_hf(model: Path, output: Path) -> Conversion:
         merge_index(folder, [written.value], {})
         seal(folder, 0, written.files)
         ours, tokenizer = CheckpointReader(folder), load_tokenizer(folder / "tokenizer")
-        comparisons = verify_folder(model, ours, source.model, source.outputs, tokenizer)
+        if source.fresh:
+            logger.info("initial values: %s", ", ".join(sorted(source.fresh)))
+            with TemporaryDirectory(dir=output.parent) as place:
+                comparisons = to_hf(folder, Path(place) / "hf").comparisons
+        else:
+            comparisons = verify_folder(model, ours, source.model, source.outputs, tokenizer)
     pipeline = source.export.card(source.outputs, "").task
     return Conversion(model, output, source.key_map.hf_class, pipeline, source.program.num_parameters, comparisons)
 

@@ -150,10 +150,11 @@ class Assignment:
     """Names in the file of tensors that must be 0."""
 
 
-def assign(key_map: KeyMap, file_names: Sequence[str], where: str) -> Assignment:
+def assign(key_map: KeyMap, file_names: Sequence[str], where: str, new_head: bool = False) -> Assignment:
     """Find each tensor of the table among the names of a file, under its present, tied or older name.
 
-    Raises ExportError, which names the tensors that are missing and those that are unknown.
+    With `new_head` the file may lack the class's heads, or have others. Raises ExportError, which names the missing and
+    the unknown tensors.
     """
     wanted = {name for row in key_map.rows for name in row.theirs}
     present = _present_names(key_map, file_names)
@@ -166,12 +167,13 @@ def assign(key_map: KeyMap, file_names: Sequence[str], where: str) -> Assignment
     zero = {file for file, name in others.items() if any(re.fullmatch(row, name) for row in key_map.zero)}
     unknown = sorted(name for file, name in others.items() if file not in unused | zero | aliases.keys())
     missing = sorted(wanted - stored.keys())
-    if missing or unknown:
+    are_heads = not any(name.startswith(key_map.optional_prefix) for name in (*missing, *unknown))
+    if (missing or unknown) and not (new_head and are_heads):
+        save = f"save it with {key_map.hf_class}.save_pretrained"
+        remedy = f"ctxlm convert from-hf --new-head gives it fresh heads, or {save}" if are_heads else save
         lists = [f"{what}: {_first(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names]
-        raise ExportError(
-            f"{where} is not a {key_map.hf_class}; save it with {key_map.hf_class}.save_pretrained (a bare encoder or "
-            f"a fine-tuned head is not enough). {'; '.join(lists)}"
-        )
+        raise ExportError(f"{where} is not a {key_map.hf_class}; {remedy}. {'; '.join(lists)}")
+    unused |= others.keys() - zero - aliases.keys()
     return Assignment(stored, doubles, tuple(sorted(unused)), tuple(sorted(zero)))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from ctxlm_ds.untrusted_json import check_regular_files
 
 IMPORT_RECORD = "imported_from.json"
 KEPT_SETTINGS = "kept_settings"
+FRESH_SEED = 0
 MOMENTS_PATTERN = "moments-*"
 """Files of the optimizer's moments, of which an export checks only the sizes."""
 
@@ -78,11 +79,12 @@ class ClassFolder:
         self.files = SafetensorsFiles(model_files(self.folder))
         self.file_names = list(self.files.shapes)
 
-    def assign(self, model: ModelSection, outputs: Sequence[str], pad_id: int) -> None:
+    def assign(self, model: ModelSection, outputs: Sequence[str], pad_id: int, new_head: bool) -> None:
         """Find the tensors of the class among those of the files; raise ExportError if they are not the same."""
         self.key_map = self.export.key_map(model, self.export.shared_outputs(outputs), pad_id)
-        self.rows = {row.ours: row for row in self.key_map.rows}
-        self._assignment = assign(self.key_map, self.file_names, str(self.folder))
+        self._assignment = assign(self.key_map, self.file_names, str(self.folder), new_head)
+        stored = self._assignment.stored.keys()
+        self.rows = {row.ours: row for row in self.key_map.rows if stored >= set(row.theirs)}
 
     def shape(self, name: str) -> Shape:
         """Return the shape of one of our parameters."""
@@ -122,8 +124,8 @@ class ClassFolder:
 class HuggingFaceWeights:
     """A local folder of the classes that some family's export knows, under our names."""
 
-    def __init__(self, folder: Path, with_heads: bool = False) -> None:
-        """Open the files; `with_heads` adds the heads of an export that its class lacks.
+    def __init__(self, folder: Path, with_heads: bool = False, new_head: bool = False) -> None:
+        """Open the files; `with_heads` adds heads that its class lacks, `new_head` fresh ones of its class.
 
         Raises ExportError if the folder is of none of these classes, or its files do not fit its config.
         """
@@ -137,14 +139,16 @@ class HuggingFaceWeights:
         try:
             _check_layers(self.model, sum(len(part.file_names) for part in self._parts), folder)
             for part in self._parts:
-                part.assign(self.model, self.outputs, self.pad_id)
+                part.assign(self.model, self.outputs, self.pad_id, new_head)
             self.key_map = self._parts[0].key_map
             # A parameter that several classes have is read from the first of them.
             self._part_of = {name: part for part in reversed(self._parts) for name in part.rows}
+            self.fresh = {row.ours for part in self._parts for row in part.key_map.rows} - self._part_of.keys()
+            """Heads that the folder lacks; they have their initial values."""
             if with_heads and (folder / HEADS_FILE).is_file():
                 self._heads = SafetensorsFiles([folder / HEADS_FILE])
                 self.outputs = (*self.outputs, *sorted(self.export.extra_outputs))
-            self.program = check_source(self, lambda: plain_program(self.model, self.outputs), folder)
+            check_source(self, lambda: self.program, folder)
         except CheckpointError as error:
             raise ExportError(str(error)) from error
         for part in self._parts:
@@ -152,16 +156,25 @@ class HuggingFaceWeights:
             self._check_shared(part)
             part.log()
 
+    @cached_property
+    def program(self) -> Program:
+        """The model."""
+        return plain_program(self.model, self.outputs)
+
     def names(self) -> list[str]:
         """Return the names of our parameters."""
-        return [*self._part_of, *self._heads.shapes]
+        return [*self._part_of, *self._heads.shapes, *sorted(self.fresh)]
 
     def shape(self, name: str) -> Shape:
         """Return the shape of one of our parameters."""
+        if name in self.fresh:
+            return self.program.shapes[name]
         return self._heads.shapes[name] if name in self._heads.shapes else self._part_of[name].shape(name)
 
     def read_full(self, name: str) -> torch.Tensor:
         """Return one of our parameters in fp32, made of theirs."""
+        if name in self.fresh:
+            return self.program.initial_value(name, FRESH_SEED)
         return self._heads.read(name) if name in self._heads.shapes else self._part_of[name].read(name)
 
     def read_finite(self, name: str) -> torch.Tensor:

@@ -47,6 +47,8 @@ def parse_arguments() -> argparse.Namespace:
     hub("--dataset", nargs="+", default=[], metavar="NAME", help="for the model card: data sets of the Hub")
     from_hf = add_command(commands, "from-hf", "such a model as weights for initialize_from")
     from_hf.add_argument("--model", required=True, type=Path, help="local folder with safetensors and a tokenizer")
+    text = "fresh heads for a model without those of pretraining, such as a BertModel"
+    from_hf.add_argument("--new-head", action="store_true", help=text)
     text = "BERT or GPT of Megatron-LM or Megatron-DeepSpeed as a Hugging Face folder"
     megatron = add_command(commands, "from-megatron", text, "a run (its newest checkpoint), or one checkpoint")
     text = "RoBERTa, BART or mBART of fairseq as a Hugging Face folder"
@@ -172,7 +174,7 @@ def convert_hf(arguments: argparse.Namespace) -> list[str]:
     if arguments.command == "to-hf":
         return export_hf(arguments)
     if arguments.command == "from-hf":
-        done = from_hf(arguments.model, out)
+        done = from_hf(arguments.model, out, arguments.new_head)
         next_step = f"--set {shlex.quote(f'initialize_from={out}')} with the model section of its config.yaml"
     else:
         from ctxlm_ds.export.foreign.fairseq import from_fairseq
@@ -213,12 +215,16 @@ def convert_universal(arguments: argparse.Namespace) -> list[str]:
 
 
 def check_source(arguments: argparse.Namespace) -> None:
-    """Refuse (ConfigError) a source or tokenizer that does not exist, before torch is imported."""
+    """Refuse a source or tokenizer that does not exist, or a model without its heads, before torch is imported."""
     tokenizer: Path | None = getattr(arguments, "tokenizer", None)
     if tokenizer is not None and not tokenizer.exists():
         raise ConfigError(f"--tokenizer {tokenizer}: no such file or folder")
     source: Path = arguments.model if arguments.command == "from-hf" else arguments.checkpoint
     if source.exists():
+        if arguments.command == "from-hf":
+            from ctxlm_ds.export.hf_config import check_tensors
+
+            check_tensors(source, arguments.new_head)
         return
     remedies = dict.fromkeys(("to-hf", "to-universal"), "; give a run or a checkpoint (RUN/checkpoints/step-…)")
     remedies["from-hf"] = "; give a local folder (names on the Hub are not looked up)"

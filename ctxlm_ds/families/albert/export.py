@@ -77,7 +77,7 @@ class AlbertExport(BertExport):
         with_sentences = "sentence_logits" in outputs
         rows, unused = (ROWS + SENTENCE_ROWS, BUFFERS) if with_sentences else (ROWS, BUFFERS + SENTENCE_TENSORS)
         table = (*expand(rows, 0), *layer_rows(model))
-        return KeyMap(self.hf_classes[frozenset(outputs)], table, TIED, unused)
+        return KeyMap(self.hf_classes[frozenset(outputs)], table, TIED, unused, optional_prefix="albert.")
 
 
 EXPORT = AlbertExport()

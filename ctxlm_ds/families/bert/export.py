@@ -201,7 +201,8 @@ class BertExport(EncoderExport):
         with_sentences = "sentence_logits" in outputs
         rows = self.rows + SENTENCE_ROWS if with_sentences else self.rows
         unused = BUFFERS if with_sentences else BUFFERS + SENTENCE_TENSORS
-        return KeyMap(self.hf_classes[frozenset(outputs)], expand(rows, model.num_layers), TIED, unused, OLD_ENDINGS)
+        table, hf_class = expand(rows, model.num_layers), self.hf_classes[frozenset(outputs)]
+        return KeyMap(hf_class, table, TIED, unused, OLD_ENDINGS, optional_prefix="bert.")
 
     def outputs_in(self, file_names: Sequence[str]) -> tuple[str, ...]:
         """Look for the next-sentence head: bert-base-uncased has it and declares BertForMaskedLM."""

@@ -52,7 +52,8 @@ class DistilbertExport(EncoderExport):
 
     def key_map(self, model: DistilbertSection, outputs: Sequence[str], pad_id: int) -> KeyMap:
         self.check(model, outputs)
-        return KeyMap("DistilBertForMaskedLM", expand(ROWS, model.num_layers), TIED, BUFFERS)
+        rows = expand(ROWS, model.num_layers)
+        return KeyMap("DistilBertForMaskedLM", rows, TIED, BUFFERS, optional_prefix="distilbert.")
 
 
 EXPORT = DistilbertExport()

@@ -64,7 +64,8 @@ class LlamaExport(CausalExport):
         qkv = Row("decoder.{i}.attention.qkv.weight", names, stacked((model.hidden_size, width, width)))
         head = () if model.tie_word_embeddings else (Row("lm_head.weight", (HEAD,)),)
         tied = {HEAD: WORDS} if model.tie_word_embeddings else {}
-        return KeyMap("LlamaForCausalLM", expand((*ROWS, qkv, *head), model.num_layers), tied, UNUSED)
+        rows = expand((*ROWS, qkv, *head), model.num_layers)
+        return KeyMap("LlamaForCausalLM", rows, tied, UNUSED, optional_prefix="model.")
 
     def their_settings(self, model: LlamaSection, ids: TokenIds) -> dict[str, Any]:
         kind = PLAIN if model.rotary_scaling == "none" else model.rotary_scaling

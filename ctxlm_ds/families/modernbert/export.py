@@ -55,7 +55,7 @@ class ModernBertExport(EncoderExport):
     def key_map(self, model: ModernBertSection, outputs: Sequence[str], pad_id: int) -> KeyMap:
         self.check(model, outputs)
         rows = tuple(row for row in expand(ROWS, model.num_layers) if row.ours != FIRST_NORM)
-        return KeyMap("ModernBertForMaskedLM", rows, {"decoder.weight": WORDS})
+        return KeyMap("ModernBertForMaskedLM", rows, {"decoder.weight": WORDS}, optional_prefix="model.")
 
     def their_settings(self, model: ModernBertSection, ids: TokenIds) -> dict[str, Any]:
         bases = {GLOBAL: model.global_rotary_base, LOCAL: model.local_rotary_base}

@@ -85,7 +85,8 @@ class RobertaExport(EncoderExport):
 
     def key_map(self, model: RobertaSection, outputs: Sequence[str], pad_id: int) -> KeyMap:
         self.check(model, outputs)
-        return KeyMap(self._class, expand(_rows(pad_id), model.num_layers), TIED, UNUSED, OLD_ENDINGS)
+        rows = expand(_rows(pad_id), model.num_layers)
+        return KeyMap(self._class, rows, TIED, UNUSED, OLD_ENDINGS, optional_prefix="roberta.")
 
     def their_settings(self, model: RobertaSection, ids: TokenIds) -> dict[str, Any]:
         return super().their_settings(model, ids) | {

@@ -107,7 +107,7 @@ class XlnetExport(FamilyExport):
             *expand(_rows(model), model.num_layers),
             Row("lm_bias.bias", ("lm_loss.bias",)),
         )
-        return KeyMap("XLNetLMHeadModel", rows, {HEAD: WORDS})
+        return KeyMap("XLNetLMHeadModel", rows, {HEAD: WORDS}, optional_prefix="transformer.")
 
     def num_token_types(self, model: XlnetSection) -> int:
         return 2

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel, RobertaConfig
 
 from ctxlm_ds.errors import ExportError
@@ -21,8 +24,22 @@ def test_other_models_are_refused(tmp_path: Path, wordpiece_folder: Path) -> Non
         vocab_size=60, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48
     )  # fmt: skip
     BertModel(config).save_pretrained(bare)
-    with pytest.raises(ExportError, match=r"not a BertForMaskedLM; save it .* missing: bert.*and 23 more; unknown: e"):
+    with pytest.raises(ExportError, match=r"not a BertForMaskedLM; .*from-hf --new-head .*missing: cls.* and 2 more$"):
         from_hf(bare, tmp_path / "ours")
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom ctxlm_ds.export.hf_config import check_tensors\n"
+        "check_tensors(Path(sys.argv[1]), True)\n"
+        "try:\n    check_tensors(Path(sys.argv[1]), False)\n"
+        "finally:\n    assert not {'torch', 'transformers'} & sys.modules.keys()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(bare)], capture_output=True, text=True)
+    assert done.returncode == 1 and "ExportError: " in done.stderr and "--new-head" in done.stderr
+    weights = load_file(bare / "model.safetensors")
+    del weights["encoder.layer.0.output.dense.weight"]
+    save_file(weights, bare / "model.safetensors", {"format": "pt"})
+    for new_head in (False, True):
+        with pytest.raises(ExportError, match=r"not a BertForMaskedLM; save it .*missing: bert\.encoder\.layer\.0"):
+            from_hf(bare, tmp_path / "ours", new_head)
     (bare / "config.json").write_text('{"model_type": "mamba"}')
     types = (
         "bert, roberta, xlm-roberta, albert, electra, distilbert, modernbert, t5, bart, mbart, xlnet, megatron-bert, "

@@ -13,6 +13,7 @@ from transformers import (
     AlbertConfig,
     AlbertForPreTraining,
     AutoConfig,
+    AutoModel,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -102,6 +103,28 @@ def test_hugging_face_to_ours_and_back_is_bitwise(kind: str, tokenizer_folder: P
     for name, value in before.items():
         assert torch.equal(value.view(torch.int32), after[name].view(torch.int32)), name
     assert config_values(original) == config_values(tmp_path / "back")
+
+
+def test_a_model_without_its_head_gets_a_fresh_one(kind: str, tokenizer_folder: Path, tmp_path: Path) -> None:
+    original, bare = hf_folder(kind, tokenizer_folder, tmp_path / "original"), tmp_path / "bare"
+    shutil.copytree(original, bare)
+    (bare / "model.safetensors").unlink()
+    AutoModel.from_pretrained(original).save_pretrained(bare)
+    with pytest.raises(ExportError, match="ctxlm convert from-hf --new-head gives it fresh heads"):
+        from_hf(bare, tmp_path / "refused")
+    heads = []
+    for name in ("ours", "again"):
+        done = from_hf(bare, tmp_path / name, new_head=True)
+        assert all(comparison.relative < 1e-5 for comparison in done.comparisons)
+        to_hf(tmp_path / name, tmp_path / f"{name}-hf")
+        before, after = (load_file(folder / "model.safetensors") for folder in (original, tmp_path / f"{name}-hf"))
+        (prefix,) = {name.partition(".")[0] for name in before if "embeddings" in name} - {"cls", "lm_head"}
+        same = {name for name in after if torch.equal(before[name], after[name])}
+        assert same == {name for name in after if name.startswith(f"{prefix}.")}
+        heads.append({name: value for name, value in after.items() if name not in same})
+    assert heads[0].keys() == heads[1].keys() != set()
+    assert all(torch.equal(value, heads[1][name]) for name, value in heads[0].items())
+    assert any(0.01 < float(value.std()) < 0.5 for name, value in heads[0].items() if name.endswith("weight"))
 
 
 def config_values(folder: Path) -> dict:
