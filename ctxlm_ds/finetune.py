@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ctxlm_ds.apps.downstream.examples import read_files
 from ctxlm_ds.apps.downstream.features.options import (
     GRID,
     NOT_NEGATIVE,
@@ -49,6 +51,10 @@ from ctxlm_ds.recipe.json_source import deepspeed_for_trainer
 
 logger = logging.getLogger("ctxlm_ds")
 DEFAULT_GRID = {"batch_sizes": [32], "learning_rates": [5e-5], "epochs": [3.0]}
+FEW_STEPS, MOST_EPOCHS = 200, 50
+"""Fewer steps seldom teach a task, so small tasks have more epochs by default."""
+SMALL_TASK = 2000
+"""Training examples below which scores differ much between seeds."""
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -90,7 +96,7 @@ def _add_grid(parser: argparse.ArgumentParser) -> None:
     add("--seeds", type=at_least(0), nargs="+", default=[1], metavar="N")
     add("--batch-sizes", type=at_least(1), nargs="+", metavar="N", help="of all ranks; default: 32")
     add("--learning-rates", type=POSITIVE, nargs="+", metavar="X", help="default: 5e-5; features: 1e-3")
-    add("--epochs", type=POSITIVE, nargs="+", metavar="X", help="default: 3; features: 10")
+    add("--epochs", type=POSITIVE, nargs="+", metavar="X", help="default: 3, or more for 200 steps; features: 10")
     add("--published-grid", action="store_true", help="batch 16, 32; rate 2e-5, 3e-5, 5e-5; epochs 2, 3, 4")
     add("--point", type=at_least(0), metavar="N", help="run only point N, for example $SLURM_ARRAY_TASK_ID")
 
@@ -150,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     }
     if form[0] is not None:
         wanted["form"] = list(form)
-    folders = {point: Path(arguments.output) / "points" / point.name for point in _points(arguments)}
+    folders = {point: Path(arguments.output) / "points" / point.name for point in _points(arguments, task)}
     missing = {point: folder for point, folder in folders.items() if not is_done(folder, wanted)}
     if len(missing) < len(folders):
         logger.info("%s of %d have a result already", counted(len(folders) - len(missing), "point"), len(folders))
@@ -171,11 +177,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     logger.info("%s: report.html, metrics.json, points/*/dev_predictions.jsonl; %s", arguments.output, models)
 
 
-def _points(arguments: argparse.Namespace) -> list[Point]:
+def _points(arguments: argparse.Namespace, task: TaskDescription) -> list[Point]:
     given = {name: getattr(arguments, name) for name in DEFAULT_GRID if getattr(arguments, name)}
     if given and arguments.published_grid:
         raise ConfigError(f"--published-grid and --{next(iter(given)).replace('_', '-')} exclude each other")
-    default = DEFAULT_GRID if arguments.features is None else GRID
+    default: dict[str, Any] = DEFAULT_GRID if arguments.features is None else GRID
+    if default is DEFAULT_GRID and not arguments.published_grid and not arguments.epochs:
+        examples = len(read_files(task, arguments.data).train[: arguments.max_train_examples])
+        steps = math.ceil(examples / max((default | given)["batch_sizes"]))
+        default = default | {"epochs": [float(max(3, min(MOST_EPOCHS, math.ceil(FEW_STEPS / steps))))]}
     grid: dict[str, Any] = PUBLISHED if arguments.published_grid else default | given
     points = grid_points(grid["batch_sizes"], grid["learning_rates"], grid["epochs"], arguments.seeds)
     if arguments.point is None:
@@ -231,6 +241,11 @@ def _run_points(
     longest = "frozen vectors" if arguments.model is None else f"inputs of up to {kind.max_length} tokens"
     logger.info("%s for training, %s for development, %s",
                 counted(len(parts.train), "example"), counted(len(parts.dev), "example"), longest)  # fmt: skip
+    steps = min(math.ceil(len(parts.train) / point.batch_size) * point.epochs for point in folders)
+    if steps < FEW_STEPS:
+        logger.warning("%d steps: below some %d few tasks are learned; give more --epochs", steps, FEW_STEPS)
+    if len(arguments.seeds) == 1 and len(parts.train) < SMALL_TASK:
+        logger.warning("one seed: scores of so few examples differ between seeds; give --seeds 1 2 3 4 5")
     for number, (point, folder) in enumerate(folders.items(), 1):
         logger.info("run %d of %d: %s", number, len(folders), point.name)
         result = run_point(source, kind, sets, point, settings, folder, wanted)

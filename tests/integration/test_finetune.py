@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib import import_module
 from pathlib import Path
 
@@ -35,6 +36,8 @@ def test_a_grid_is_run_reported_and_not_run_again(files: Path) -> None:
     summary = json.loads((files / "out" / "metrics.json").read_text())
     assert summary["chosen"]["seeds"] == [1, 2]
     assert summary["chosen"]["dev"]["accuracy"]["median"] == 1.0
+    assert re.search(r"seeds +n dev .*\n.*chosen .* 2 +12 ", first.stdout)
+    assert "48 steps: below some 200" in first.stderr and "one seed" not in first.stderr
     assert "run 2 of 2" in first.stderr and "1.0000" in first.stdout and "Traceback" not in first.stderr
     page = (files / "out" / "report.html").read_text()
     assert "Good &amp; bad" in page and "someone" in page

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ctxlm_ds.apps.downstream.results import Point
 from ctxlm_ds.apps.downstream.task import load_task
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.finetune import choose_form, main, parse_arguments
@@ -42,6 +43,34 @@ def test_forms_and_their_options(task: str, options: list[str], form: object) ->
 def test_options_without_their_form_are_refused(options: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         choose_form(load_task("mrpc")[1], parse_arguments(["--task", "mrpc", *NEEDED, *options]))
+
+
+@pytest.mark.parametrize(
+    ("options", "epochs"),
+    [([], [25.0]), (["--batch-sizes", "8", "16"], [13.0]), (["--max-train-examples", "20"], [50.0]),
+     (["--epochs", "2"], [2.0]), (["--published-grid"], [2.0, 3.0, 4.0])],
+)  # fmt: skip
+def test_a_small_task_is_trained_for_200_steps_by_default(
+    tmp_path: Path, options: list[str], epochs: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: dict[str, object] = {}
+
+    def run(
+        arguments: object, task: object, form: object, settings: object, folders: dict[Point, Path], _: object
+    ) -> None:
+        trained["epochs"] = sorted({point.epochs for point in folders})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ctxlm_ds.finetune._run_points", run)
+    for name, count in (("t", 256), ("d", 10)):
+        (tmp_path / f"{name}.tsv").write_text("".join(f"text {number}\tgood\n" for number in range(count)))
+    description = (
+        "kind: classification\ntrain: t.tsv\ndev: d.tsv\nformat: tsv\nheader: false\ncolumns: {text: 0, label: 1}\n"
+    )
+    (tmp_path / "mine.yaml").write_text(description)
+    with pytest.raises(KeyboardInterrupt):
+        main(["--task", str(tmp_path / "mine.yaml"), "--model", "m", "--output", str(tmp_path / "out"), *options])
+    assert trained["epochs"] == epochs
 
 
 def test_only_the_files_of_a_shipped_task_need_a_folder(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Compare models over downstream tasks: one table of the scores in several output folders, with the published ones.
 
 A folder is the --output of ctxlm_ds.finetune or ctxlm prompt. A row is a model, a column a task: median and spread over
-seeds of the task's first metric on the development file.
+seeds of the task's first metric on the development file, of n examples.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ctxlm_ds.apps.downstream.results import RESULT_NAME, epoch_medians
 from ctxlm_ds.apps.report.charts import page, svg, table
 from ctxlm_ds.atomic import write_text
-from ctxlm_ds.console import setup_logging
+from ctxlm_ds.console import counted, setup_logging
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.training.hooks.curves import Chart, Points
 from ctxlm_ds.untrusted_json import read_json_object
@@ -35,7 +35,7 @@ class Run(NamedTuple):
     metric: str
     median: float
     cell: str
-    """Median and, of several seeds, the spread."""
+    """Median, spread, and numbers of seeds and of development examples."""
     published: Mapping[str, float]
     num_examples: float
     """Training examples that were used; infinite for all."""
@@ -80,9 +80,11 @@ def read_run(given: str) -> Run:
     try:
         chosen, metric = summary["chosen"], summary["metric"]
         median, lowest, highest = (float(chosen["dev"][metric][key]) for key in ("median", "lowest", "highest"))
-        spread = f" ({lowest:.3f} to {highest:.3f})" if len(chosen["seeds"]) > 1 else ""
+        seeds, count = len(chosen["seeds"]), chosen.get("examples", {}).get("dev")
+        facts = [counted(seeds, "seed")] + ([f"n {int(count):,}"] if count is not None else [])
+        spread = "; ".join([*([f"{lowest:.3f} to {highest:.3f}"] if seeds > 1 else []), *facts])
         return Run(
-            folder, name or _name_of(summary), str(summary["task"]), metric, median, f"{median:.3f}{spread}",
+            folder, name or _name_of(summary), str(summary["task"]), metric, median, f"{median:.3f} ({spread})",
             summary.get("published", {}), summary.get("max_train_examples") or math.inf,
             epoch_medians(points, chosen, metric),
         )  # fmt: skip

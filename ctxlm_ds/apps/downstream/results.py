@@ -131,7 +131,8 @@ def write_point(
             rows.append(json.dumps(row, ensure_ascii=False) + "\n")
         write_text(folder / PREDICTIONS.format(part), "".join(rows))
     write_text(folder / "settings.json", json.dumps(settings, indent=1) + "\n")
-    write_text(folder / RESULT_NAME, json.dumps(result, indent=1) + "\n")
+    counts = {part: len(examples) for part, (_, examples) in predicted.items()}
+    write_text(folder / RESULT_NAME, json.dumps({**result, "examples": counts}, indent=1) + "\n")
 
 
 def read_results(output: Path, wanted: dict[str, Any]) -> list[dict[str, Any]]:
@@ -153,6 +154,7 @@ def summarize(
     rows = []
     for values, group in sorted(groups.items()):
         row = dict(zip(settings, values, strict=True)) | {"seeds": sorted(one["point"]["seed"] for one in group)}
+        row["examples"] = group[0].get("examples", {})
         parts = [part for part in PARTS if all(part in one for one in group)]
         rows.append(row | {part: _spreads([one[part] for one in group]) for part in parts})
     sign = -1 if metric == "mse" else 1
@@ -209,15 +211,16 @@ def epoch_medians(results: Iterable[Mapping[str, Any]], point: Mapping[str, Any]
 
 
 def result_rows(summary: Mapping[str, Any], settings: Mapping[str, str] = OF_A_POINT) -> list[list[str]]:
-    """Return the grid as a table with its head: median and spread of each metric, the chosen point marked."""
+    """Return the grid as a table: numbers of seeds and examples, median and spread of each metric; the chosen point."""
     parts = [part for part in PARTS if part in summary["chosen"]]
     names = [name if part == "dev" else f"{part} {name}" for part in parts for name in summary["chosen"][part]]
-    rows = [["", *settings.values(), "seeds", *names]]
+    rows = [["", *settings.values(), "seeds", *(f"n {part}" for part in parts), *names]]
     for row in summary["grid"]:
         figures = [one for part in parts for one in row[part].values()]
         cells = [f"{one['median']:.4f} ({one['lowest']:.4f} to {one['highest']:.4f})" for one in figures]
         mark = "chosen" if row == summary["chosen"] else ""
-        rows.append([mark, *(f"{row[name]:g}" for name in settings), str(len(row["seeds"])), *cells])
+        numbers = [str(len(row["seeds"])), *(str(row["examples"].get(part, "")) for part in parts)]
+        rows.append([mark, *(f"{row[name]:g}" for name in settings), *numbers, *cells])
     return rows
 
 

@@ -16,7 +16,7 @@ def write_run(folder: Path, task: str, model: str, values: tuple[float, ...], **
     folder.mkdir(parents=True)
     point = {"batch_size": 8, "learning_rate": 1e-3, "epochs": 2.0}
     spread = {"median": sorted(values)[len(values) // 2], "lowest": min(values), "highest": max(values)}
-    chosen = {**point, "seeds": list(range(len(values))), "dev": {"accuracy": spread}}
+    chosen = {**point, "seeds": list(range(len(values))), "examples": {"dev": 1500}, "dev": {"accuracy": spread}}
     summary = {"task": task, "model": model, "published": {"bert-base": 0.9}, "metric": "accuracy", "chosen": chosen}
     (folder / "metrics.json").write_text(json.dumps(summary | {"grid": [chosen]} | more))
     for seed, value in enumerate(values):
@@ -40,15 +40,15 @@ def test_a_table_has_every_model_and_task(tmp_path: Path, capsys: pytest.Capture
     assert lines == [
         "| model | cola, accuracy | sst2, accuracy |",
         "|---|---|---|",
-        "| mine | 0.500 (0.250 to 0.750) | 0.625 |",
-        "| mine, random weights | 0.125 | – |",
-        "| w2v.txt, static vectors | – | 0.500 |",
+        "| mine | 0.500 (0.250 to 0.750; 3 seeds; n 1,500) | 0.625 (1 seed; n 1,500) |",
+        "| mine, random weights | 0.125 (1 seed; n 1,500) | – |",
+        "| w2v.txt, static vectors | – | 0.500 (1 seed; n 1,500) |",
         "| bert-base (published) | 0.900 | 0.900 |",
         "| large\\|one (published) | – | 0.950 |",
     ]
     assert (tmp_path / "out" / "scores.md").read_text().splitlines() == lines
     written = (tmp_path / "out" / "scores.html").read_text()
-    assert "<td>0.500 (0.250 to 0.750)</td>" in written and "http" not in written
+    assert "<td>0.500 (0.250 to 0.750; 3 seeds; n 1,500)</td>" in written and "http" not in written
     assert "cola: accuracy after each epoch" in written and "by training examples" not in written
 
 
@@ -56,7 +56,7 @@ def test_numbers_of_examples_are_a_curve(tmp_path: Path, capsys: pytest.CaptureF
     runs = [write_run(tmp_path / str(count), "cola", "m", (count / 100,), max_train_examples=count or None)
             for count in (20, 10, 40)]  # fmt: skip
     main([*map(str, runs), "--output", str(tmp_path / "out")])
-    assert "| m | 0.400 |" in capsys.readouterr().out
+    assert "| m | 0.400 (1 seed; n 1,500) |" in capsys.readouterr().out
     assert "cola: accuracy by training examples" in (tmp_path / "out" / "scores.html").read_text()
 
 

@@ -33,7 +33,7 @@ def test_a_report_of_each_kind(tmp_path: Path, settings: dict[str, Any], example
     task = TaskDescription(train="t", dev="d", header=False, **settings)
     metric = task.judged_by[0]
     log = [{f"eval_{metric}": 0.25, "epoch": 1.0}, {f"eval_{metric}": 0.5, "epoch": 2.0}]
-    results = [{"point": asdict(POINT), "dev": {metric: 0.5}, "log": log}]
+    results = [{"point": asdict(POINT), "dev": {metric: 0.5}, "log": log, "examples": {"dev": 731}}]
     folder = tmp_path / "points" / POINT.name
     folder.mkdir(parents=True)
     row = {"id": "1", "example": example.shown_text(), "label": example.shown_label(), "prediction": prediction}
@@ -42,6 +42,7 @@ def test_a_report_of_each_kind(tmp_path: Path, settings: dict[str, Any], example
     summary = {"task": "mine", "model": "M", "published": {"bert": 0.9}} | summarize(results, metric)
     write_report(tmp_path, task, summary, results)
     page = (tmp_path / "report.html").read_text()
+    assert "<th>seeds</th><th>n dev</th>" in page and "<td>1</td><td>731</td>" in page
     assert "0.5000 (0.5000 to 0.5000)" in page and "0.900" in page and "<b>a" not in page
     is_matrix = "<tr><td>x</td><td></td><td>2</td></tr>"
     assert (is_matrix in page) == (settings["kind"] == "classification")
