@@ -6,18 +6,19 @@ FamilyExport has what differs by family. Imports no torch and, to read settings,
 from __future__ import annotations
 
 import hashlib
-import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from safetensors import SafetensorError, safe_open
+
 from ctxlm_ds.data.dataset.metadata import file_digest
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import FamilyExport, TokenIds, all_exports
-from ctxlm_ds.export.key_maps import assign
+from ctxlm_ds.export.key_maps import Shape, assign
 from ctxlm_ds.recipe.sections import ModelSection
-from ctxlm_ds.untrusted_json import check_regular_files, open_regular, read_json_object
+from ctxlm_ds.untrusted_json import open_regular, read_json_object
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -92,26 +93,15 @@ def read_section(folder: Path) -> ModelSection:
 
 
 def check_tensors(folder: Path, new_head: bool) -> None:
-    """Raise ExportError if a folder's tensors are not its class's, as an import does, but before torch is loaded.
-
-    Whatever else is wrong with the folder is left to the import.
-    """
-    from safetensors import SafetensorError, safe_open
-
+    """Raise ExportError if a folder's tensors are not its class's, as an import does, but before torch is loaded."""
     try:
-        check_regular_files(folder, ExportError)
         export, model, pad_id, _ = _folder_model(folder, _with_our_defaults)
-        names = []
-        for part in export.models():
-            opened = [safe_open(path, framework="np") for path in model_files(folder / part.folder)]
-            names.append([name for file in opened for name in file.keys()])  # noqa: SIM118
-        found = [part.outputs_in(there) for part, there in zip(export.models(), names, strict=True)]
-        outputs = tuple(dict.fromkeys(itertools.chain(*found)))
-        maps = [part.key_map(model, part.shared_outputs(outputs), pad_id) for part in export.models()]
-    except (ExportError, SafetensorError, OSError, ValueError):
+    except ExportError:  # with transformers' defaults the import knows more
         return
-    for key_map, there in zip(maps, names, strict=True):
-        assign(key_map, there, str(folder), new_head)
+    found = [(part, list(tensor_shapes(model_files(folder / part.folder)))) for part in export.models()]
+    outputs = tuple(dict.fromkeys(name for part, names in found for name in part.outputs_in(names)))
+    for part, names in found:
+        assign(part.key_map(model, part.shared_outputs(outputs), pad_id), names, str(folder), new_head)
 
 
 Complete = Callable[[FamilyExport, dict[str, Any], object], Any]
@@ -216,6 +206,19 @@ def model_files(folder: Path) -> list[Path]:
     if missing:
         raise ExportError(f"{missing[0]} is missing although {index.name} lists it: copy the folder again")
     return paths
+
+
+def tensor_shapes(paths: Sequence[Path]) -> dict[str, tuple[Path, Shape]]:
+    """Return the file and shape of each tensor of safetensors files; raise ExportError if a file is damaged."""
+    shapes: dict[str, tuple[Path, Shape]] = {}
+    for path in paths:
+        try:
+            open_regular(path).close()
+            with safe_open(path, framework="np") as handle:
+                shapes |= {name: (path, tuple(handle.get_slice(name).get_shape())) for name in handle.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ExportError(f"{path} is damaged ({error}): copy it again") from error
+    return shapes
 
 
 def fingerprint(folder: Path) -> str:

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import torch
 from pydantic import ByteSize, TypeAdapter, ValidationError
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from ctxlm_ds.checkpoint.tensor_file import CODE_BYTES, TensorFileWriter
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.hf_config import INDEX_FILE, SINGLE_FILE
+from ctxlm_ds.export.hf_config import INDEX_FILE, SINGLE_FILE, tensor_shapes
 from ctxlm_ds.export.key_maps import KeyMap, Shape, WeightSource
 from ctxlm_ds.kernels.dispatch import DTYPES
-from ctxlm_ds.untrusted_json import open_regular
 
 HEADS_FILE = "extra_heads.safetensors"
 """Heads of an objective that the Hugging Face class lacks, under our names; only `initialize_from` reads them."""
@@ -102,17 +101,9 @@ class SafetensorsFiles:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         """Read the names and shapes; raise ExportError if a file is damaged."""
-        self._files: dict[str, Path] = {}
-        self.shapes: dict[str, Shape] = {}
-        for path in paths:
-            try:
-                open_regular(path).close()
-                with safe_open(path, framework="pt") as handle:
-                    found = {name: tuple(handle.get_slice(name).get_shape()) for name in handle.keys()}  # noqa: SIM118
-            except (SafetensorError, OSError, ValueError) as error:
-                raise ExportError(f"{path} is damaged ({error}): copy it again") from error
-            self._files |= dict.fromkeys(found, path)
-            self.shapes |= found
+        found = tensor_shapes(paths)
+        self._files = {name: path for name, (path, _) in found.items()}
+        self.shapes: dict[str, Shape] = {name: shape for name, (_, shape) in found.items()}
 
     def read(self, name: str) -> torch.Tensor:
         """Return the tensor in fp32; raise ExportError if it is not floating point."""
