@@ -28,6 +28,8 @@ MOST_EPOCHS = 40.0
 _WARMUP = 0.06
 """Share of the steps if the shipped recipe counts its warmup in steps of a much longer run."""
 _SPLIT, _SPLIT_SEED = "97,3,0", 0
+_EVALUATED, _FORWARDS = 0.1, 3
+"""Share of a shorter run's time for evaluations, and rows that are evaluated in the time of a trained one."""
 _MATRIX_SIZE = 512
 _MEASURED_S = 1.0
 _CPU_SHARE = 0.5
@@ -242,9 +244,8 @@ def _length(
     """Return steps, and what a shorter run changes: warmup, decay, evaluations and checkpoints."""
     steps, why = shipped.training.max_steps, "of the shipped recipe"
     if hours is not None:
-        fitting = max(1, int(hours * 3600 / step_seconds))
-        why = f"{hours:g} hours, at an estimated {step_seconds:.3g} s a step"
-        steps = fitting
+        why = f"{hours:g} hours, a tenth for evaluation, at an estimated {step_seconds:.3g} s a step"
+        steps = max(1, int(hours * 3600 * (1 - _EVALUATED) / step_seconds))
     elif rows is not None and rows * MOST_EPOCHS / batch < steps:
         steps, why = max(1, math.ceil(rows * MOST_EPOCHS / batch)), f"{MOST_EPOCHS:g} epochs of about {rows:,} rows"
     if rows is not None:
@@ -263,6 +264,11 @@ def _length(
     for section in ("evaluation", "checkpoint"):
         interval = min(getattr(shipped, section).interval_steps or steps, max(1, steps // 10))
         found[f"{section}.interval_steps"] = Setting(interval, "a tenth of the run at most")
+    least = batch * (2 if shipped.data.in_lanes else 1)
+    times = 1 + steps // found["evaluation.interval_steps"].value
+    evaluated = max(least, int(steps * batch * _EVALUATED * _FORWARDS / times))
+    source = f"a tenth of the time at most, but {least} rows"
+    found["evaluation.max_rows"] = Setting(min(shipped.evaluation.max_rows, evaluated), source)
     if (shipped.checkpoint.keep_every_steps or 0) > steps:
         found["checkpoint.keep_every_steps"] = Setting(None, "")
     return found

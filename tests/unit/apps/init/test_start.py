@@ -45,6 +45,19 @@ def test_a_recipe_for_cpus_ends_in_the_time_given(tmp_path):
     assert config.checkpoint.interval_steps <= config.training.max_steps
 
 
+@pytest.mark.parametrize("family", ["bert", "xlnet", "elmo"])
+@pytest.mark.parametrize("hours", [0.05, 1.0])
+def test_evaluations_take_a_tenth_of_the_hours(family, hours, tmp_path, monkeypatch):
+    monkeypatch.setattr("ctxlm_ds.apps.init.start.plan", lambda config, machine: (3.0, {}))
+    settings = new_settings(answers(family, "laptop", hours=hours), CPU, "mine")
+    config = write_recipe(tmp_path / "mine.yaml", recipe_text([], settings))
+    steps, rows, batch = config.training.max_steps, config.evaluation.max_rows, config.training.global_batch_size
+    assert steps * 3.0 == pytest.approx(0.9 * hours * 3600, abs=3.0)
+    evaluations = 1 + steps // config.evaluation.interval_steps
+    seconds = evaluations * rows / 3 / batch * 3.0
+    assert rows >= batch and (seconds <= 0.1 * hours * 3600 or rows <= 2 * batch)
+
+
 def test_a_recipe_for_gpus_has_the_planners_layout(tmp_path):
     settings = new_settings(answers("bert", "base", hours=1), H100, "mine")
     config = write_recipe(tmp_path / "mine.yaml", recipe_text([], settings))
