@@ -32,26 +32,23 @@ INPUT_HELP = (
     "parquet, globs, or hf://NAME"
 )
 
-_TIKTOKEN = "a tiktoken vocabulary is not read; save it as a Hugging Face folder, for --tokenizer"
 WITHOUT_EFFECT = (
     "--tokenizer-type", "--vocab-size", "--tokenizer-hf-use-fast", "--lang", "--keep-sequential-samples",
     "--log-interval", "--dataset-impl",
 )  # fmt: skip
 """Options of Megatron-LM's tools/preprocess_data.py that change nothing here."""
 MEGATRON = {
-    "--vocab-extra-ids": "leave it out: the tokenizer's files decide it",
-    "--legacy-tokenizer": "leave it out: the tokenizer's files decide it",
-    "--tokenizer-metadata": "leave it out: the tokenizer's files decide it",
-    "--tiktoken-pattern": _TIKTOKEN,
-    "--tiktoken-num-special-tokens": _TIKTOKEN,
-    "--tiktoken-special-tokens": _TIKTOKEN,
+    **dict.fromkeys(("--vocab-extra-ids", "--legacy-tokenizer", "--tokenizer-metadata"),
+                    "leave it out: the tokenizer's files decide it"),
+    **dict.fromkeys(("--tiktoken-pattern", "--tiktoken-num-special-tokens", "--tiktoken-special-tokens"),
+                    "a tiktoken vocabulary is not read; save it as a Hugging Face folder, for --tokenizer"),
     "--trust-remote-code": "leave it out: no code of a tokenizer is run",
     "--partitions": "--workers N for this machine; --shard I/N for jobs on several, then ctxlm merge",
     **dict.fromkeys(
         ("--find-optimal-num-workers", "--workers-to-check", "--max-documents", "--performance-dir"),
         "leave it out: --workers N (default: one per core) is not searched for",
     ),
-}
+}  # fmt: skip
 """Its other options, of any version, that are not options here: what to do instead."""
 
 
