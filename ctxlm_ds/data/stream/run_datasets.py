@@ -105,10 +105,7 @@ def split_documents(num_documents: int, shares: Sequence[float]) -> list[tuple[i
 
 
 def draw_part(dataset: IndexedDataset, split: str, seed: int, part: str) -> tuple[NDArray[np.int64], tuple[int, int]]:
-    """Return the [documents] in a drawn order, the first place of a part in it, and the one after its last.
-
-    Raises DataError for a held-out part of too few documents.
-    """
+    """Return the [documents] in a drawn order and the bounds of a part in it; raise DataError if it has too few."""
     count, shares, number = dataset.num_documents, split_shares(split), PARTS.index(part)
     order = Permutation(count, seed, "split")[np.arange(count)]
     ends = starts_of(dataset.document_tokens(0, count)[order])
@@ -117,8 +114,8 @@ def draw_part(dataset: IndexedDataset, split: str, seed: int, part: str) -> tupl
     if number > 0 and shares[number] > 0.0 and after - first < FEWEST_HELD_OUT:
         raise DataError(
             f"{dataset.prefix}: data.split {split} holds out {after - first} of {count} documents for {part}, fewer "
-            f"than {FEWEST_HELD_OUT}; cut the text into more documents (ctxlm preprocess --document lines:50), hold "
-            "out a larger share, or name held-out text in data.validation"
+            f"than {FEWEST_HELD_OUT}; cut the text into more documents (plain text: ctxlm preprocess --document "
+            "lines:50), hold out a larger share, or name held-out text in data.validation"
         )
     return order, (first, after)
 

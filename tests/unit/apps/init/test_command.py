@@ -22,7 +22,7 @@ def test_flags_write_a_recipe(tmp_path, monkeypatch, capsys):
     assert "ctxlm pretrain --config gpt2.yaml --ranks 2" in printed
     config = load_config("gpt2.yaml", world_size=2)
     assert (config.model.family, config.data.train[0].path) == ("gpt2", "data/corpus_text_document")
-    assert (config.data.split, config.data.split_seed) == ("97,3,0", 0)
+    assert (config.data.split, config.data.split_seed) == ("90,10,0", 0)
     with pytest.raises(ConfigError, match=r"gpt2.yaml exists"):
         main(["--family", "gpt2", "--text", "corpus.txt"])
     with pytest.raises(ConfigError, match=r"--text none.txt: no such file"):

@@ -103,9 +103,15 @@ def test_this_machine_has_ranks_and_a_precision():
 
 
 def test_a_dataset_of_few_documents_is_refused_before_the_run(tmp_path):
-    write_dataset(tmp_path / "few", random_documents(600, seed=1))
-    with pytest.raises(DataError, match=r"few: data.split 97,3,0 holds out 1\d of 600 documents .*--document lines:50"):
+    write_dataset(tmp_path / "few", random_documents(80, seed=1))
+    with pytest.raises(DataError, match=r"few: data.split 90,10,0 holds out \d+ of 80 documents .*--document lines:50"):
         new_settings(answers("bert", "laptop", data=str(tmp_path / "few")), CPU, "mine")
+
+
+def test_a_laptops_recipe_holds_out_a_tenth_a_large_one_3_percent():
+    for size, split in (("laptop", "90,10,0"), ("base", "97,3,0")):
+        settings = new_settings(answers("bert", size), H100, "mine")
+        assert (settings["data.split"].value, settings["data.split_seed"].value) == (split, 0)
 
 
 def test_rows_of_a_dataset(tmp_path):
