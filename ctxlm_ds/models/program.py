@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -111,7 +112,7 @@ def _list_family(model: ModelSection, build: ModelBuild) -> list[LayerDescriptio
     """
     if model.vocab_size is None:
         raise ConfigError("model.vocab_size is not set: give it in the recipe or take the tokenizer's size")
-    problem = next(model.problems(), None)
+    problem = next(chain(model.problems(), model.tensor_parallel_problems(build.parallel.size)), None)
     if problem is not None:
         raise ConfigError(f"{problem.path}: {problem.text}")
     family = FAMILIES.get(model.family)

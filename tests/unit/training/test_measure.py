@@ -51,7 +51,8 @@ class RealRun:
             recompute=config.training.activation_checkpointing,
             shares_rows=config.data.shares_rows,
         )
-        self.model = build_program(config.model, build).module(0).to(dtype).train()
+        program = build_program(config.model, build, self.objective)
+        self.terms, self.model = program.terms, program.module(0).to(dtype).train()
         fields = self.objective.fields(config.data)
         self.fields = {field.name: torch.zeros(ROWS, field.columns, dtype=torch.int64) for field in fields}
         self.parameters = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
@@ -71,7 +72,7 @@ class RealRun:
                     [outputs[name] for name in term.outputs], [everything[name] for name in term.labels],
                     ParallelContext(),
                 ).loss
-                for term in self.objective.terms
+                for term in self.terms
             ]
         ).sum()  # fmt: skip
 
@@ -136,3 +137,10 @@ def test_a_vocabulary_left_open_is_the_published_one(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(FAMILIES, "get", lambda name: unpublished)
     with pytest.raises(ConfigError, match="vocab_size is not set"):
         with_vocabulary(model.model_copy(update={"vocab_size": None}))
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_ranks_that_do_not_divide_the_heads_are_refused(split: bool) -> None:
+    """9 heads, 3 of keys and values."""
+    with pytest.raises(ConfigError, match=r"parallel\.tensor_parallel_size: 2 .*num_key_value_heads 3"):
+        measure(load_config("llama-125m"), 2, split)
