@@ -98,6 +98,8 @@ class Trace(NamedTuple):
     fields: frozenset[str]
     """Fields of the batch that it keeps."""
     outputs: tuple[Tensor, ...]
+    together: Callable[[int], float] = float
+    """Of a number of rows, those whose temporary memory is held together."""
 
 
 class Meter:
@@ -118,14 +120,17 @@ class Meter:
         parameters: Sequence[Tensor] = (),
         remember: bool = True,
         constants: Sequence[int] = (),
+        in_one_pass: bool = False,
     ) -> Trace:
         """Run a call, which takes the inputs and returns tensors, forward and backward; detach the inputs, on `meta`.
 
         `parameters` are those of the call's module, `constants` the places of inputs that have no gradient in the
-        model. Storages that are kept count in later calls only without `remember`.
+        model. Storages that are kept count in later calls only without `remember`. `in_one_pass`: the forward pass
+        also computes the gradients, so that its first product counts, and its workspace does.
         """
         given = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
         counter = _Operations(parameters, self._keeps_scores, {_storage(given[place]) for place in constants})
+        counter.in_one_pass = in_one_pass
         self.device.scores = self.device.score_bytes = 0
         held = dict(self._kept) if not remember else self._kept
         kept = _Kept({_storage(parameter) for parameter in parameters}, self._fields, held)
@@ -204,6 +209,7 @@ class _Operations(TorchDispatchMode):
         self._gradients = shapes | {shape[::-1] for shape in shapes}
         self.present: set[int] | None = None
         """In the backward pass: storages that are not temporary."""
+        self.in_one_pass = False
         self.products: list[Product] = []
         self.forward_bytes = self.backward_bytes = self.workspace = self.constant_flops = 0
 
@@ -215,7 +221,7 @@ class _Operations(TorchDispatchMode):
             return out
         sources = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         results = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
-        if self.present is None and operation in flop_registry:
+        if self.present is None and operation in flop_registry and not (self.in_one_pass and self.products):
             flops = flop_registry[operation](*args, **kwargs, out_val=out)
             named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False)) | kwargs
             skips = bool(named.get("is_causal")) and not self._keeps_scores
@@ -234,12 +240,13 @@ class _Operations(TorchDispatchMode):
         moved = 0 if operation in MATRIX_PRODUCTS or (operation in SCALINGS and len(sources) == 1) else read + written
         if self.present is None:
             self.forward_bytes += moved
-            return
-        self.backward_bytes += moved
+            if not self.in_one_pass:
+                return
+        else:
+            self.backward_bytes += moved
         passing = {_storage(x): x for x in (*sources, *results) if tuple(x.shape) not in self._gradients}
-        self.workspace = max(
-            self.workspace, sum(_size(x) for storage, x in passing.items() if storage not in self.present)
-        )
+        present = self.present or ()
+        self.workspace = max(self.workspace, sum(_size(x) for storage, x in passing.items() if storage not in present))
 
 
 class DeviceFunctions(TorchFunctionMode):

@@ -62,8 +62,9 @@ class LinearCrossEntropy:
 
 
 def chunk_rows(num_rows: int, num_words: int, device: torch.device) -> int:
-    """Return the rows of each chunk, of which the last may have fewer."""
-    num_chunks = -(-num_rows * num_words // (CPU_CHUNK if device.type == "cpu" else CHUNK))
+    """Return the rows of each chunk, of which the last may have fewer; on `meta` all are one."""
+    limit = num_rows * num_words if device.type == "meta" else CPU_CHUNK if device.type == "cpu" else CHUNK
+    num_chunks = -(-num_rows * num_words // limit)
     return -(-num_rows // (max(num_chunks, 1) * TILE)) * TILE
 
 

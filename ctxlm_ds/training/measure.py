@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from ctxlm_ds.models.program import Program, build_program
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.linear_cross_entropy import chunk_rows
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
 from ctxlm_ds.recipe.sections import ModelSection
@@ -59,8 +60,12 @@ class LayerWork:
         self.at, self.products = cache(self._at), cache(self._products)
 
     def _at(self, rows: int) -> Work:
+        together = min(rows, self._fewer.together(rows))
+        return self._on_line(rows)._replace(workspace=self._on_line(together).workspace)
+
+    def _on_line(self, rows: float) -> Work:
         ends = zip(self._fewer.work, self._more.work, strict=True)
-        return Work(*(a + (b - a) * (rows - self._rows) // self._rows for a, b in ends))
+        return Work(*(int(a + (b - a) * (rows - self._rows) // self._rows) for a, b in ends))
 
     def _products(self, rows: int) -> list[Product]:
         return [
@@ -121,7 +126,7 @@ _described: dict[tuple[Any, ...], Program] = {}
 
 MEASURED: Any = {
     "model": True, "data": True, "objective": True, "teacher": True, "kernels": True,
-    "training": {"precision"}, "parallel": {"vocab_multiple"},
+    "training": {"precision"}, "parallel": {"vocab_multiple"}, "evaluation": {"continuations", "prompts"},
 }  # fmt: skip
 """Settings on which a measurement, or the program of a complete model, depends."""
 
@@ -145,10 +150,8 @@ def measure(
                 vocab_multiple=config.parallel.vocab_multiple,
                 dropout=DropoutStreams(enabled=True),
             )
-            program, fields = (
-                describe(config, parallel, platform),
-                build_objective(config.objective).fields(config.data),
-            )
+            program = describe(config, parallel, platform)
+            fields = build_objective(config.objective).fields(config.data)
             _measured[key] = _measure(program, fields, DTYPES[config.training.precision], platform)
     return _measured[key]
 
@@ -184,7 +187,7 @@ def _kernels(asked: KernelsConfig, platform: Platform, precision: str) -> Kernel
         "layer_norm": "reference" if asked.layer_norm == "reference" else "torch",
         "bias_gelu": "reference" if asked.bias_gelu == "reference" else "torch",
         "sampling": "torch",
-        "cross_entropy": "full",
+        "cross_entropy": asked.cross_entropy if asked.cross_entropy in ("auto", "full") else "chunked",
     }
     return KernelSet(dict(asked) | plain, platform.device, DTYPES[precision])
 
@@ -210,8 +213,10 @@ def describe(config: RunConfig, parallel: ParallelContext | None = None, platfor
         recompute=True,
         shares_rows=config.data.shares_rows,
     )
-    fields, asked = [field.name for field in objective.fields(config.data)], config.kernels
-    return build_program(model, build, objective, teacher, lambda name: _kernels(asked, platform, name), fields=fields)
+    fields = [field.name for field in objective.fields(config.data)]
+    kernels_of = partial(_kernels, config.kernels, platform)
+    read = [str(objective.written_tokens)] if config.evaluation.continues else ()
+    return build_program(model, build, objective, teacher, kernels_of, read, fields)
 
 
 def _measure(program: Program, fields: Sequence[Field], dtype: torch.dtype, platform: Platform) -> MeasuredModel:
@@ -231,7 +236,7 @@ def _measure(program: Program, fields: Sequence[Field], dtype: torch.dtype, plat
         loss=combine([fewer.loss], [more.loss])[0],
         flow=Flow(program.layers, program.outputs),
         tensor_bytes=[{name: size / rows for name, size in sizes.items()} for sizes in fewer.sizes],
-        field_bytes={name: _num_bytes(field) // rows for name, field in fewer.fields.items()},
+        field_bytes={name: field.nbytes // rows for name, field in fewer.fields.items()},
     )
 
 
@@ -244,6 +249,7 @@ class _Run:
         self._descriptions = program.layers
         self._parallel = program.parallel
         self._dtype = dtype
+        self._device = torch.device(platform.device)
         self._terms = program.terms
         self.fields = {
             field.name: torch.empty(rows, field.columns, dtype=getattr(torch, field.dtype), device="meta")
@@ -279,7 +285,7 @@ class _Run:
         return self
 
     def _note_sizes(self) -> None:
-        self.sizes.append({name: _num_bytes(tensor) for name, tensor in self._tensors.items()})
+        self.sizes.append({name: tensor.nbytes for name, tensor in self._tensors.items()})
 
     def _run_layer(self, number: int, description: LayerDescription) -> tuple[Trace, Trace]:
         """Run a layer without and, if possible, with recomputation."""
@@ -287,6 +293,7 @@ class _Run:
         inputs = [self._tensors[name] for name in description.needs()]
         parameters = list(module.parameters())
         constants = [place for place, name in enumerate(description.needs()) if name in self._constants]
+        compares = "decode" in description.call_kwargs and len(inputs) > 1
 
         def run(description: LayerDescription, remember: bool) -> Trace:
             def call(*given: Tensor) -> list[Tensor]:
@@ -295,10 +302,13 @@ class _Run:
                 run_layer(description, module, tensors, number, self._parallel.dropout, carried)
                 return [tensors[name] for name in description.gives()]
 
-            return self._meter.count(call, inputs, parameters, remember, constants)
+            return self._meter.count(call, inputs, parameters, remember, constants, compares)
 
         again = run(description, remember=False) if description.recompute else None
         plain = run(replace(description, recompute=False), remember=True)
+        if compares:
+            count, words = inputs[1].shape[-1], len(parameters[0])
+            plain = plain._replace(together=lambda rows: chunk_rows(rows * count, words, self._device) / count)
         return plain, again or plain
 
     def _module(self, description: LayerDescription) -> nn.Module:
@@ -327,7 +337,3 @@ class _Run:
             ]
 
         return self._meter.count(call, [self._tensors[name] for name in names])
-
-
-def _num_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

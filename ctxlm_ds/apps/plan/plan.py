@@ -101,7 +101,7 @@ class Planner:
         self.config = config
         self.cluster = cluster
         self.platform = platform
-        self.model = describe(config)
+        self.model = describe(config, platform=platform)
         self.layers = self.model.layers
         self.zero = {stage: ZeroSettings.of_json(data, config.model.width) for stage, data in jsons.items()}
         self.names = layer_parameters(self.layers, self.model.shapes)

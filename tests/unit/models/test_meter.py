@@ -32,6 +32,8 @@ CASES: list[dict[str, Any]] = [
     {"family": "gpt2"},
     {"family": "gpt1", "data": {"reset_at_documents": False}},
     {"family": "gpt2", "attention_dropout": 0.1},
+    {"family": "gpt2", "kernels": {"cross_entropy": "chunked"}},
+    {"kernels": {"cross_entropy": "chunked"}, "training": {"precision": "bf16"}},
 ]
 
 
