@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.apps.plan.plan import Planner
 from ctxlm_ds.models.meter import CPU
+from ctxlm_ds.parallel import linear_cross_entropy
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig, TrainingConfig
 from tests.dist.runner import run_ranks
@@ -20,6 +21,9 @@ from tests.dist.training import GLOBAL_BATCH, SEQ_LENGTH, VOCAB, build_engine, s
 from tests.sections import model_section
 
 pytestmark = pytest.mark.dist
+WORDS = 8192
+CHUNK = linear_cross_entropy.TILE * WORDS
+"""Most logits that are held together here."""
 
 
 class LiveBytes(TorchDispatchMode):
@@ -33,7 +37,7 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, torch.Tensor) and not tensor.is_meta:
                 storage = tensor.untyped_storage()
                 if storage._cdata not in self._known:
                     self._known[storage._cdata] = storage.nbytes()
@@ -48,6 +52,7 @@ class LiveBytes(TorchDispatchMode):
 
 def peak_of_steps(rank: int, world_size: int, config: RunConfig, user_json: dict[str, Any]) -> int:
     """Most bytes in the second and third step, with the states that the engine made before."""
+    linear_cross_entropy.CPU_CHUNK = CHUNK
     with LiveBytes() as live:
         engine = build_engine(config, user_json, config.training.activation_checkpointing)
         engine.train_step(step_of(engine, 0), 0, 0.01)
@@ -57,20 +62,25 @@ def peak_of_steps(rank: int, world_size: int, config: RunConfig, user_json: dict
     return live.peak
 
 
-def config_of(precision: str, micro_batch_size: int, recompute: bool) -> RunConfig:
+def config_of(
+    precision: str, micro_batch_size: int, recompute: bool, kernels: dict[str, str], family: str = "bert", **model: Any
+) -> RunConfig:
+    sizes = {"vocab_size": VOCAB, "hidden_activation": "gelu_tanh" if family == "gpt2" else "gelu"} | model
     return tiny_config(
+        family,
         model=model_section(
-            family="bert", vocab_size=VOCAB, hidden_size=128, num_layers=4, num_attention_heads=2,
+            family=family, **sizes, hidden_size=128, num_layers=4, num_attention_heads=2,
             intermediate_size=512, max_position_embeddings=SEQ_LENGTH, hidden_dropout=0.1, attention_dropout=0.1,
         ),
         training=TrainingConfig(
             global_batch_size=GLOBAL_BATCH, micro_batch_size=micro_batch_size, precision=precision,
             activation_checkpointing=recompute,
         ),
-        kernels=KernelsConfig(linear="torch"),  # CPUs without bfloat16 units compute in float32 copies
+        kernels=KernelsConfig(**kernels),
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("linear", ["torch", "float32"])
 @pytest.mark.parametrize(
     ("stage", "precision", "micro_batch_size", "recompute"),
     [
@@ -82,11 +92,37 @@ def config_of(precision: str, micro_batch_size: int, recompute: bool) -> RunConf
     ],
 )
 def test_the_planned_memory_is_the_peak_of_a_run(
-    stage: int, precision: str, micro_batch_size: int, recompute: bool
+    stage: int, precision: str, micro_batch_size: int, recompute: bool, linear: str
 ) -> None:
-    config = config_of(precision, micro_batch_size, recompute)
-    user_json = {"zero_optimization": {"stage": stage, "reduce_bucket_size": 100_000}}
-    (peak,) = run_ranks(peak_of_steps, 1, config, user_json, timeout_s=120)
-    planner = Planner(config, Cluster(find_gpu("H100"), 1, 1), {stage: user_json}, CPU)
-    planned = planner.memory(Layout(1, zero_stage=stage, micro_batch_size=micro_batch_size, recompute=recompute))
-    assert planned.total == pytest.approx(peak, rel=0.05)
+    """With either product of matrices, of which `auto` takes the one that is faster on this CPU."""
+    config = config_of(precision, micro_batch_size, recompute, {"linear": linear})
+    assert planned_bytes(config, stage) == pytest.approx(peak_of(config, stage), rel=0.05)
+
+
+@pytest.mark.parametrize(("micro_batch_size", "z_loss"), [(4, 0.0), (GLOBAL_BATCH, 0.0), (GLOBAL_BATCH, 1e-4)])
+def test_the_planned_memory_of_many_words_is_that_of_a_chunk_of_logits(
+    micro_batch_size: int, z_loss: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the 16 rows of 16 positions are a chunk; 4 rows are less."""
+    monkeypatch.setattr(linear_cross_entropy, "CPU_CHUNK", CHUNK)
+    kernels = {"linear": "torch", "cross_entropy": "chunked"}
+    config = config_of("bf16", micro_batch_size, False, kernels, "gpt2", vocab_size=WORDS)
+    config = config.with_values("objective", z_loss=z_loss)
+    assert planned_bytes(config, 1) == pytest.approx(peak_of(config, 1), rel=0.05)
+    if micro_batch_size == GLOBAL_BATCH:
+        assert planned_bytes(config, 1) < 0.9 * planned_bytes(config.with_values("kernels", cross_entropy="full"), 1)
+
+
+def json_of(stage: int) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage, "reduce_bucket_size": 100_000}}
+
+
+def planned_bytes(config: RunConfig, stage: int) -> int:
+    rows, recompute = config.training.micro_batch_size, config.training.activation_checkpointing
+    planner = Planner(config, Cluster(find_gpu("H100"), 1, 1), {stage: json_of(stage)}, CPU)
+    return planner.memory(Layout(1, zero_stage=stage, micro_batch_size=rows, recompute=recompute)).total
+
+
+def peak_of(config: RunConfig, stage: int) -> int:
+    peak: int = run_ranks(peak_of_steps, 1, config, json_of(stage), timeout_s=120)[0]
+    return peak

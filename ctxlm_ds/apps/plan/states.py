@@ -163,7 +163,7 @@ def buffer_bytes(
 
     Stage 0 flattens up to 500 million elements for one all-reduce after the backward pass, also on one rank; the
     Bf16Optimizer adds each gradient to its fp32 sum; otherwise stages 1 to 3 fill buckets during the pass, two with
-    overlap_comm.
+    overlap_comm. At the update they copy a rank's gradients, except stage 2 those that it sums in fp32 for 16 bits.
     """
     weight = BYTES[training.precision]
     whole = parameters.num_elements
@@ -176,7 +176,8 @@ def buffer_bytes(
         gathered = _live_elements(parameters, zero) + min(zero.prefetch_bucket, whole)
         share = parameters.padded_each(data_ranks) // data_ranks
         return weight * (buckets + min(gathered, whole)), FLOAT * share
-    return weight * buckets, FLOAT * parameters.padded(data_ranks) // data_ranks
+    copies = zero.stage == 1 or training.grad_accum_dtype != "fp32" or training.precision == "fp32"
+    return weight * buckets, copies * FLOAT * parameters.padded(data_ranks) // data_ranks
 
 
 def workspace_bytes(
