@@ -249,12 +249,12 @@ def _imported_config(source: HuggingFaceWeights, folder: Path, output: Path) -> 
     """Return a recipe with the model's section, and an objective and rows that fit its heads."""
     objective, sample_format = _training_for(source.model.family, source.outputs)
     longest = source.model.longest_sequence or DEFAULT_SEQ_LENGTH
-    seq_length = longest if OBJECTIVES.get(objective).shifted else min(DEFAULT_SEQ_LENGTH, longest)
+    seq_length = longest if OBJECTIVES.get(objective["name"]).shifted else min(DEFAULT_SEQ_LENGTH, longest)
     settings = {
         "name": folder.resolve().name,
         "model": source.model,
         "tokenizer": {"path": str(output / "tokenizer")},
-        "objective": {"name": objective},
+        "objective": objective,
         "data": {"sample_format": sample_format, "seq_length": seq_length},
     }
     try:
@@ -267,9 +267,11 @@ def _imported_config(source: HuggingFaceWeights, folder: Path, output: Path) -> 
     return config
 
 
-def _training_for(name: str, outputs: Sequence[str]) -> tuple[str, str]:
+def _training_for(name: str, outputs: Sequence[str]) -> tuple[dict[str, Any], str]:
     """Return the family's objective and sample format, or another one's if its objective needs other heads."""
     for family in map(FAMILIES.get, (name, *FAMILIES.names())):
-        if set(OBJECTIVES.get(family.objective).outputs) == set(outputs):
-            return family.objective, family.sample_format
+        objective = OBJECTIVES.get(family.objective)
+        for needed, settings in {objective.outputs: {}, **objective.for_outputs}.items():
+            if set(needed) == set(outputs):
+                return {"name": family.objective, **settings}, family.sample_format
     raise ExportError(f"a model of family {name} cannot be imported: no objective for {', '.join(outputs)}")

@@ -78,6 +78,8 @@ class Objective(ABC):
     section: ClassVar[type[ObjectiveSection]]
     outputs: tuple[str, ...]
     """Tensors that it needs from the model; an instance has those of its settings."""
+    for_outputs: ClassVar[Mapping[tuple[str, ...], Mapping[str, Any]]] = {}
+    """Settings with which it needs other outputs than those of the class."""
     taps: tuple[str, ...] = ()
     """Further tensors that it needs from any transformer (models/parts/distillation.py)."""
     teacher_outputs: tuple[str, ...] = ()

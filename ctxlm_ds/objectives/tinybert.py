@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Weight = Annotated[float, Setting(ge=0.0, le=1e6)]
 LAYER_MAP = "objective.layer_map"
+WEIGHTS = ("embedding_weight", "hidden_weight", "attention_weight", "prediction_weight")
 
 
 class TinyBertSection(MaskingSection):
@@ -62,9 +63,8 @@ class TinyBertSection(MaskingSection):
 
     def problems(self, data: DataSection) -> Iterator[Problem]:
         yield from super().problems(data)
-        weights = ("embedding_weight", "hidden_weight", "attention_weight", "prediction_weight")
-        if not any(getattr(self, name) for name in weights):
-            others = tuple(f"objective.{name}" for name in weights[1:])
+        if not any(getattr(self, name) for name in WEIGHTS):
+            others = tuple(f"objective.{name}" for name in WEIGHTS[1:])
             yield Problem("objective.embedding_weight", "all weights are 0, so nothing is learnt; raise one", others)
 
     def teacher_problems(self, model: ModelSection, teacher: ModelSection) -> Iterator[Problem]:
@@ -139,6 +139,10 @@ class TinyBert(Masking):
     section = TinyBertSection
     why_no_text = "learns its teacher's hidden states, attention and classes, and has no output over words"
     outputs: tuple[str, ...] = ("hidden_states.-1", "projected_states")
+    for_outputs = {
+        ("hidden_states.-1",): dict.fromkeys(WEIGHTS[:2], 0.0),
+        ("class_logits",): dict.fromkeys(WEIGHTS[:3], 0.0) | {"prediction_weight": 1.0},
+    }
     teacher_outputs: tuple[str, ...] = ("hidden_states.0",)  # comparisons name the others
     terms: tuple[LossTerm, ...] = (EMBEDDING, HIDDEN, ATTENTION)
     config: TinyBertSection

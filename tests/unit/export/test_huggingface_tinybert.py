@@ -9,17 +9,18 @@ import pytest
 import torch
 import transformers
 
-from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.hf_config import from_hf_config, read_section
 from ctxlm_ds.export.huggingface import from_hf, to_hf
 from ctxlm_ds.export.initial_weights import load_initial_weights
 from ctxlm_ds.export.safetensors_files import HEADS_FILE, SafetensorsFiles
 from ctxlm_ds.export.weights import HuggingFaceWeights
+from ctxlm_ds.recipe.load import load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.checkpoints import make_config, outputs_of, random_weights, write_run
 from tests.sections import objective_section
 
 WIDE = 48
+PREDICTIONS = {"embedding_weight": 0.0, "hidden_weight": 0.0, "attention_weight": 0.0, "prediction_weight": 1.0}
 
 
 @pytest.fixture
@@ -27,6 +28,11 @@ def config(wordpiece_folder: Path) -> RunConfig:
     settings = {"fit_size": WIDE, "layer_norm_eps": 1e-12}
     made = make_config("tinybert", wordpiece_folder, model_settings=settings)
     return made.model_copy(update={"objective": objective_section(name="tinybert")})
+
+
+def classifier_of(config: RunConfig) -> RunConfig:
+    classes = config.model.model_copy(update={"num_classes": 3})
+    return config.model_copy(update={"objective": objective_section(name="tinybert", **PREDICTIONS), "model": classes})
 
 
 def test_an_export_is_a_bert_model_with_the_projection_beside_it(tmp_path: Path, config: RunConfig) -> None:
@@ -49,13 +55,7 @@ def test_an_export_is_a_bert_model_with_the_projection_beside_it(tmp_path: Path,
 
 
 def test_a_classifier_is_exported_and_a_finetuned_model_can_be_a_teacher(tmp_path: Path, config: RunConfig) -> None:
-    weights = {"embedding_weight": 0.0, "hidden_weight": 0.0, "attention_weight": 0.0, "prediction_weight": 1.0}
-    config = config.model_copy(
-        update={
-            "objective": objective_section(name="tinybert", **weights),
-            "model": config.model.model_copy(update={"num_classes": 3}),
-        }
-    )
+    config = classifier_of(config)
     values = random_weights(config)
     conversion = to_hf(write_run(tmp_path / "run", config, values), tmp_path / "hf")
     assert (conversion.hf_class, conversion.pipeline) == ("BertForSequenceClassification", "text-classification")
@@ -74,11 +74,32 @@ def test_a_classifier_is_exported_and_a_finetuned_model_can_be_a_teacher(tmp_pat
     assert read_section(tmp_path / "tuned") == tuned.model
 
 
+@pytest.mark.parametrize(
+    ("weights", "hf_class", "kept"),
+    [
+        ({}, "BertModel", {"embedding_weight": 0.0, "hidden_weight": 0.0}),
+        (PREDICTIONS, "BertForSequenceClassification", PREDICTIONS),
+    ],
+)
+def test_an_import_has_an_objective_for_the_encoder_alone_and_for_a_classifier(
+    tmp_path: Path, config: RunConfig, weights: dict[str, float], hf_class: str, kept: dict[str, float]
+) -> None:
+    """The objective needs no head that the class lacks; another export of the import is the same model."""
+    config = classifier_of(config) if weights else config
+    to_hf(write_run(tmp_path / "run", config, random_weights(config)), tmp_path / "hf")
+    from_hf(tmp_path / "hf", tmp_path / "imported")
+    imported = load_saved_config(tmp_path / "imported" / "config.yaml")
+    assert imported.model == config.model
+    assert imported.objective == objective_section(name="tinybert", **kept)
+    assert to_hf(tmp_path / "imported", tmp_path / "again").hf_class == hf_class
+    first, again = (SafetensorsFiles([tmp_path / name / "model.safetensors"]) for name in ("hf", "again"))
+    assert first.shapes == again.shapes
+    assert all(first.read(name).equal(again.read(name)) for name in first.shapes)
+
+
 def test_a_folder_is_tinyberts_if_its_config_has_the_size_of_the_projection(tmp_path: Path, config: RunConfig) -> None:
     to_hf(write_run(tmp_path / "run", config, random_weights(config)), tmp_path / "hf")
     assert from_hf_config(tmp_path / "hf").model == config.model
-    with pytest.raises(ExportError, match="family tinybert cannot be imported: no objective for hidden_states.-1"):
-        from_hf(tmp_path / "hf", tmp_path / "imported")
     path = tmp_path / "hf" / "config.json"
     values = json.loads(path.read_text())
     path.write_text(json.dumps({key: value for key, value in values.items() if key != "fit_size"}))
