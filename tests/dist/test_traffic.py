@@ -12,6 +12,7 @@ import pytest
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.apps.plan.plan import Planner
 from ctxlm_ds.apps.plan.timing import StageLoad
+from ctxlm_ds.models.meter import CPU
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
 from tests.dist.runner import run_ranks
@@ -60,7 +61,7 @@ def planned_loads(config: RunConfig, user_json: dict[str, Any], world_size: int)
         world_size // (tensor * pipeline), tensor, pipeline, stage, config.training.micro_batch_size,
         config.training.activation_checkpointing, parallel.sequence_parallel,
     )  # fmt: skip
-    planner = Planner(config, Cluster(find_gpu("A100-80"), 1, world_size), {stage: user_json})
+    planner = Planner(config, Cluster(find_gpu("A100-80"), 1, world_size), {stage: user_json}, CPU)
     return [planner.load(layout, index) for index in range(pipeline)]
 
 
