@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.integration.conftest import Prepared
 from tests.integration.route import Finished, call, launcher, metrics
@@ -59,3 +60,15 @@ def test_what_cannot_work_is_refused_before_anything_starts(bert_route: Prepared
     assert "Traceback" not in done.stderr
     for key in ("optimizer.type: OneBitAdam", "round_robin_gradients: true", "partition_activations: true"):
         assert key in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has Lion's kernel")
+def test_lion_without_a_gpu_or_offload_is_refused_in_a_sentence(bert_route: Prepared, tmp_path: Path) -> None:
+    recipe = bert_route.recipe(tmp_path / "recipe.yaml", optimizer={"name": "from_ds_config"})
+    user_json = {"zero_optimization": {"stage": 1}, "optimizer": {"type": "Lion", "params": {}}}
+    (tmp_path / "my.json").write_text(json.dumps(user_json))
+    words = ["--config", recipe, "--deepspeed_config", tmp_path / "my.json", "--set", f"run_dir={tmp_path / 'run'}"]
+    assert "DeepSpeed's Lion needs one, or offload" in call(*launcher("forked", 1), *words, "--check").stdout
+    done = call(*launcher("forked", 1), *words, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "DeepSpeed's FusedLion cannot be built here" in done.stderr

@@ -187,6 +187,9 @@ def planned_model(
         assumed = f" (with a vocabulary of {size:,}; the run takes the tokenizer's)"
     gpu = for_gpus or has_gpu()
     why_not = None if gpu else why_not_on_cpu(config.training, config.kernels, world_size)
+    kind = deepspeed["optimizer"]["type"] if config.optimizer.handed_over else ""
+    if not gpu and kind.lower() == "lion" and not ZeroSettings.of_json(deepspeed).offload_optimizer:
+        why_not = "DeepSpeed's Lion needs one, or offload_optimizer"
     on_cpu = not gpu and why_not is None
     settings = _in_memory(deepspeed) if on_cpu else dict(deepspeed)
     stage = ZeroSettings.of_json(settings).stage

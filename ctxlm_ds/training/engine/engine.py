@@ -35,6 +35,7 @@ from ctxlm_ds.training.engine.runtime import (
     import_muon_uncompiled,
     keep_precision,
     load_async_io,
+    load_described_optimizer,
     model_parallel_unit,
     write_frozen,
 )
@@ -139,6 +140,7 @@ class Engine:
         self, deepspeed_config: dict[str, Any], offloaded: bool
     ) -> tuple[torch.optim.Optimizer | None, str]:
         if self.config.optimizer.handed_over:
+            self.topology.run_together(lambda: load_described_optimizer(deepspeed_config["optimizer"], offloaded))
             return None, f"optimizer={deepspeed_config['optimizer']['type']} (from the DeepSpeed JSON)"
         place = OptimizerPlace("cpu" if offloaded else device_type(), self.zero_stage, offloaded)
         settings, kernel = self.config.optimizer, self.config.kernels.optimizer

@@ -177,17 +177,29 @@ def compile_setting(training: TrainingConfig, parallel: ParallelConfig, zero_sta
 
 def deepspeed_adam(offloaded: bool) -> AdamFactory:
     """Return DeepSpeed's CPUAdam (offloaded) or FusedAdam class, built once per machine, or raise KernelError."""
-    try:
-        from deepspeed.ops import adam, op_builder
+    _load_optimizer("Adam", offloaded, f"set kernels.optimizer: {'reference' if offloaded else 'auto or torch'}")
+    from deepspeed.ops import adam
 
-        (op_builder.CPUAdamBuilder if offloaded else op_builder.FusedAdamBuilder)().load(verbose=False)
+    return adam.DeepSpeedCPUAdam if offloaded else adam.FusedAdam
+
+
+def load_described_optimizer(section: Mapping[str, Any], offloaded: bool) -> None:
+    """Load the operator of the optimizer that a DeepSpeed JSON describes, if it has one, or raise KernelError."""
+    kind = {"adamw": "Adam"}.get(section["type"].lower(), section["type"].capitalize())
+    if kind == "Lion" or (kind == "Adam" and not section["params"].get("torch_adam")):
+        remedy = "in the DeepSpeed JSON choose Adam with torch_adam: true, or set optimizer.name in the recipe"
+        _load_optimizer(kind, offloaded, remedy)
+
+
+def _load_optimizer(kind: str, offloaded: bool, remedy: str) -> None:
+    place = "CPU" if offloaded else "Fused"
+    try:
+        from deepspeed.ops import op_builder
+
+        getattr(op_builder, f"{place}{kind}Builder")().load(verbose=False)
     except Exception as error:
         # A missing compiler, CUDA toolkit or header raises many kinds of exception, mostly plain ones.
-        kind, remedy = ("CPU", "reference") if offloaded else ("fused", "auto or torch")
-        raise KernelError(
-            f"DeepSpeed's {kind} Adam cannot be built here ({error}); set kernels.optimizer: {remedy}"
-        ) from error
-    return adam.DeepSpeedCPUAdam if offloaded else adam.FusedAdam
+        raise KernelError(f"DeepSpeed's {place}{kind} cannot be built here ({error}); {remedy}") from error
 
 
 def load_async_io() -> None:

@@ -16,7 +16,7 @@ from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
 from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.sections import OptimizerSection
 from ctxlm_ds.registry import FAMILIES, OBJECTIVES
-from ctxlm_ds.training.engine.runtime import deepspeed_adam
+from ctxlm_ds.training.engine.runtime import deepspeed_adam, load_described_optimizer
 from ctxlm_ds.training.optimizers.base import OptimizerPlace, optimizer_of
 from ctxlm_ds.training.optimizers.build import completed_updates, parameter_groups, restore_state, use_full_vectors
 from ctxlm_ds.training.optimizers.steps import MOMENTS, Stepper
@@ -196,6 +196,14 @@ def test_an_op_that_cannot_be_built_is_a_kernel_error(monkeypatch: pytest.Monkey
     with pytest.raises(KernelError, match=r"CUDA_HOME does not exist.*kernels\.optimizer: auto or torch"):
         deepspeed_adam(False)
     assert optimizer_of(CONFIG).build(groups(), "auto", CUDA, deepspeed_adam)[1] == "adamw=torch(fused)"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has Lion's kernel")
+def test_a_described_optimizer_without_an_operator_here_is_a_kernel_error() -> None:
+    with pytest.raises(KernelError, match=r"FusedLion cannot be built here .*CPU.*; in the DeepSpeed JSON choose"):
+        load_described_optimizer({"type": "lion", "params": {}}, offloaded=False)
+    for section in ({"type": "SGD", "params": {}}, {"type": "adam", "params": {"torch_adam": True}}):
+        load_described_optimizer(section, offloaded=False)
 
 
 def deepspeed_fused(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
