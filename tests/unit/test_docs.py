@@ -1,4 +1,4 @@
-"""README.md, CONTRIBUTING.md and docs/: commands that can be typed, links that lead somewhere, guides of one screen."""
+"""Pages: commands that can be typed, links that lead somewhere, guides of one screen. Files that are named exist."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 TARGETS = frozenset(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+FILE = re.compile(r"(?<![\w/.<{$*-])((?:[\w-]+/)+[\w-]+\.(?:py|md|sh|sbatch|json|yaml))(?![\w/*-])")
+PLACEHOLDER = re.compile(r"[A-Z]|(/|_)x\.")
+OF_FAIRSEQ = ("data/denoising_dataset.py", "data/mask_tokens_dataset.py")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 
@@ -44,6 +47,17 @@ def broken_links(page: Path) -> list[str]:
     return broken
 
 
+def missing_files(text: str) -> list[str]:
+    """Named files that do not exist although their folder does, in the checkout or, of modules, in the package."""
+    missing = []
+    for file in FILE.findall(text):
+        places = [ROOT / file, *([ROOT / "ctxlm_ds" / file] if file.endswith(".py") else [])]
+        is_ours = any(place.parent.is_dir() for place in places) and file not in OF_FAIRSEQ
+        if is_ours and not PLACEHOLDER.search(file) and not any(place.is_file() for place in places):
+            missing.append(file)
+    return missing
+
+
 def _prose(page: Path) -> str:
     return FENCE.sub("", page.read_text(encoding="utf-8"))
 
@@ -57,6 +71,14 @@ def test_every_command_exists(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_link_leads_somewhere(page: Path) -> None:
     assert broken_links(page) == []
+
+
+def test_every_named_file_exists() -> None:
+    """In pages, docstrings and comments."""
+    patterns = ("ctxlm_ds/**/*.py", "ctxlm_ds/**/*.yaml", "tools/**/*.py", "slurm/**/*.sh", "slurm/**/*.sbatch")
+    files = [*PAGES, ROOT / "Makefile", *(path for pattern in patterns for path in ROOT.glob(pattern))]
+    missing = {name(path): missing_files(path.read_text(encoding="utf-8")) for path in files}
+    assert {file: names for file, names in missing.items() if names} == {}
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=name)
@@ -116,6 +138,13 @@ def test_parsing_runs_nothing(tmp_path: Path) -> None:
     out = tmp_path / "recipe.yaml"
     shown = Shown("here", ("ctxlm", "init", "--family", "bert", "--data", "x", "--output", str(out)), False)
     assert refusal(shown, TARGETS) is None and not out.exists()
+
+
+def test_a_file_that_is_gone_is_found() -> None:
+    text = (
+        "`tests/dist/test_plan.py`, data/sample.py, data/collate.py, `docs/gone.md`; tools/x.py, fairseq/a.py"
+    )
+    assert missing_files(text) == ["data/collate.py", "docs/gone.md"]
 
 
 def test_a_link_without_a_target_is_found(tmp_path: Path) -> None:
