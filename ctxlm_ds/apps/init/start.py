@@ -27,8 +27,7 @@ MOST_EPOCHS = 40.0
 """Passes over the data if no hours are given, at most: about as many as BERT's (Devlin 2018, A.2)."""
 _WARMUP = 0.06
 """Share of the steps if the shipped recipe counts its warmup in steps of a much longer run."""
-_SPLIT_SEED, _LAPTOPS_SHARE, _SHARE = 0, 10, 3
-"""Seed of the held-out documents, and their percents of the tokens of small and of large texts."""
+_LAPTOPS_SPLIT, _SPLIT, _SPLIT_SEED = "90,10,0", "97,3,0", 0
 _EVALUATED, _FORWARDS = 0.1, 3
 """Share of a shorter run's time for evaluations, and rows that are evaluated in the time of a trained one."""
 _MATRIX_SIZE = 512
@@ -130,8 +129,7 @@ def new_settings(args: argparse.Namespace, machine: Machine, name: str) -> dict[
     why = "" if batch == shipped_rows else f", {shipped_rows}, for {machine.ranks} ranks"
     prefix = args.data or dataset_prefix(shipped.data)
     rows = num_rows(args.data, shipped.data.seq_length) if args.data else None
-    share = _LAPTOPS_SHARE if args.size == "laptop" else _SHARE
-    split = f"{100 - share},{share},0"
+    split = _LAPTOPS_SPLIT if args.size == "laptop" else _SPLIT
     if args.data:
         from ctxlm_ds.data.dataset.reader import IndexedDataset
         from ctxlm_ds.data.stream.run_datasets import draw_part
@@ -142,8 +140,8 @@ def new_settings(args: argparse.Namespace, machine: Machine, name: str) -> dict[
         "name": Setting(name, ""),
         "tokenizer.path": Setting(args.tokenizer or "tokenizer", "" if args.tokenizer else "made below"),
         "data.train": Setting([prefix], "" if args.data else "made below"),
-        "data.split": Setting(split, f"{share} % of the tokens are held out for evaluation"),
-        "data.split_seed": Setting(_SPLIT_SEED, "in documents drawn with this seed; null: the last documents"),
+        "data.split": Setting(split, "percents of the tokens for training, evaluation and a test"),
+        "data.split_seed": Setting(_SPLIT_SEED, "draws the documents; null: the last ones are held out"),
         "training.precision": Setting(machine.precision, f"of {machine}"),
         "training.global_batch_size": Setting(batch, f"of the shipped recipe{why}"),
     }

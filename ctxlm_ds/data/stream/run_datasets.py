@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ctxlm_ds")
 
+SHUFFLED_FROM = "shuffled_from"
+"""Field of a shuffled dataset's JSON: the fingerprint of the original."""
 FEWEST_HELD_OUT = 20
 """Fewest documents of a held-out part by split_seed: figures of fewer are of these documents more than of the model."""
 
@@ -135,7 +137,7 @@ def _shuffled(dataset: IndexedDataset, order: NDArray[np.int64], data: DataSecti
                 lengths = dataset.arrays.lengths[slice(*sequences.tolist())]
                 marks = dataset.continues_span[tokens] if dataset.has_spans else None
                 writer.add_documents(dataset.tokens[tokens], lengths, np.diff(sequences), marks)
-            writer.prepare(dataset.metadata)
+            writer.prepare(dataset.metadata and dataset.metadata | {SHUFFLED_FROM: dataset.fingerprint})
         publish_parts(prefix, folder)
         for left in folder.glob("*.part"):
             left.unlink()
@@ -196,6 +198,8 @@ def refuse_overlap(train: RowSource, held_out: Mapping[str, RowSource], data: Da
 
 def _shares_documents(one: SampleIndex, other: SampleIndex) -> bool:
     here, there = one.meta["dataset"], other.meta["dataset"]
+    if here["fingerprint"] == (other.dataset.metadata or {}).get(SHUFFLED_FROM):
+        return True
     first = max(here["documents"][0], there["documents"][0])
     last = min(here["documents"][1], there["documents"][1])
     return bool(here["fingerprint"] == there["fingerprint"] and first < last)

@@ -116,6 +116,15 @@ def test_a_split_with_a_seed_draws_documents_and_cuts_by_tokens(tmp_path: Path) 
     assert train_parts(data.model_copy(update={"split_seed": None}))[0] == SourcePart(str(tmp_path / "one"), (0, 1166))
 
 
+def test_the_original_of_a_drawn_order_is_the_same_documents(folder: Path) -> None:
+    for end in ("bin", "idx", "json"):
+        shutil.copy(folder / f"one.{end}", folder / f"copy.{end}")
+    config = recipe(folder, "1", split_seed=0, validation=[{"name": "copy", "path": str(folder / "copy")}])
+    train = build_rows(train_parts(config.data), TOKENIZER, config.row_settings)
+    with pytest.raises(DataError, match="copy has documents of the training source .*one"):
+        refuse_overlap(train, held_out_rows(config), config.data)
+
+
 def test_too_few_drawn_documents_are_refused_with_the_remedy(folder: Path) -> None:
     told = r"one: data.split 80,12,8 holds out \d+ of 40 documents for valid, fewer than 20; .*--document lines:50"
     with pytest.raises(DataError, match=told):
