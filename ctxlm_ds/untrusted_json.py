@@ -56,10 +56,14 @@ def read_json(path: Path, error: type[Exception] = ValueError, max_bytes: int = 
         raise error(f"{path}: cannot be read as JSON ({problem})") from None
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Return the JSON value of a text in UTF-8; raises ValueError for no JSON, or JSON nested too deeply."""
+def parse_json(text: str | bytes, finite: bool = False) -> Any:
+    """Return the JSON value of a text in UTF-8; raises ValueError for no JSON, or JSON nested too deeply.
+
+    With `finite`, NaN and Infinity are no JSON; Python's own writer writes them.
+    """
     try:
-        value = json.loads(text if isinstance(text, str) else text.decode())
+        text = text if isinstance(text, str) else text.decode()
+        value = json.loads(text, parse_constant=_refuse_constant if finite else None)
     except RecursionError:
         raise ValueError(f"more than {MAX_DEPTH} levels") from None
     if isinstance(value, (dict, list)) and _is_deeper(value, MAX_DEPTH):
@@ -87,6 +91,10 @@ def check_regular_files(folder: Path, error: type[Exception]) -> None:
     for path in sorted(folder.iterdir()):
         if path.exists() and not (path.is_file() or path.is_dir()):
             raise error(f"{path}: not a regular file; remove it")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

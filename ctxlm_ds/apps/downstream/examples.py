@@ -23,7 +23,7 @@ from ctxlm_ds.apps.downstream.task import Column, TaskDescription
 from ctxlm_ds.console import counted
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.problems import did_you_mean, show_value
-from ctxlm_ds.untrusted_json import one_value_remedy
+from ctxlm_ds.untrusted_json import one_value_remedy, parse_json
 
 logger = logging.getLogger("ctxlm_ds")
 OPENERS: dict[str, Callable[..., Any]] = {"": open, ".xz": lzma.open, ".gz": gzip.open}
@@ -242,15 +242,8 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Row]]:
 
 
 def _parse(text: str, origin: str) -> Any:
-    """Return a JSON value without NaN and Infinity, which JSON does not have."""
-
-    def refuse(name: str) -> None:
-        raise ValueError(f"{name} is no number of JSON")
-
     try:
-        return json.loads(text, parse_constant=refuse)
-    except RecursionError:
-        raise DataError(f"{origin}: no JSON (nested too deeply)") from None
+        return parse_json(text, finite=True)
     except ValueError as error:
         raise DataError(f"{origin}: no JSON ({error})") from None
 

@@ -27,6 +27,7 @@ from ctxlm_ds.apps.downstream.results import PARTS, FitSettings, Point, Tuning, 
 from ctxlm_ds.atomic import output_folder
 from ctxlm_ds.console import PLAIN_INTERVAL_S
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.installed import check_extra
 from ctxlm_ds.recipe.json_source import deepspeed_for_trainer
 
 logger = logging.getLogger("ctxlm_ds")
@@ -230,10 +231,9 @@ def apply_tuning(model: PreTrainedModel, tuning: Tuning) -> Any:
 
 
 def _with_lora(model: PreTrainedModel, rank: int) -> Any:
-    try:
-        from peft import LoraConfig, get_peft_model
-    except ImportError:
-        raise ConfigError("--lora needs the package peft: pip install 'ctxlm_ds[downstream]'") from None
+    check_extra("downstream", ["peft"])
+    from peft import LoraConfig, get_peft_model
+
     blocks = {id(child) for block in find_blocks(model) for child in block.modules()}
     linear = [name for name, one in model.named_modules() if id(one) in blocks and isinstance(one, (nn.Linear, Conv1D))]
     heads = list(_heads(model))

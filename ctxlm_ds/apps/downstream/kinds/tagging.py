@@ -21,6 +21,7 @@ from ctxlm_ds.apps.downstream.metrics import tagging_scores
 from ctxlm_ds.apps.downstream.tags import OUTSIDE, best_sequence, legal_transitions, marginals, read_spans, write_tags
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.installed import check_extra
 
 
 @dataclass
@@ -174,10 +175,8 @@ class CrfTagging(Tagging):
 
 def _crf_class() -> Any:
     """Return torchcrf's CRF over the first subwords of words."""
-    try:
-        from torchcrf import CRF
-    except ImportError:
-        raise ConfigError("--crf needs the package pytorch-crf: pip install 'ctxlm_ds[downstream]'") from None
+    check_extra("downstream", ["torchcrf"])
+    from torchcrf import CRF
 
     class FirstSubwordCrf(CRF):
         def forward(self, emissions: Any, labels: Any) -> tuple[torch.Tensor, torch.Tensor]:
