@@ -233,9 +233,10 @@ class FamilyExport(ABC):
         """Return the arguments of transformers' forward for a batch's fields."""
         return {"input_ids": fields["input_ids"], "attention_mask": (fields["sequence_ids"] > 0).long()}
 
-    @abstractmethod
     def their_outputs(self, result: Any, fields: Fields) -> Fields:
-        """Return the result of transformers' forward under our names and in our shapes."""
+        """Return the result of transformers' forward under our names and in our shapes; here, its logits."""
+        ((output,),) = self.hf_classes
+        return {output: result.logits}
 
     @abstractmethod
     def their_labels(self, fields: Fields) -> Fields:
@@ -260,10 +261,6 @@ class EncoderDecoderExport(FamilyExport):
 
     def their_inputs(self, fields: Fields) -> Fields:
         return super().their_inputs(fields) | {"decoder_input_ids": fields["decoder_input_ids"]}
-
-    def their_outputs(self, result: Any, fields: Fields) -> Fields:
-        """Return the logits of all positions of the decoder [b, t, v]."""
-        return {"decoder_logits": result.logits}
 
     def their_labels(self, fields: Fields) -> Fields:
         """Return the labels, from which transformers also makes the decoder's inputs."""

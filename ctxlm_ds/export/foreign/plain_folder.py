@@ -101,7 +101,5 @@ def cut_vocabulary(tensors: dict[str, torch.Tensor], names: Sequence[str], size:
             continue
         rows = tensors[name].shape[0]
         if rows < size:
-            raise ExportError(
-                f"{folder}: {name} has {rows} rows, the tokenizer {size} ids: {OTHER_TOKENIZER}"
-            )
+            raise ExportError(f"{folder}: {name} has {rows} rows, the tokenizer {size} ids: {OTHER_TOKENIZER}")
         tensors[name] = tensors[name][:size]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from ctxlm_ds.families.base import EncoderSection, Family, tiny_transformer
 from ctxlm_ds.families.bert.config import BertSection
@@ -50,13 +50,6 @@ class AlbertSection(BertSection):
             yield Problem("model.num_groups", text, ("model.num_layers",))
 
 
-def _tiny() -> dict[str, Any]:
-    return tiny_transformer(
-        "albert", "masked_lm_sop", "sentence_order",
-        embedding_size=16, num_groups=2, layers_per_group=2, initializer_range=0.05,
-    )  # fmt: skip
-
-
 ALBERT = Family(
     name="albert",
     title="ALBERT (Lan 2020)",
@@ -67,6 +60,9 @@ ALBERT = Family(
     objective="masked_lm_sop",
     sample_format="sentence_order",
     tokenizer="albert",
-    tiny=_tiny,
+    tiny=lambda: tiny_transformer(
+        "albert", "masked_lm_sop", "sentence_order",
+        embedding_size=16, num_groups=2, layers_per_group=2, initializer_range=0.05,
+    ),
     vocab_size=30_000,
-)
+)  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ctxlm_ds.families.base import EncoderSection, Family, head_problems, split_problems, tiny_transformer
 from ctxlm_ds.families.bert.config import BertSection
@@ -55,13 +55,6 @@ class ElectraSection(BertSection):
         yield from split_problems(self, size, GENERATOR)
 
 
-def _tiny() -> dict[str, Any]:
-    return tiny_transformer(
-        "electra", "replaced_tokens", "doc_sentences", embedding_size=24, generator_hidden_size=16,
-        generator_num_layers=2, generator_num_attention_heads=2, generator_intermediate_size=32,
-    )  # fmt: skip
-
-
 ELECTRA = Family(
     name="electra",
     title="ELECTRA (Clark 2020)",
@@ -72,6 +65,9 @@ ELECTRA = Family(
     objective="replaced_tokens",
     sample_format="doc_segments",
     tokenizer="wordpiece",
-    tiny=_tiny,
+    tiny=lambda: tiny_transformer(
+        "electra", "replaced_tokens", "doc_sentences", embedding_size=24, generator_hidden_size=16,
+        generator_num_layers=2, generator_num_attention_heads=2, generator_intermediate_size=32,
+    ),
     vocab_size=30_522,
-)
+)  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from ctxlm_ds.export.key_maps import WeightSource
 from ctxlm_ds.export.safetensors_files import SafetensorsFiles
 from ctxlm_ds.families.elmo.config import CHARACTERS, ELMO, ElmoSection
 from ctxlm_ds.families.elmo.layers import HIDDEN, elmo_layers
+from ctxlm_ds.installed import check_extra
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.models.spec import ModelBuild
@@ -214,10 +216,9 @@ def _check(model: ElmoSection) -> None:
 
 
 def _hdf5(path: Path, mode: Literal["r", "w"]) -> Any:
-    try:
-        import h5py
-    except ImportError as error:
-        raise ExportError(f"{WEIGHTS} needs h5py, which is not installed: pip install 'ctxlm-ds[elmo]'") from error
+    check_extra("elmo", ["h5py"])
+    import h5py
+
     try:
         return h5py.File(path, mode)
     except OSError as error:
@@ -237,7 +238,8 @@ class BilmLayers(WordLayers):
         assert isinstance(opened.model, ElmoSection)
         self.model = opened.model
         self.num_layers, self.width = self.model.num_layers + 1, 2 * self.model.projection_size
-        self._encode = self._characters if self.model.inputs == "characters" else self._word_ids(folder)
+        of_characters = partial(char_ids, size=self.model.max_characters)
+        self._encode = of_characters if self.model.inputs == "characters" else self._word_ids(folder)
         layers = elmo_layers(self.model, ModelBuild((), KernelSet({}, "cpu", torch.float32)))
         first = len(layers) - 1 - self.model.num_layers
         stops = list(accumulate([first] + [1] * self.model.num_layers))
@@ -272,9 +274,6 @@ class BilmLayers(WordLayers):
                 row[: len(ids)] = ids[::step]
             fields[name] = torch.from_numpy(table)
         return fields
-
-    def _characters(self, words: Sequence[str]) -> NDArray[np.integer]:
-        return char_ids(words, self.model.max_characters)
 
     def _word_ids(self, folder: Path) -> Callable[[Sequence[str]], NDArray[np.integer]]:
         from ctxlm_ds.tokenizers.load import load_tokenizer

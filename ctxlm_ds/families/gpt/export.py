@@ -50,9 +50,6 @@ class CausalExport(FamilyExport):
         rows = [list(ids[: model.max_position_embeddings]) for ids in encoded]
         return Rows(rows, [[0] * len(row) for row in rows])
 
-    def their_outputs(self, result: Any, fields: Fields) -> Fields:
-        return {"logits": result.logits}
-
     def their_labels(self, fields: Fields) -> Fields:
         """Return the inputs, which transformers shifts."""
         return {"labels": fields["input_ids"]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
@@ -93,14 +93,6 @@ class LlamaSection(TransformerSection):
         yield from split_problems(self, size, shared="num_key_value_heads")
 
 
-def _tiny() -> dict[str, Any]:
-    return tiny_transformer(
-        "llama", "causal_lm", "blocks",
-        num_key_value_heads=2, intermediate_size=48, layer_norm_eps=1e-5, initializer_range=0.1,
-        rotary_scaling="llama3", rotary_scaling_factor=4.0, rotary_original_length=16,
-    )  # fmt: skip
-
-
 LLAMA = Family(
     name="llama",
     title="LLaMA (Touvron 2023)",
@@ -111,6 +103,10 @@ LLAMA = Family(
     objective="causal_lm",
     sample_format="blocks",
     tokenizer="gpt2",
-    tiny=_tiny,
+    tiny=lambda: tiny_transformer(
+        "llama", "causal_lm", "blocks",
+        num_key_value_heads=2, intermediate_size=48, layer_norm_eps=1e-5, initializer_range=0.1,
+        rotary_scaling="llama3", rotary_scaling_factor=4.0, rotary_original_length=16,
+    ),
     vocab_size=32_000,
-)
+)  # fmt: skip

@@ -78,15 +78,10 @@ class RobertaExport(EncoderExport):
     exact_gelu = True
     title = "RoBERTa"
 
-    @property
-    def _class(self) -> str:
-        """The class of transformers."""
-        return self.hf_classes[MASKED_LM]
-
     def key_map(self, model: RobertaSection, outputs: Sequence[str], pad_id: int) -> KeyMap:
         self.check(model, outputs)
         rows = expand(_rows(pad_id), model.num_layers)
-        return KeyMap(self._class, rows, TIED, UNUSED, OLD_ENDINGS, optional_prefix="roberta.")
+        return KeyMap(self.hf_classes[MASKED_LM], rows, TIED, UNUSED, OLD_ENDINGS, optional_prefix="roberta.")
 
     def their_settings(self, model: RobertaSection, ids: TokenIds) -> dict[str, Any]:
         return super().their_settings(model, ids) | {
@@ -106,7 +101,8 @@ class RobertaExport(EncoderExport):
                 "function, but an export has other tensors than this folder"
             )
         if any(bool(row.any()) for row in others):
-            yield f"{TOKEN_TYPES} has more than one row; only row 0, the default of {self._class}, is kept"
+            (hf_class,) = self.hf_classes.values()
+            yield f"{TOKEN_TYPES} has more than one row; only row 0, the default of {hf_class}, is kept"
 
     def tokenizer_problem(self, pad_id: int, tokenizer: Tokenizer) -> str | None:
         if tokenizer.pad_id == pad_id:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from ctxlm_ds.families.base import Family, dropout_problems, split_problems, tiny_transformer
 from ctxlm_ds.recipe.problems import Problem
@@ -75,13 +75,6 @@ class T5Section(ModelSection):
         yield from split_problems(self, size, dropout="hidden_dropout")
 
 
-def _tiny() -> dict[str, Any]:
-    return tiny_transformer(
-        "t5", "span_corruption", "chunks", num_layers=2, num_decoder_layers=2, head_size=6, intermediate_size=48,
-        max_position_embeddings=None, relative_buckets=8, relative_reach=12,
-    )  # fmt: skip
-
-
 T5 = Family(
     name="t5",
     title="T5 (Raffel 2020)",
@@ -92,6 +85,9 @@ T5 = Family(
     objective="span_corruption",
     sample_format="chunks",
     tokenizer="t5",
-    tiny=_tiny,
+    tiny=lambda: tiny_transformer(
+        "t5", "span_corruption", "chunks", num_layers=2, num_decoder_layers=2, head_size=6, intermediate_size=48,
+        max_position_embeddings=None, relative_buckets=8, relative_reach=12,
+    ),
     vocab_size=32_128,
-)
+)  # fmt: skip

@@ -161,10 +161,6 @@ class XlnetExport(FamilyExport):
             "target_mapping": targets,
         }
 
-    def their_outputs(self, result: Any, fields: Fields) -> Fields:
-        """Return the logits of the slots [b, p, v]."""
-        return {"permuted_logits": result.logits}
-
     def their_labels(self, fields: Fields) -> Fields:
         """Return the labels of the slots [b, p]."""
         return {"labels": fields["permutation_lm_labels"]}
