@@ -68,7 +68,7 @@ MUTANTS = (
     ("layers:Flow.__init__", "[name for name in alive if name not in description.writes]", "list(alive)",
      "test_layers.py"),
     ("stages:stage_bounds", "[0, *blocks[1:], len(costs)]", "[0, *blocks[:-1], len(costs)]", "test_stages.py"),
-    ("parameters:_stream_seed", r"\0{name}", "", "test_parameters_initialize.py"),
+    ("parameters:initial_value", r"\0{name}", "", "test_parameters_initialize.py"),
     # Training.
     ("schedule:LearningRateSchedule.at", "self.settings.start_step + step", "self.settings.start_step + step + 1",
      "test_schedule.py"),

@@ -124,7 +124,10 @@ def group_chunks(where: str, shape: Sequence[int], chunks: Sequence[ChunkEntry])
 
 def _in_order(where: str, shard: Shard, chunks: list[ChunkEntry]) -> ShardChunks:
     """Sort the chunks of one shard, which must cover its local order exactly once."""
-    at = where if shard.is_whole else f"{where}, {_describe(shard)}"
+    at = where
+    if not shard.is_whole:
+        rows = " and ".join(f"{start}..{stop}" for start, stop in shard.rows) or "none"
+        at = f"{where}, rows {rows} of columns {shard.columns[0]}..{shard.columns[1]}"
     for chunk in chunks:
         if type(chunk["start"]) is not int or type(chunk["length"]) is not int:
             raise CheckpointError(f"{at}: a chunk starts at {chunk['start']!r} and has {chunk['length']!r} elements")
@@ -143,11 +146,6 @@ def _in_order(where: str, shard: Shard, chunks: list[ChunkEntry]) -> ShardChunks
         problem = "are in no chunk" if end < total else f"are outside {outside}"
         raise CheckpointError(f"{at}: elements {min(end, total)}..{max(end, total)} {problem}")
     return ShardChunks(shard, ordered)
-
-
-def _describe(shard: Shard) -> str:
-    rows = " and ".join(f"{start}..{stop}" for start, stop in shard.rows) or "none"
-    return f"rows {rows} of columns {shard.columns[0]}..{shard.columns[1]}"
 
 
 @lru_cache(maxsize=4096)

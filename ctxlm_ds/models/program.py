@@ -132,10 +132,6 @@ def _join_teacher(layers: list[LayerDescription], source: Source) -> list[LayerD
     return together(layers, teacher_layers(theirs, dtype), last=teacher.placement == "last")
 
 
-def _compare(layers: list[LayerDescription], source: Source) -> list[LayerDescription]:
-    return with_comparisons(layers, source.comparisons, source.build)
-
-
 def _compute_losses(layers: list[LayerDescription], source: Source) -> list[LayerDescription]:
     """Replace the layers that write logits by one that writes their loss, if the kernel of `cross_entropy` does that.
 
@@ -169,7 +165,7 @@ def _compute_losses(layers: list[LayerDescription], source: Source) -> list[Laye
 
 PASSES: tuple[Callable[[list[LayerDescription], Source], list[LayerDescription]], ...] = (
     _join_teacher,
-    _compare,
+    lambda layers, source: with_comparisons(layers, source.comparisons, source.build),
     _compute_losses,
 )
 """Each takes the list of layers and returns it rewritten, in this order."""

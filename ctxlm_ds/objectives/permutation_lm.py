@@ -118,7 +118,7 @@ class PermutationLM(Objective):
             )
 
     def fields(self, data: DataSection) -> tuple[Field, ...]:
-        length, slots = data.seq_length, self._slots(data)
+        length, slots = data.seq_length, self.config.slots(data) + data.sequences_per_row - 1
         self._has_directions = getattr(data, "both_directions", False)
         return (
             *token_fields(data, self.pad_id),
@@ -128,9 +128,6 @@ class PermutationLM(Objective):
             Field("directions", 1),
             Field(LABELS, slots, IGNORE_LABEL),
         )
-
-    def _slots(self, data: DataSection) -> int:
-        return self.config.slots(data) + data.sequences_per_row - 1
 
     def budgets(self, lengths: NDArray[np.int64], data: DataSection) -> NDArray[np.int64]:
         """Return the [n] predictions of sequences of `lengths`: those of a full row by length, rounded down, or 1."""

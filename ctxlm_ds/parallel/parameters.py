@@ -112,7 +112,8 @@ def initial_value(name: str, shape: Sequence[int], init: Init, seed: int) -> Ten
     value = torch.empty(tuple(shape), device="cpu", dtype=torch.float32)
     if isinstance(init, Constant):
         return value.fill_(init.value)
-    generator = torch.Generator(device="cpu").manual_seed(_stream_seed(name, seed))
+    digest = hashlib.sha256(f"{STREAM_PURPOSE}\0{seed}\0{name}".encode()).digest()
+    generator = torch.Generator(device="cpu").manual_seed(int.from_bytes(digest[:8], "little", signed=True))
     if isinstance(init, Uniform):
         return value.uniform_(-init.limit, init.limit, generator=generator)
     deviation = init.standard_deviation
@@ -132,8 +133,3 @@ def initialize_parameters(module: nn.Module, seed: int) -> None:
         for name, parameter in module.named_parameters():
             if not parameter.is_meta:
                 parameter.copy_(initial_value(name, parameter.shape, facts[name].init, seed))
-
-
-def _stream_seed(name: str, seed: int) -> int:
-    digest = hashlib.sha256(f"{STREAM_PURPOSE}\0{seed}\0{name}".encode()).digest()
-    return int.from_bytes(digest[:8], "little", signed=True)

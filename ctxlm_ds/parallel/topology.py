@@ -113,15 +113,15 @@ class Topology:
             distance *= 2
         return [pickle.loads(zlib.decompress(values[rank])) for rank in range(self.world_size)]
 
-    def broadcast_object(self, value: T, source_rank: int = 0) -> T:
-        """Return the picklable `value` of `source_rank` on every rank; values of other ranks are ignored."""
+    def broadcast_object(self, value: T) -> T:
+        """Return rank 0's picklable `value` on every rank; values of other ranks are ignored."""
         if self.world_size == 1:
             return value
         import torch
         import torch.distributed as dist
 
-        payload: list[Any] = [value if self.rank == source_rank else None]
-        dist.broadcast_object_list(payload, src=source_rank, group=self.cpu_group, device=torch.device("cpu"))
+        payload: list[Any] = [value if self.rank == 0 else None]
+        dist.broadcast_object_list(payload, src=0, group=self.cpu_group, device=torch.device("cpu"))
         return payload[0]
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
@@ -239,7 +239,10 @@ def build_topology(
     if tensor_parallel_size > 1:
         tensor_group, replica_group = _megatron_groups(tensor_parallel_size, pipeline_parallel_size)
     elif pipeline_parallel_size > 1:
-        replica_group = _stage_group(data_parallel_size)
+        # The ranks of a stage are consecutive.
+        firsts = range(0, world_size, data_parallel_size)
+        groups = [dist.new_group(range(first, first + data_parallel_size)) for first in firsts]
+        replica_group = groups[rank // data_parallel_size]
     return Topology(
         rank=rank,
         world_size=world_size,
@@ -255,14 +258,6 @@ def build_topology(
         tensor_group=tensor_group,
         replica_group=replica_group,
     )
-
-
-def _stage_group(size: int) -> Any:
-    """Make the groups of the ranks of each pipeline stage, which are consecutive, and return this rank's."""
-    import torch.distributed as dist
-
-    groups = [dist.new_group(range(first, first + size)) for first in range(0, dist.get_world_size(), size)]
-    return groups[dist.get_rank() // size]
 
 
 def _gloo_group(timeout: timedelta) -> Any:

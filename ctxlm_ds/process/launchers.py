@@ -63,13 +63,29 @@ class Single(Launcher):
 
 
 class Environment(Launcher):
-    """A launcher without an entry, or a person, that sets RANK, WORLD_SIZE and the rest."""
+    """A launcher without an entry, or a person, that sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and MASTER_*.
+
+    ConfigError if one is missing, is no number, or contradicts another.
+    """
 
     def has_started(self, environ: Mapping[str, str]) -> bool:
         return "RANK" in environ or "WORLD_SIZE" in environ
 
     def place(self, environ: Mapping[str, str]) -> RankInfo:
-        return place_by_variables(environ)
+        rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+        alone = world_size == 1
+        if rank >= world_size:
+            raise ConfigError(f"RANK is {rank} but WORLD_SIZE is {world_size}; unset both to run one process")
+        local_rank = _number(environ, "LOCAL_RANK", "0" if alone else "")
+        address = environ.get("MASTER_ADDR") or ("127.0.0.1" if alone else "")
+        if not address:
+            raise ConfigError("MASTER_ADDR is missing although WORLD_SIZE is set; set it to the host of rank 0")
+        port = free_port() if alone and "MASTER_PORT" not in environ else _number(environ, "MASTER_PORT")
+        # DeepSpeed's launcher says LOCAL_SIZE.
+        unknown = str(world_size if address in LOOPBACK else 1)
+        local_name = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in environ else "LOCAL_SIZE"
+        local_world_size = _number(environ, local_name, unknown)
+        return RankInfo(rank, world_size, local_rank, local_world_size, address, port, "", local_rank)
 
 
 class Torchrun(Environment):
@@ -114,27 +130,6 @@ class LocalRanks(Environment):
 
 
 SINGLE, ENVIRONMENT, TORCHRUN, DEEPSPEED, RANKS = Single(), Environment(), Torchrun(), DeepSpeed(), LocalRanks()
-
-
-def place_by_variables(environ: Mapping[str, str]) -> RankInfo:
-    """Return the place that RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and MASTER_ADDR, MASTER_PORT name.
-
-    Raises ConfigError if one is missing, is no number, or contradicts another.
-    """
-    rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
-    alone = world_size == 1
-    if rank >= world_size:
-        raise ConfigError(f"RANK is {rank} but WORLD_SIZE is {world_size}; unset both to run one process")
-    local_rank = _number(environ, "LOCAL_RANK", "0" if alone else "")
-    address = environ.get("MASTER_ADDR") or ("127.0.0.1" if alone else "")
-    if not address:
-        raise ConfigError("MASTER_ADDR is missing although WORLD_SIZE is set; set it to the host of rank 0")
-    port = free_port() if alone and "MASTER_PORT" not in environ else _number(environ, "MASTER_PORT")
-    # DeepSpeed's launcher says LOCAL_SIZE.
-    unknown = str(world_size if address in LOOPBACK else 1)
-    local_name = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in environ else "LOCAL_SIZE"
-    local_world_size = _number(environ, local_name, unknown)
-    return RankInfo(rank, world_size, local_rank, local_world_size, address, port, "", local_rank)
 
 
 def _number(environ: Mapping[str, str], name: str, default: str = "") -> int:

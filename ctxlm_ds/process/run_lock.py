@@ -139,9 +139,7 @@ class RunLock:
         holder = look_at_lock(self._path)
         if holder is None:
             return self._link_own(self._path)
-        if not self._is_dead(holder):
-            return False
-        return self._take_over(holder)
+        return self._is_dead(holder) and self._take_over(holder)
 
     def _take_over(self, dead: ObservedLock) -> bool:
         """Replace a dead holder's lock, unless a contender is faster.

@@ -89,7 +89,8 @@ class Continuations:
         end = self._tokenizer.sep_id
         spare = self._rows - len(rows)
         names = (f"continuation:{self._run.training.seed}:{step}:{first + number}" for number in range(self._rows))
-        choice.keys = [_key(name) for name in names]
+        digests = (hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
+        choice.keys = [int.from_bytes(digest, "little", signed=True) for digest in digests]
         for _ in range(self._tokens):
             choice.places = [len(row) - 1 for row in rows] + [0] * spare
             chosen = engine.choose(self._batch([*rows, *[[end]] * spare]), choice)
@@ -321,7 +322,3 @@ def held_out_targets(
 def _forced(objective: EncoderDecoder) -> list[int]:
     """Return the token with which every target begins, if there is one; the decoder reads it next."""
     return [token for name, token in objective.generation_settings.items() if name == "forced_bos_token_id"]
-
-
-def _key(name: str) -> int:
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)

@@ -186,7 +186,10 @@ class DownstreamHook(Hook):
             source, linked = self._checkpoints / step_name(work.step), self._folder / step_name(work.step) / LINKED
             try:
                 if not linked.is_dir() and (source / MANIFEST_NAME).is_file():
-                    self._check_turn(work)
+                    # A linked checkpoint stays on the disk.
+                    earlier = [one.step for one in self._queue if one.step < work.step and one.step in self._linked]
+                    if earlier and work.step != self._last_step:
+                        raise OSError(f"step {earlier[0]} still waits for its evaluation; raise every_steps")
                     _link_tree(source, linked)
             except OSError as error:
                 self._drop(work, error)
@@ -195,12 +198,6 @@ class DownstreamHook(Hook):
                     self._linked.add(work.step)
                 elif newest > work.step:
                     self._drop(work, "it was not saved")
-
-    def _check_turn(self, work: Work) -> None:
-        """Raise OSError if an earlier step waits for its turn: a linked checkpoint stays on the disk."""
-        earlier = [one.step for one in self._queue if one.step < work.step and one.step in self._linked]
-        if earlier and work.step != self._last_step:
-            raise OSError(f"step {earlier[0]} still waits for its evaluation; raise every_steps")
 
     def _start(self, work: Work) -> subprocess.Popen[bytes]:
         task, folder = self._tasks[work.number], self._folder / step_name(work.step)

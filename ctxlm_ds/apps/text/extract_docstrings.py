@@ -95,7 +95,7 @@ def _package_folder(name: str) -> Path:
 
 
 def _documents(roots: list[tuple[str, Path]], workers: int) -> Iterator[tuple[str, str]]:
-    """Yield module name and prose, in order of name within each root; each paragraph is kept once (see `_pattern`)."""
+    """Yield module name and prose, by name within each root; of paragraphs that differ in names, one is kept."""
     found = [
         (_module_name(prefix, path.relative_to(root)), path)
         for prefix, root in roots
@@ -107,17 +107,12 @@ def _documents(roots: list[tuple[str, Path]], workers: int) -> Iterator[tuple[st
     sizes = [path.stat().st_size for _, path in found]
     with byte_progress("reading modules", sum(sizes)) as progress:
         for (module, _), prose, done_bytes in zip(found, prose_of, accumulate(sizes), strict=True):
-            new = {key: paragraph for paragraph in reversed(prose) if (key := _pattern(paragraph)) not in seen}
+            new = {key: paragraph for paragraph in reversed(prose) if (key := _NAME.sub("#", paragraph)) not in seen}
             seen.update(new)
             text = "\n".join(reversed(new.values()))
             progress.update(done_bytes)
             if len(_WORD.findall(text)) >= MIN_WORDS:
                 yield module, text
-
-
-def _pattern(paragraph: str) -> str:
-    """Return a paragraph with a placeholder for each name: of a class, function or module, or with a capital."""
-    return _NAME.sub("#", paragraph)
 
 
 def _prose_reader() -> Callable[[Path], list[str]]:

@@ -53,7 +53,10 @@ class PassContext:
         """Return the loss of a micro-batch and its sums; `outputs` are in the order of losses.outputs."""
         named = dict(zip(self.losses.outputs, outputs, strict=True))
         loss, stats = self.losses(named, labels, factors)
-        return (_overflowing(loss) if self.is_fp16 else loss), stats
+        if self.is_fp16:
+            # NaN gradients of an infinite loss: DeepSpeed checks only gradients and would apply finite ones.
+            loss = loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)
+        return loss, stats
 
 
 class PlainPasses:
@@ -101,8 +104,3 @@ class PlainPasses:
         fields = {name: batch.fields[name].to(device, non_blocking=True) for name in {*inputs, *labels}}
         outputs = self._deepspeed(tuple(fields[name] for name in inputs))
         return self._context.loss(outputs, {name: fields[name] for name in labels}, factors)
-
-
-def _overflowing(loss: torch.Tensor) -> torch.Tensor:
-    """Make the gradients of an infinite loss NaN: DeepSpeed checks only gradients and would apply finite ones."""
-    return loss * torch.where(torch.isfinite(loss.detach()), 1.0, math.nan)

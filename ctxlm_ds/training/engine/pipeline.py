@@ -8,7 +8,6 @@ deepspeed 0.19.8, runtime/pipe/engine.py; `_INSTRUCTION_MAP` of its engine lists
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -163,7 +162,9 @@ class PipelinePasses:
         self._forward_index = 0
         self._step_index = 0
         engine.module.loss_fn = self._loss
-        engine._allocate_or_extend_buffers = partial(allocate_buffer, engine)
+        device = engine.device
+        # DeepSpeed would reuse an incoming tensor's buffer of another data type.
+        engine._allocate_or_extend_buffers = lambda _, shape, dtype: torch.empty(shape, dtype=dtype, device=device)
         engine._INSTRUCTION_MAP = {
             **engine._INSTRUCTION_MAP,
             schedule.ForwardPass: self._forward_pass,
@@ -315,8 +316,3 @@ def _set_zero_gradient(optimizer: object, weight: torch.nn.Parameter) -> None:
         weight.grad_accum = torch.zeros_like(weight, dtype=torch.float32)
     else:
         weight.grad = torch.zeros_like(weight)
-
-
-def allocate_buffer(engine: PipelineEngine, index: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Allocate a buffer for one incoming tensor; DeepSpeed would reuse one of another data type."""
-    return torch.empty(*shape, dtype=dtype, device=engine.device)
