@@ -84,8 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def load(command: Command) -> Callable[[], None]:
     """Import the module of a subcommand and return its function."""
     module, _, function = command.place.partition(":")
-    loaded: Callable[[], None] = getattr(import_module(f"ctxlm_ds.{module}"), function or "main")
-    return loaded
+    return getattr(import_module(f"ctxlm_ds.{module}"), function or "main")
 
 
 def help_text() -> str:

@@ -107,8 +107,7 @@ def loop_dropout(x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor:
     """Drop the same elements as keyed_dropout, in one compiled loop on the CPU."""
     if torch.compiler.is_compiling() or x.dtype not in LOOP_DTYPES:
         return keyed_dropout(x, p, key, first)
-    dropped: Tensor = _LoopDropout.apply(x, p, key, first)
-    return dropped
+    return _LoopDropout.apply(x, p, key, first)
 
 
 class _LoopDropout(torch.autograd.Function):

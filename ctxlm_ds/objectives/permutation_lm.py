@@ -133,8 +133,7 @@ class PermutationLM(Objective):
         """Return the [n] predictions of sequences of `lengths`: those of a full row by length, rounded down, or 1."""
         import numpy as np
 
-        budgets: NDArray[np.int64] = np.maximum(1, self.config.slots(data) * lengths // data.seq_length)
-        return budgets
+        return np.maximum(1, self.config.slots(data) * lengths // data.seq_length)
 
     def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> PermutedExamples:
         import numpy as np

@@ -107,8 +107,7 @@ class Denoiser:
 
 
 def _fp32(value: float) -> float:
-    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
-    return rounded
+    return struct.unpack("f", struct.pack("f", value))[0]
 
 
 NUMBER = "{}"

@@ -156,8 +156,7 @@ class TextInfilling(EncoderDecoder):
         """Return [b, t]: True for labels of spans with `reports_replaced`, without it for all that are text."""
         if not self.config.reports_replaced:
             return super().restored(fields)
-        found: NDArray[np.bool_] = fields[REPLACED.labels[0]] != IGNORE_LABEL
-        return found
+        return fields[REPLACED.labels[0]] != IGNORE_LABEL
 
     def fill(self, examples: TargetExamples, row_starts: NDArray[np.int64], arrays: Arrays) -> int:
         import numpy as np

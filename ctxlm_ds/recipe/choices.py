@@ -117,8 +117,7 @@ class Choice:
         return section.model_validate(value)
 
     def _class_of(self, name: str) -> type[Section]:
-        section: type[Section] = self.registry.get(name).section
-        return section
+        return self.registry.get(name).section
 
 
 MODEL = Choice("model", "family", ModelSection, FAMILIES, "bert")

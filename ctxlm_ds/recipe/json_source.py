@@ -97,8 +97,7 @@ def load_deepspeed_json(path_or_name: str | Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: nested deeper than {MAX_DEPTH} levels") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected an object of DeepSpeed settings, not {show_value(data)}")
-    expanded: dict[str, Any] = _expand_variables(data, str(path))
-    return expanded
+    return _expand_variables(data, str(path))
 
 
 def deepspeed_for_trainer(path_or_name: str | Path) -> dict[str, Any]:

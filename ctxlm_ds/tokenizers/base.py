@@ -184,8 +184,7 @@ class Tokenizer:
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of a token; None if the vocabulary lacks it."""
-        token_id: int | None = self.backend.token_to_id(token)
-        return token_id
+        return self.backend.token_to_id(token)
 
     def id_to_token(self, token_id: int) -> str:
         """Return the token of an id."""

@@ -37,8 +37,7 @@ def kind_class(task: TaskDescription, variant: str | None = None) -> type[Kind]:
         known = ", ".join(name for name in TASKS.names() if variant in TASKS.get(name).forms)
         option = variant.replace("_", "-")
         raise ConfigError(f"--{option}: for tasks of kind {known}; this one is of kind {task.kind}")
-    found: type[Kind] = load_object(entry.runs if variant is None else entry.forms[variant], f"task kind {task.kind}")
-    return found
+    return load_object(entry.runs if variant is None else entry.forms[variant], f"task kind {task.kind}")
 
 
 def make_kind(

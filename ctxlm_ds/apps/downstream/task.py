@@ -105,8 +105,7 @@ class TaskDescription(Section):
     @property
     def entry(self) -> TaskKind:
         """Return what is known of the kind of the task."""
-        entry: TaskKind = TASKS.get(self.kind)
-        return entry
+        return TASKS.get(self.kind)
 
     @property
     def judged_by(self) -> list[str]:

@@ -125,8 +125,7 @@ class Targets:
     def _restored(self, batch: Batch) -> NDArray[np.bool_]:
         """Return [t]: True for restored ones of the labels of a batch."""
         fields = {name: field.numpy() for name, field in batch.fields.items()}
-        found: NDArray[np.bool_] = self.objective.restored(fields)[fields[LABELS] != IGNORE_LABEL]
-        return found
+        return self.objective.restored(fields)[fields[LABELS] != IGNORE_LABEL]
 
 
 def _labels(batch: Batch) -> NDArray[np.int64]:

@@ -98,8 +98,7 @@ def _measure_cpu() -> float:
 def recipe_sizes() -> dict[str, dict[str, str]]:
     """Return the shipped recipe of each size, by family."""
     path = Path(__file__).resolve().parent / "sizes.yaml"
-    table: dict[str, dict[str, str]] = read_yaml(path.read_text(encoding="utf-8"), str(path)).data
-    return table
+    return read_yaml(path.read_text(encoding="utf-8"), str(path)).data
 
 
 def shipped_recipe(family: str, size: str) -> str:

@@ -22,8 +22,7 @@ _FALSE = {"false", "f", "no", "n", "0"}
 def load_table(original: str) -> dict[str, Any]:
     """Return the table of an original."""
     path = Path(__file__).resolve().parent / f"{original}.yaml"
-    table: dict[str, Any] = read_yaml(path.read_text(encoding="utf-8"), str(path)).data
-    return table
+    return read_yaml(path.read_text(encoding="utf-8"), str(path)).data
 
 
 def translate(

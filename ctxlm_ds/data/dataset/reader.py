@@ -156,8 +156,7 @@ class IndexedDataset:
 
     def document_sequences(self, first: int, after: int) -> NDArray[np.int64]:
         """Return [after - first], sequences of documents `first` to `after` (exclusive)."""
-        sizes: NDArray[np.int64] = np.diff(self.arrays.documents[first : after + 1])
-        return sizes
+        return np.diff(self.arrays.documents[first : after + 1])
 
     def document_tokens(self, first: int, after: int) -> NDArray[np.int64]:
         """Return [after - first], tokens of documents `first` to `after` (exclusive)."""

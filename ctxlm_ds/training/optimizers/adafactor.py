@@ -144,8 +144,7 @@ def _next_moment(states: Stepper, parameter: torch.Tensor) -> torch.Tensor:
     flat = (tensor.view(-1).split(CHUNK_ELEMENTS) for tensor in (parameter.grad, state[SECOND]))
     for gradient, second in zip(*flat, strict=True):
         second.mul_(decay).add_(gradient.square().add_(SQUARE_EPS), alpha=1.0 - decay)
-    moment: torch.Tensor = state[SECOND]
-    return moment
+    return state[SECOND]
 
 
 def list_matrices(

@@ -75,8 +75,7 @@ def _implementation(kernel: str, place: OptimizerPlace, deepspeed_adam: Callable
 def apex_optimizer(name: str) -> AdamFactory:
     """Import an optimizer of NVIDIA apex, or raise KernelError."""
     try:
-        factory: AdamFactory = getattr(importlib.import_module("apex.optimizers"), name)
-        return factory
+        return getattr(importlib.import_module("apex.optimizers"), name)
     except (ImportError, AttributeError) as error:
         raise KernelError(
             f"kernels.optimizer is apex, but NVIDIA apex's {name} cannot be imported ({error}); install apex from "

@@ -105,5 +105,4 @@ class AdamSection(OptimizerSection):
 
 def optimizer_of(settings: OptimizerSection) -> Optimizer:
     """Return the optimizer of a recipe's section."""
-    optimizer: Optimizer = OPTIMIZERS.get(settings.name)(settings)
-    return optimizer
+    return OPTIMIZERS.get(settings.name)(settings)

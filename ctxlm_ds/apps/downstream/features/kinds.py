@@ -295,8 +295,7 @@ def make_frozen_kind(task: TaskDescription, parts: Parts, inputs: FrozenInputs, 
     if head.mix_at == "output" and inputs.static is None:
         raise ConfigError("--mix-at output: the RNN reads only static vectors then; give a file of them by --static")
     found: Any = load_object(task.entry.frozen, f"task kind {task.kind}")
-    made: Kind = found(task, None, parts.labels, task.max_length, inputs=inputs, head=head)
-    return made
+    return found(task, None, parts.labels, task.max_length, inputs=inputs, head=head)
 
 
 def words_of(task: TaskDescription, parts: Parts) -> list[list[str]]:

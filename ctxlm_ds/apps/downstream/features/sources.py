@@ -180,8 +180,7 @@ class TransformersSource(FeatureSource):
         """Return all hidden states of a batch, [layers, rows, tokens, width]."""
         inputs = self.tokenizer.pad(rows, return_tensors="pt").to(self.device)
         states = self.model(**inputs, output_hidden_states=True).hidden_states
-        found: Vectors = torch.stack(states).float().cpu().numpy()
-        return found
+        return torch.stack(states).float().cpu().numpy()
 
 
 def _by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
