@@ -20,19 +20,19 @@ from torch.nn import functional as F
 from ctxlm_ds.parallel.context import ParallelContext
 
 
-@torch.compiler.disable
+@torch._disable_dynamo
 def reduce_from_ranks(x: Tensor, parallel: ParallelContext) -> Tensor:
     """Sum x over the ranks in place, after a layer with split inputs; backward passes the gradient on."""
     return _ReduceFromRanks.apply(x.contiguous(), parallel) if parallel.size > 1 else x
 
 
-@torch.compiler.disable
+@torch._disable_dynamo
 def reduce_scatter_tokens(x: Tensor, parallel: ParallelContext) -> Tensor:
     """Sum x [t, h] over the ranks and return this rank's tokens [t / n, h]; backward gathers."""
     return _ReduceScatterTokens.apply(x, parallel)
 
 
-@torch.compiler.disable
+@torch._disable_dynamo
 def gather_tokens(x: Tensor, parallel: ParallelContext) -> Tensor:
     """Gather x [t / n, h] to [t, h], before a part that every rank computes; backward takes this rank's tokens."""
     return _GatherTokens.apply(x, parallel)
@@ -51,7 +51,7 @@ def share_parameters(parallel: ParallelContext, *parameters: Tensor) -> tuple[Te
     return _share(parallel, *parameters) if parallel.splits_tokens else parameters
 
 
-@torch.compiler.disable
+@torch._disable_dynamo
 def _share(parallel: ParallelContext, *parameters: Tensor) -> tuple[Tensor, ...]:
     return _ShareParameters.apply(parallel, *parameters)
 
@@ -70,7 +70,7 @@ class ColumnParallelProduct:
     split_tokens: bool
     """x holds this rank's tokens only."""
 
-    @torch.compiler.disable
+    @torch._disable_dynamo
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Map x [..., i] ([t / n, i] with split tokens), weight [o, i], bias [o] to [..., o] ([t, o])."""
         return _ColumnProduct.apply(x, weight, bias, self)

@@ -121,7 +121,7 @@ def _hashes(base: int, first: int, count: int) -> np.ndarray:
     return z ^ (z >> np.uint64(31))
 
 
-@torch.compiler.disable
+@torch._disable_dynamo
 def _seed_generators(seed: int) -> None:
     seed &= (1 << 63) - 1
     # torch.manual_seed takes a millisecond more, for backends that are not there.
