@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,29 +52,28 @@ from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
 logger = logging.getLogger("ctxlm_ds")
 
 
+@dataclass(frozen=True)
 class RunStates:
     """States of a run: the state of a checkpoint, or the state that the run begins with."""
 
-    def __init__(
-        self, manager: CheckpointManager, checkpoints: TrainingCheckpoints, initialize: Callable[[], None]
-    ) -> None:
-        """Take the checkpoints, and what sets the initial weights."""
-        self.checkpoints = checkpoints
-        self._manager, self._initialize = manager, initialize
+    manager: CheckpointManager
+    checkpoints: TrainingCheckpoints
+    initialize: Callable[[], None]
+    """Sets the initial weights."""
 
     def load(self, folder: Path | None) -> TrainState:
         """Load a checkpoint, or the initial weights if there is none."""
         state = self.checkpoints.resume(folder)
         if state is None:
             self.checkpoints.engine.forget_updates()
-            self._initialize()
+            self.initialize()
         return state or TrainState()
 
     def load_last_good(self) -> TrainState:
         """Load the newest intact checkpoint, or the initial weights."""
-        good = self.load(self._manager.find_resumable())
+        good = self.load(self.manager.find_resumable())
         # Later checkpoints belong to the abandoned steps; no restart may resume from them.
-        self._manager.remove_after(good.step)
+        self.manager.remove_after(good.step)
         return good
 
 

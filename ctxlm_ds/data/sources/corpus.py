@@ -59,8 +59,9 @@ class BadRecords:
                 if fix and bad.reason != NOT_UTF8:  # every record would be skipped
                     raise DataError(f"{bad}; {fix}")
                 raise DataError(f"{bad}; {fix or 'fix it'}, or skip such records with --max-bad-records N")
+            by_reason = ", ".join(f"{count:,} {reason}" for reason, count in self.reasons.most_common())
             raise DataError(
-                f"{bad}; {self.count:,} of {num_records:,} records are no documents ({self.by_reason()}), "
+                f"{bad}; {self.count:,} of {num_records:,} records are no documents ({by_reason}), "
                 f"more than the {self.limit} allowed; {remedy(bad) or 'fix them'}, or raise --max-bad-records"
             )
         if self.count <= _MAX_LOGGED:
@@ -77,10 +78,6 @@ class BadRecords:
                     "excerpt": bad.excerpt.decode("utf-8", "replace"),
                 }
             )
-
-    def by_reason(self) -> str:
-        """Return the number of records for each reason, in words."""
-        return ", ".join(f"{count:,} {reason}" for reason, count in self.reasons.most_common())
 
     def all_unreadable(self, num_records: int) -> str:
         """Return a sentence if none of the records that were read is a document, else nothing."""

@@ -39,11 +39,6 @@ class Opaque:
         self.state = state
 
 
-def plain_dict(*_: Any) -> dict[Any, Any]:
-    """Return the dict in place of a collections.defaultdict; its default is not kept."""
-    return {}
-
-
 def read_torch_file(path: Path) -> dict[str, Any]:
     """Return the dict that torch.save wrote into a file, its tensors on the CPU and mapped from the file.
 
@@ -51,7 +46,8 @@ def read_torch_file(path: Path) -> dict[str, Any]:
     """
     try:
         names = _global_names(path)
-        stands_in: list[Any] = [Namespace, (plain_dict, "collections.defaultdict")]
+        # A defaultdict becomes a dict: its default is not kept.
+        stands_in: list[Any] = [Namespace, (lambda *_: {}, "collections.defaultdict")]
         stands_in += [(Opaque, name) for name in names - {"argparse.Namespace", "collections.defaultdict"}]
         with torch.serialization.safe_globals(stands_in), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Detected pickle protocol")

@@ -106,7 +106,9 @@ def with_taps(descriptions: Sequence[LayerDescription], names: Sequence[str]) ->
         kind, _, number = name.rpartition(".")
         if f"{kind}." == ATTENTION_SCORES:
             place = _place(name, int(number), range(len(blocks)))
-            layers[blocks[place]] = _with_scores(layers[blocks[place]], name)
+            block = layers[blocks[place]]
+            arguments = {**block.call_kwargs, "with_scores": True}
+            layers[blocks[place]] = replace(block, writes=(*block.writes, name), call_kwargs=arguments)
         else:
             place = _place(name, int(number), range(len(blocks) + 1))
             writers = [index for index, description in enumerate(layers) if "hidden" in description.writes]
@@ -123,10 +125,6 @@ def _place(name: str, number: int, places: range) -> int:
     if not -len(places) <= number < len(places):
         raise ConfigError(f"the objective needs {name} of a model that has {places[0]} to {places[-1]} of them")
     return places[number]
-
-
-def _with_scores(block: LayerDescription, name: str) -> LayerDescription:
-    return replace(block, writes=(*block.writes, name), call_kwargs={**block.call_kwargs, "with_scores": True})
 
 
 def tap(name: str, into: str) -> LayerDescription:

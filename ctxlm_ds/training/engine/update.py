@@ -292,38 +292,36 @@ def _norm_of(zero: Any) -> tuple[Any, str]:
     return bf16_optimizer, "get_global_norm_of_tensors"
 
 
+@dataclass(frozen=True)
 class Clipping:
     """Measures and scales the averaged gradients with ZeRO stage 0, exactly in every layout.
 
     A parameter that several ranks of a model hold counts once; a `max_norm` of 0 only measures.
     """
 
-    def __init__(
-        self, parameters: Sequence[tuple[torch.nn.Parameter, Holding]], max_norm: float, topology: Topology
-    ) -> None:
-        self._parameters = parameters
-        self._max_norm = max_norm
-        self._topology = topology
+    parameters: Sequence[tuple[torch.nn.Parameter, Holding]]
+    max_norm: float
+    topology: Topology
 
     def measure(self) -> torch.Tensor:
         """Return the model's norm, 0-d on the device."""
-        if self._topology.tensor_parallel_size * self._topology.pipeline_parallel_size == 1:
+        if self.topology.tensor_parallel_size * self.topology.pipeline_parallel_size == 1:
             return torch.nn.utils.get_total_norm(self._gradients())
         own = [
             parameter.grad
-            for parameter, holding in self._parameters
+            for parameter, holding in self.parameters
             if parameter.grad is not None and not (holding.tensor_duplicate or holding.stage_duplicate)
         ]
-        square = torch.zeros((), dtype=torch.float64, device=self._parameters[0][0].device)
+        square = torch.zeros((), dtype=torch.float64, device=self.parameters[0][0].device)
         # Averaged over the data-parallel ranks already, so the first of them reports for all.
-        if own and self._topology.data_parallel_rank == 0:
+        if own and self.topology.data_parallel_rank == 0:
             square = torch.nn.utils.get_total_norm(own).double().square()
-        return self._topology.add_on_device(square).sqrt()
+        return self.topology.add_on_device(square).sqrt()
 
     def clip(self, norm: float) -> None:
         """Scale the gradients, whose norm is `norm`, down to the largest norm."""
-        if 0.0 < self._max_norm < norm:
-            torch._foreach_mul_(self._gradients(), self._max_norm / (norm + CLIP_EPS))
+        if 0.0 < self.max_norm < norm:
+            torch._foreach_mul_(self._gradients(), self.max_norm / (norm + CLIP_EPS))
 
     def _gradients(self) -> list[torch.Tensor]:
-        return [parameter.grad for parameter, _ in self._parameters if parameter.grad is not None]
+        return [parameter.grad for parameter, _ in self.parameters if parameter.grad is not None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ logger = logging.getLogger("ctxlm_ds")
 Action = Literal["skip", "rollback", "stop"]
 
 
+@dataclass(frozen=True)
 class Recovery:
     """Responds to anomalies; all ranks call its methods together.
 
@@ -32,24 +34,16 @@ class Recovery:
     from a row on.
     """
 
-    def __init__(
-        self,
-        config: AnomaliesConfig,
-        run_dir: Path,
-        rows: BatchRows | None,
-        load_last_good: Callable[[], TrainState],
-        steps_from: Callable[[int], Iterable[Step]],
-    ) -> None:
-        self._config = config
-        self._run_dir = run_dir
-        self._rows = rows
-        self._load_last_good = load_last_good
-        self._steps_from = steps_from
+    config: AnomaliesConfig
+    run_dir: Path
+    rows: BatchRows | None
+    load_last_good: Callable[[], TrainState]
+    steps_from: Callable[[int], Iterable[Step]]
 
     def find_spike(self, state: TrainState, loss: float) -> Anomaly | None:
         """Return what is wrong with a finite loss of the step after `state`, or None."""
-        window, threshold = self._config.spike_window_steps, self._config.spike_threshold
-        if self._config.spike == "ignore" or len(state.recent_losses) < window:
+        window, threshold = self.config.spike_window_steps, self.config.spike_threshold
+        if self.config.spike == "ignore" or len(state.recent_losses) < window:
             return None
         mean, deviation = spread(state.recent_losses)
         if loss <= mean + threshold * deviation:
@@ -63,12 +57,12 @@ class Recovery:
     def note_good(self, state: TrainState, loss: float) -> None:
         """Count a step whose update was applied."""
         state.skips_in_a_row = 0
-        if self._config.spike != "ignore":
-            state.recent_losses = [*state.recent_losses, loss][-self._config.spike_window_steps :]
+        if self.config.spike != "ignore":
+            state.recent_losses = [*state.recent_losses, loss][-self.config.spike_window_steps :]
 
     def decide(self, state: TrainState, anomaly: Anomaly) -> tuple[Action, str]:
         """Return the action after an anomaly in the step after `state`, and its reason with an exceeded limit."""
-        config = self._config
+        config = self.config
         action = getattr(config, anomaly.kind)
         if action == "skip" and state.skips_in_a_row >= config.max_skips:
             limit = f"{config.max_skips} steps in a row were skipped before it (anomalies.max_skips)"
@@ -100,31 +94,31 @@ class Recovery:
         assert result.anomaly is not None
         why, next_row = result.anomaly.why, state.rows_consumed + step.rows_consumed
         self._warn(state, step, f"{why}: the run goes back to its last good checkpoint and passes over the rows since")
-        good = self._load_last_good()
+        good = self.load_last_good()
         passed = {"first": good.rows_consumed, "count": next_row - good.rows_consumed}
         good.rows_consumed, good.rollbacks = next_row, state.rollbacks + 1
         self._record(ROLLBACK, state, step, result, why, to_step=good.step, passed_over=passed)
-        return good, self._steps_from(next_row)
+        return good, self.steps_from(next_row)
 
     def _warn(self, state: TrainState, step: Step, text: str) -> None:
         """Log a warning that names the rows of the batch."""
-        if self._rows is not None:
+        if self.rows is not None:
             first, count = state.rows_consumed, step.rows_consumed
             logger.warning(
                 "%s. Its batch is rows %d to %d of the training stream: %s",
-                text, first, first + count - 1, summary(self._rows.by_source(first, count)),
+                text, first, first + count - 1, summary(self.rows.by_source(first, count)),
             )  # fmt: skip
 
     def _record(self, event: str, state: TrainState, step: Step, result: StepResult, why: str, **more: Any) -> None:
         """Append an event to the history; its step counts from 1, as in metrics.jsonl."""
-        if self._rows is None:
+        if self.rows is None:
             return
         first, count = state.rows_consumed, step.rows_consumed
-        sources = [source._asdict() for source in self._rows.by_source(first, count)]
+        sources = [source._asdict() for source in self.rows.by_source(first, count)]
         # JSON has no NaN or infinity.
         loss, norm = (value if math.isfinite(value) else None for value in (result.loss, result.grad_norm))
         rows = {"first": first, "count": count, "sources": sources}
-        append_event(self._run_dir, event, step=state.step + 1, why=why, loss=loss, grad_norm=norm, rows=rows, **more)
+        append_event(self.run_dir, event, step=state.step + 1, why=why, loss=loss, grad_norm=norm, rows=rows, **more)
 
 
 def spread(losses: Sequence[float]) -> tuple[float, float]:

@@ -102,12 +102,9 @@ class MatrixWork:
         self._fragments = [{fragment.name: fragment for fragment in own if fragment.length} for own in rounds]
         own = [{f.name: Held(f.shard, f.start, f.length) for f in found.values()} for found in self._fragments]
         shares = [share_out(held, costs) for held in zip(*(sharers.gather(own) if sharers else [own]), strict=True)]
-
-        @cache
-        def round_without(number: int, left_out: frozenset[str]) -> Round:
-            return Round([share for share in shares[number] if share.name not in left_out], self._rank, size)
-
-        self._round_without = round_without
+        self._round_without = cache(
+            lambda number, left_out: Round([s for s in shares[number] if s.name not in left_out], self._rank, size)
+        )
 
     def run(self, number: int, updates: Mapping[int, torch.Tensor], change: Change) -> None:
         """Replace the matrices of a round by what `change` makes of them; all ranks call it.
