@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import math
 import os
 import sys
@@ -43,13 +42,12 @@ from ctxlm_ds.apps.downstream.results import (
 )
 from ctxlm_ds.apps.downstream.task import TaskDescription, data_folder, load_task
 from ctxlm_ds.atomic import write_text
-from ctxlm_ds.console import aligned, at_least, counted, program, run_command, setup_logging
+from ctxlm_ds.console import aligned, at_least, counted, logger, program, run_command, setup_logging
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_folder
 from ctxlm_ds.process.library_noise import quiet_libraries
 from ctxlm_ds.recipe.json_source import deepspeed_for_trainer
 
-logger = logging.getLogger("ctxlm_ds")
 DEFAULT_GRID = {"batch_sizes": [32], "learning_rates": [5e-5], "epochs": [3.0]}
 FEW_STEPS, MOST_EPOCHS = 200, 50
 """Fewer steps seldom teach a task, so small tasks have more epochs by default."""

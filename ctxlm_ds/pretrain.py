@@ -6,7 +6,6 @@ Heavy libraries are imported only after the recipe has been checked.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import shlex
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.apps.plan.check_run import MODULE, check_only, deepspeed_settings, parse_arguments
-from ctxlm_ds.console import run_command, setup_logging
+from ctxlm_ds.console import logger, run_command, setup_logging
 from ctxlm_ds.errors import EXIT_UNEXPECTED, TrainingError
 from ctxlm_ds.installed import check_installed
 from ctxlm_ds.process.failure import FailureReport
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
     from ctxlm_ds.parallel.topology import Topology
     from ctxlm_ds.training.hooks.hooks import RunEnd
     from ctxlm_ds.training.loop.trainer import Trainer
-
-logger = logging.getLogger("ctxlm_ds")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ from ctxlm_ds import atomic
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.saved_state import refuse_changed_settings
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints
+from ctxlm_ds.console import logger
 from ctxlm_ds.data.stream.plan_table import plan_lines
 from ctxlm_ds.data.stream.preview import BatchRows
 from ctxlm_ds.errors import ConfigError
@@ -48,8 +48,6 @@ from ctxlm_ds.training.loop.state import TrainState
 from ctxlm_ds.training.loop.trainer import Trainer
 from ctxlm_ds.training.measure import useful_flops_per_row
 from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
-
-logger = logging.getLogger("ctxlm_ds")
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ctxlm_ds.console import logger
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.held_out import tokens_per_word, word_counts
 from ctxlm_ds.data.stream.loader import EvalLoader, TrainLoader
@@ -20,8 +20,6 @@ from ctxlm_ds.recipe.schema import EvaluationConfig, RunConfig, TrainingConfig
 from ctxlm_ds.recipe.sections import DataSection, RowSettings
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.training.continuations import encode_prompts
-
-logger = logging.getLogger("ctxlm_ds")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import re
 import shutil
@@ -15,11 +14,9 @@ from pathlib import Path
 
 from ctxlm_ds.atomic import FULL_DISK_ERRORS, PARTIAL_MARK
 from ctxlm_ds.checkpoint.manifest import Manifest, read_manifest, verify
-from ctxlm_ds.console import format_duration
+from ctxlm_ds.console import format_duration, logger
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.untrusted_json import read_text
-
-logger = logging.getLogger("ctxlm_ds")
 
 CHECKPOINTS_DIR = "checkpoints"
 LATEST_NAME = "latest"

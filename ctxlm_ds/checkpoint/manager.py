@@ -7,7 +7,6 @@ run in background threads. What needs all ranks (gathering what each wrote, repo
 
 from __future__ import annotations
 
-import logging
 import os
 import shutil
 import threading
@@ -22,13 +21,12 @@ from ctxlm_ds.atomic import fsync_path, is_full_disk, write_text
 from ctxlm_ds.checkpoint import folders
 from ctxlm_ds.checkpoint.chunk_index import WrittenFiles
 from ctxlm_ds.checkpoint.manifest import Manifest, find_changed, refuse_damage, seal, share_of, verify
+from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError, CtxlmError, RunLockedError
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock
 from ctxlm_ds.recipe.schema import CheckpointConfig
 from ctxlm_ds.training.loop.saves import PendingSave
-
-logger = logging.getLogger("ctxlm_ds")
 
 T = TypeVar("T")
 Write = Callable[[Path], WrittenFiles]

@@ -8,7 +8,6 @@ the states change.
 from __future__ import annotations
 
 import contextlib
-import logging
 import mmap
 import socket
 import threading
@@ -23,13 +22,13 @@ import torch
 
 from ctxlm_ds.checkpoint.chunk_index import CARRIED_KIND, WEIGHT_KIND, ChunkWriter, WrittenFiles
 from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES, LazyTensor
+from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.placement import Shard
 from ctxlm_ds.process.cgroups import CGROUP_ROOT, MEMINFO, OWN_CGROUPS, machine_memory_left, memory_left
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.fragments import Fragment
 
-logger = logging.getLogger("ctxlm_ds")
 PORTABLE = 1
 """cudaHostRegisterPortable"""
 USABLE_SHARE = 0.8

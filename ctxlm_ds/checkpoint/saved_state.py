@@ -6,7 +6,6 @@ state.json holds the train state, what describes the training rows, and the envi
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -17,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, find_newest_intact, step_of
 from ctxlm_ds.checkpoint.manifest import MAX_STEP, verify
-from ctxlm_ds.console import counted
+from ctxlm_ds.console import counted, logger
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.recipe.load import load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
@@ -25,8 +24,6 @@ from ctxlm_ds.recipe.sections import TrainSource
 from ctxlm_ds.training.loop.state import TrainState
 from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
 from ctxlm_ds.untrusted_json import read_json_object
-
-logger = logging.getLogger("ctxlm_ds")
 
 STATE_NAME = "state.json"
 SOURCES = "sources"

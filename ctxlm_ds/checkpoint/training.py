@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -21,6 +20,7 @@ from ctxlm_ds.checkpoint.saved_state import (
     refuse_changed_settings,
     report_resume,
 )
+from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.recipe.load import dump_config, load_saved_config
@@ -29,8 +29,6 @@ from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.hooks.history import environment
 from ctxlm_ds.training.loop.saves import PendingSave, Saver
 from ctxlm_ds.training.loop.state import TrainState
-
-logger = logging.getLogger("ctxlm_ds")
 
 FREE_SPACE_SLACK_BYTES = 16 * 2**20
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import socket
 import sys
@@ -19,10 +18,9 @@ from glob import glob
 from importlib import metadata
 from pathlib import Path
 
+from ctxlm_ds.console import logger
 from ctxlm_ds.process.cgroups import read_text
 from ctxlm_ds.process.run_lock import this_process
-
-logger = logging.getLogger("ctxlm_ds")
 
 RELEASE_S = 0.5  # torch closes the file a moment before it removes it
 COMPILERS_S = 900.0  # how long to wait for the compilers of a killed process

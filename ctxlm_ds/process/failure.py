@@ -6,7 +6,6 @@ import contextlib
 import errno
 import faulthandler
 import json
-import logging
 import os
 import re
 import socket
@@ -19,12 +18,11 @@ from typing import Any
 
 from ctxlm_ds import errors
 from ctxlm_ds.atomic import read_object, write_text
+from ctxlm_ds.console import logger
 from ctxlm_ds.process.launch import RankInfo
 from ctxlm_ds.process.run_files import say, update_status
 from ctxlm_ds.process.run_history import attempt_folder
 from ctxlm_ds.process.signals import StopSignal
-
-logger = logging.getLogger("ctxlm_ds")
 
 EXIT_INTERRUPTED = 130
 NODE = -1

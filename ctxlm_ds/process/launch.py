@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import os
 import resource
 import signal
@@ -12,12 +11,12 @@ import socket
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 
+from ctxlm_ds.console import logger
 from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_folder
 from ctxlm_ds.process.cgroups import available_cores
 from ctxlm_ds.process.library_noise import quiet_libraries
 from ctxlm_ds.registry import LAUNCHERS
 
-logger = logging.getLogger("ctxlm_ds")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 LARGEST_KEPT_BYTES = 2**30
 NEVER_TRIM_BYTES = 2**31 - 1

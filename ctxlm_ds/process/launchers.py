@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import os
 import signal
 import subprocess
@@ -27,14 +26,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
+from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.process.cgroups import read_text
 from ctxlm_ds.process.launch import Launcher, RankInfo, free_port
 from ctxlm_ds.process.run_lock import process_fields
 from ctxlm_ds.process.signals import STOP_SIGNALS, interrupted
 from ctxlm_ds.process.slurm import is_srun_task, read_number, read_task
-
-logger = logging.getLogger("ctxlm_ds")
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PR_SET_PDEATHSIG = 1

@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ctxlm_ds.atomic import partial_path, read_object
-from ctxlm_ds.console import printable
+from ctxlm_ds.console import logger, printable
 from ctxlm_ds.untrusted_json import open_regular, parse_json
-
-logger = logging.getLogger("ctxlm_ds")
 
 Kind = TypeVar("Kind", int, float, str)
 

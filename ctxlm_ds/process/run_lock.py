@@ -13,7 +13,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import logging
 import os
 import socket
 import threading
@@ -24,11 +23,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from ctxlm_ds.atomic import PARTIAL_MARK
+from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ConfigError, RunLockedError
 from ctxlm_ds.process.cgroups import read_text
 from ctxlm_ds.untrusted_json import open_regular, parse_json
-
-logger = logging.getLogger("ctxlm_ds")
 
 LOCK_NAME = "lock.json"
 LEFTOVERS = (f"*{PARTIAL_MARK}*", f"attempts/*/*{PARTIAL_MARK}*", f"{LOCK_NAME}.new-*")

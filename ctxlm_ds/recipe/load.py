@@ -7,7 +7,6 @@ All problems are raised in one ConfigError. Imports no torch.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -17,6 +16,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.check import find_problems, naming_problems
 from ctxlm_ds.recipe.choices import CHOICES, OPTIMIZER, SCHEDULE, Choice, listed
@@ -41,8 +41,6 @@ from ctxlm_ds.recipe.yaml_source import (
     write_yaml,
 )
 from ctxlm_ds.untrusted_json import read_text
-
-logger = logging.getLogger("ctxlm_ds")
 
 COMMAND_LINE = "--set "
 """Prefix of the place of a setting from the command line."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
-import logging
 import tempfile
 import unicodedata
 from collections import Counter, defaultdict
@@ -21,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import is_full_disk, is_same
+from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ConfigError, TokenizerError
 from ctxlm_ds.tokenizers.base import Tokenizer, TokenizerType
 from ctxlm_ds.tokenizers.load import load_tokenizer, tokenizer_kinds, training_record
-
-logger = logging.getLogger("ctxlm_ds")
 
 MOST_TOKENS = 10_000_000
 MOST_OCCURRENCES = 10**12

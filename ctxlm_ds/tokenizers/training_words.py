@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
+
+from ctxlm_ds.console import logger
 
 _COPIES = 100_000
 """Copies of a word in one text for the library's trainer."""
@@ -18,7 +19,6 @@ _MARKS = r"!-/:-@\[-`{-~。，、！？；：「」『』（）…"  # what sepa
 _LONG_WORD = re.compile(rf"[^\s{_MARKS}]{{{MAX_WORD_CHARACTERS}}}|[{_MARKS}]{{{MAX_WORD_CHARACTERS}}}")
 _LONG_SPACE = re.compile(rf"(\s{{{MAX_WORD_CHARACTERS}}})\s+")
 ALPHABET_ADVICE = "raise --vocab-size or --limit-alphabet, so that every character of the text has an id"
-logger = logging.getLogger("ctxlm_ds")
 
 
 def cut_long_words(texts: Iterable[str]) -> Iterator[str]:

@@ -7,7 +7,6 @@ files are linked, so that rotation does not remove them. This file is the hook a
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import shutil
@@ -25,13 +24,12 @@ from ctxlm_ds.apps.downstream.task import load_task
 from ctxlm_ds.atomic import PARTIAL_MARK, read_object
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, list_checkpoints, step_name
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, list_files
+from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.check import JUDGED_FOLDERS
 from ctxlm_ds.recipe.schema import DownstreamTask
 from ctxlm_ds.registry import load_object
 from ctxlm_ds.training.hooks.hooks import Hook, RunEnd, RunStart, StepMetrics
-
-logger = logging.getLogger("ctxlm_ds")
 
 FOLDER = "downstream"
 LINKED, EXPORTED = JUDGED_FOLDERS

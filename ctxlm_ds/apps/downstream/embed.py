@@ -6,14 +6,13 @@ The file is safetensors (a tensor, and where each sentence begins) or Arrow (a r
 from __future__ import annotations
 
 import argparse
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ctxlm_ds.atomic import partial_path, publish
-from ctxlm_ds.console import at_least, counted, setup_logging
+from ctxlm_ds.console import at_least, counted, logger, setup_logging
 from ctxlm_ds.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 Unit: TypeAlias = "tuple[list[str], Vectors]"
 """The words of a sentence (or its text) and their vectors [words, layers, width]."""
 
-logger = logging.getLogger("ctxlm_ds")
 BLOCK = 1024
 """Sentences that are computed before they are written."""
 

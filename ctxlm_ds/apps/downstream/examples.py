@@ -9,7 +9,6 @@ import csv
 import gzip
 import io
 import json
-import logging
 import lzma
 import math
 import random
@@ -20,12 +19,11 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from ctxlm_ds.apps.downstream.task import Column, TaskDescription
-from ctxlm_ds.console import counted
+from ctxlm_ds.console import counted, logger
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.problems import did_you_mean, show_value
 from ctxlm_ds.untrusted_json import one_value_remedy, parse_json
 
-logger = logging.getLogger("ctxlm_ds")
 OPENERS: dict[str, Callable[..., Any]] = {"": open, ".xz": lzma.open, ".gz": gzip.open}
 MAX_FIELD_CHARACTERS = 10**7
 MAX_COMPRESSION = 50

@@ -5,7 +5,6 @@ Trained are everything, the last layers, the head, gradually more, slower below,
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import shutil
@@ -25,12 +24,11 @@ from ctxlm_ds.apps.downstream.kinds.base import Features, Kind, quiet_transforme
 from ctxlm_ds.apps.downstream.model_folder import read_config
 from ctxlm_ds.apps.downstream.results import PARTS, FitSettings, Point, Tuning, write_point
 from ctxlm_ds.atomic import output_folder
-from ctxlm_ds.console import PLAIN_INTERVAL_S
+from ctxlm_ds.console import PLAIN_INTERVAL_S, logger
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.installed import check_extra
 from ctxlm_ds.recipe.json_source import deepspeed_for_trainer
 
-logger = logging.getLogger("ctxlm_ds")
 HIDDEN_FIGURES = {"epoch", "runtime", "samples_per_second", "steps_per_second"}
 Sets = Mapping[str, Features]
 """Features of the task's parts: train, dev and, if there is one, test."""

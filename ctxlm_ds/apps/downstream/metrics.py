@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import string
 from collections import Counter
@@ -11,9 +10,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from ctxlm_ds.apps.downstream.tags import Span, read_spans
+from ctxlm_ds.console import logger
 from ctxlm_ds.installed import check_extra
 
-logger = logging.getLogger("ctxlm_ds")
 UNKNOWN = "(unknown)"
 """Prediction of a model that wrote no label; always wrong."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +15,10 @@ from ctxlm_ds.apps.downstream.kinds.base import Features, Kind
 from ctxlm_ds.apps.downstream.kinds.entries import TASKS
 from ctxlm_ds.apps.downstream.model_folder import read_config
 from ctxlm_ds.apps.downstream.task import TaskDescription
+from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ConfigError, DataError, TokenizerError
 from ctxlm_ds.registry import load_object
 from ctxlm_ds.tokenizers.base import check_not_random, special_names, split_names
-
-logger = logging.getLogger("ctxlm_ds")
 
 
 def read_parts(task: TaskDescription, data: Path, limit: int | None = None) -> Parts:

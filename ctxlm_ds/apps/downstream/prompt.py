@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,9 @@ from ctxlm_ds.apps.downstream.prompt_task import PromptDescription, draw_example
 from ctxlm_ds.apps.downstream.results import RESULT_NAME, is_done, read_results, result_rows, summarize, write_point
 from ctxlm_ds.apps.downstream.task import TaskDescription, data_folder, load_task
 from ctxlm_ds.atomic import output_folder, write_text
-from ctxlm_ds.console import aligned, at_least, counted, setup_logging
+from ctxlm_ds.console import aligned, at_least, counted, logger, setup_logging
 from ctxlm_ds.process.library_noise import quiet_libraries
 from ctxlm_ds.recipe.problems import raise_problems
-
-logger = logging.getLogger("ctxlm_ds")
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

@@ -5,7 +5,6 @@ The models are transformers' own. Shape letters: b rows, s positions, v vocabula
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,10 +22,9 @@ from ctxlm_ds.apps.downstream.examples import Example
 from ctxlm_ds.apps.downstream.kinds.base import Kind, Prediction, quiet_transformers, softmax
 from ctxlm_ds.apps.downstream.model_folder import check_weights, read_config
 from ctxlm_ds.apps.downstream.prompt_task import PromptDescription, content_free
-from ctxlm_ds.console import counted
+from ctxlm_ds.console import counted, logger
 from ctxlm_ds.errors import ConfigError
 
-logger = logging.getLogger("ctxlm_ds")
 FIRST_SENTINEL = "<extra_id_0>"
 CAUSAL_CLASSES = ("LMHeadModel", "ForCausalLM")
 BATCH_TOKENS = 4096

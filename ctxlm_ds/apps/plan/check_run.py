@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import logging
 import os
 import shlex
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.checkpoint.saved_state import read_progress
-from ctxlm_ds.console import at_least, counted, program
+from ctxlm_ds.console import at_least, counted, logger, program
 from ctxlm_ds.errors import KernelError, TokenizerError
 from ctxlm_ds.installed import NEEDED
 from ctxlm_ds.process.cgroups import available_cores, available_memory
@@ -29,8 +28,6 @@ from ctxlm_ds.recipe.schema import KernelsConfig, ParallelConfig, RunConfig, Tra
 from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.recipe.source_rules import needs_teacher
 from ctxlm_ds.training.hooks.trackers import check_hooks, look_for_hook
-
-logger = logging.getLogger("ctxlm_ds")
 
 MODULE = "ctxlm_ds.pretrain"
 

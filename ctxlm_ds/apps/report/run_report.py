@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 
 from ctxlm_ds.apps.report.charts import overlaid, page, run_charts, svg, table
 from ctxlm_ds.atomic import write_text
-from ctxlm_ds.console import aligned
+from ctxlm_ds.console import aligned, logger
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.process.run_files import METRICS_NAME, TEXTS, read_lines
 from ctxlm_ds.process.run_history import read_history
@@ -25,8 +24,6 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import OBJECTIVES
 from ctxlm_ds.training.hooks.curves import COLUMNS, Chart, points_of, terminal_picture
 from ctxlm_ds.training.hooks.hooks import Hook, RunEnd
-
-logger = logging.getLogger("ctxlm_ds")
 
 PAGE_NAME = "report.html"
 MOST_POINTS, SHOWN_TEXTS, SHOWN_CHARACTERS = 2000, 4, 400

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import shlex
 
-from ctxlm_ds.console import at_least, counted, format_size, setup_logging
+from ctxlm_ds.console import at_least, counted, format_size, logger, setup_logging
 
 ROWS_SHOWN = 5
-logger = logging.getLogger("ctxlm_ds")
 
 
 def parse_inspection() -> argparse.Namespace:

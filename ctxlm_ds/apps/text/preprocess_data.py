@@ -7,7 +7,6 @@ OUTPUT_PREFIX_KEY_….partial/, from which the same command resumes. Only hf:// 
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import re
 import shlex
@@ -18,14 +17,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ctxlm_ds.console import at_least, counted, format_duration, setup_logging
+from ctxlm_ds.console import at_least, counted, format_duration, logger, setup_logging
 from ctxlm_ds.data.sources.types import DOCUMENT_HELP, INPUT_FORMATS, InputShard
 from ctxlm_ds.errors import ConfigError, TokenizerError
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.preprocess.job import PreprocessResult
-
-logger = logging.getLogger("ctxlm_ds")
 
 INPUT_HELP = (
     "text (documents: --document), jsonl, WikiExtractor's output, each with .gz/.xz/.bz2/.zst or without, "

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 import shutil
 import time
@@ -24,13 +23,11 @@ from typing import Any
 import numpy as np
 
 from ctxlm_ds.atomic import PARTIAL_MARK, is_full_disk, stop_signals_interrupt
-from ctxlm_ds.console import byte_progress, format_size
+from ctxlm_ds.console import byte_progress, format_size, logger
 from ctxlm_ds.data.dataset.metadata import METADATA_VERSION, file_digest
 from ctxlm_ds.data.dataset.reader import IndexedDataset, OpeningProof, dataset_file
 from ctxlm_ds.data.dataset.writer import EXTENSIONS, IndexedDatasetWriter, LockedFolder, publish_parts, refuse_existing
 from ctxlm_ds.errors import DataError
-
-logger = logging.getLogger("ctxlm_ds")
 
 _MAX_ERROR_LINES, _MOST_SHOWN = 1000, 10
 _SUMMED = ("empty_documents", "bad_records", "input_bytes", "characters", "unknown_tokens")

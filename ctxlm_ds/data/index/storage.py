@@ -12,7 +12,6 @@ is complete.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import random
 import shutil
@@ -28,12 +27,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from ctxlm_ds.atomic import fsync_path, fsync_tree, read_object, write_text
+from ctxlm_ds.console import logger
 from ctxlm_ds.data.dataset.metadata import check_digest, file_digest
 from ctxlm_ds.errors import DataError, RunLockedError
 from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock
 from ctxlm_ds.untrusted_json import read_json_object
-
-logger = logging.getLogger("ctxlm_ds")
 
 META_NAME = "meta.json"
 VERIFIED_NAME = "verified.json"

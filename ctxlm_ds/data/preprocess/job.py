@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.atomic import is_full_disk, stop_signals_interrupt, write_text
-from ctxlm_ds.console import byte_progress, counted
+from ctxlm_ds.console import byte_progress, counted, logger
 from ctxlm_ds.data.dataset.inspection import MOST_UNKNOWN
 from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file, token_dtype
 from ctxlm_ds.data.dataset.writer import (
@@ -44,8 +43,6 @@ from ctxlm_ds.data.sources.types import BadRecord, Position, Source
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import unknown_cause
-
-logger = logging.getLogger("ctxlm_ds")
 
 FOLDER_SUFFIX = ".partial"
 PROGRESS_NAME = "progress.json"

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import logging
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ctxlm_ds.console import byte_progress
+from ctxlm_ds.console import byte_progress, logger
 from ctxlm_ds.data.sources.parsing import parse_chunk
 from ctxlm_ds.data.sources.reading import check_keys, find_sources, read_chunks, total_bytes
 from ctxlm_ds.data.sources.types import KEY_HINT, NOT_UTF8, BadRecord, Document
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.untrusted_json import one_value_remedy
-
-logger = logging.getLogger("ctxlm_ds")
 
 MAX_KEPT = 1000
 _MAX_LOGGED = 10

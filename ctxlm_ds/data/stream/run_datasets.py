@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import filecmp
 import hashlib
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ctxlm_ds.console import logger
 from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file
 from ctxlm_ds.data.dataset.writer import IndexedDatasetWriter, publish_parts
 from ctxlm_ds.data.index.build import Verify, build_rows
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
     from ctxlm_ds.objectives.base import Objective
     from ctxlm_ds.tokenizers.base import Tokenizer
-
-logger = logging.getLogger("ctxlm_ds")
 
 SHUFFLED_FROM = "shuffled_from"
 """Field of a shuffled dataset's JSON: the fingerprint of the original."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ctxlm_ds.console import logger
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.kernels.dispatch import DTYPES
@@ -51,7 +51,6 @@ from ctxlm_ds.training.optimizers.build import (
 )
 from ctxlm_ds.training.optimizers.steps import ParameterLayout, Sharers, Stepper
 
-logger = logging.getLogger("ctxlm_ds")
 LOSS_SCALER_FIELDS = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctxlm_ds.console import logger
 from ctxlm_ds.process.run_files import FILE_ONLY, HELD_OUT, read_lines, read_value
 
 COLUMNS, LINES = 64, 12
@@ -73,8 +74,6 @@ def figure_chart(title: str, records: Sequence[Mapping[str, Any]], trained: str,
     held_out = {name: points_of(records, f"{HELD_OUT}{name}/{figure}") for name in sources}
     return Chart(title, {TRAINING: points_of(records, trained), **held_out})
 
-
-logger = logging.getLogger("ctxlm_ds")
 
 REFRESH_S = 0.25
 LIVE_POINTS = 500

@@ -5,16 +5,14 @@ A hook never changes the training. Hooks run on rank 0 only, unless one says oth
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from ctxlm_ds.console import logger
 from ctxlm_ds.recipe.schema import ProfilerConfig, RunConfig
-
-logger = logging.getLogger("ctxlm_ds")
 
 PROFILE_DIR = "profile"
 TABLE_ROWS = 40

@@ -6,7 +6,6 @@ A resume at step k drops what was written after k.
 from __future__ import annotations
 
 import json
-import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +15,11 @@ from textwrap import indent
 from typing import Any
 
 from ctxlm_ds.atomic import write_text
+from ctxlm_ds.console import logger
 from ctxlm_ds.process.run_files import HELD_OUT, TEXTS, LineFile, parse_line
 from ctxlm_ds.recipe.hardware import GPUS, TERA
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.training.hooks.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, memory_bytes
-
-logger = logging.getLogger("ctxlm_ds")
 
 TENSORBOARD_DIR = "tensorboard"
 BY_TOKEN = "by_token"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shlex
 import sys
@@ -12,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ctxlm_ds.console import format_duration
+from ctxlm_ds.console import format_duration, logger
 from ctxlm_ds.process.run_files import FILE_ONLY, METRICS_NAME
 from ctxlm_ds.process.run_history import in_job
 from ctxlm_ds.process.signals import StopSignal
@@ -20,8 +19,6 @@ from ctxlm_ds.registry import FAMILIES, OBJECTIVES
 from ctxlm_ds.training.hooks.curves import LiveTable
 from ctxlm_ds.training.hooks.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, memory_bytes
 from ctxlm_ds.training.hooks.metrics import TENSORBOARD_DIR
-
-logger = logging.getLogger("ctxlm_ds")
 
 LATEST_CHECKPOINT = "checkpoints/latest"
 """Names the newest complete checkpoint of a run; written with it."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import logging
 import netrc
 import os
 import sys
@@ -22,13 +21,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ctxlm_ds.atomic import write_text
+from ctxlm_ds.console import logger
 from ctxlm_ds.recipe.problems import Problem, did_you_mean, raise_problems, show_value
 from ctxlm_ds.recipe.schema import LoggingConfig, RunConfig
 from ctxlm_ds.registry import TRACKERS
 from ctxlm_ds.training.hooks.hooks import Hook, RunEnd, RunStart
 from ctxlm_ds.training.hooks.metrics import FigureHook
-
-logger = logging.getLogger("ctxlm_ds")
 
 PROJECT = "ctxlm_ds"
 """Project of wandb and experiment of mlflow, unless the environment names another."""

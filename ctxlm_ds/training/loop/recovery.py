@@ -6,21 +6,19 @@ restart.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ctxlm_ds.console import logger
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.data.stream.preview import BatchRows, summary
 from ctxlm_ds.errors import TrainingError
 from ctxlm_ds.process.run_history import ANOMALY, ROLLBACK, SKIP, append_event
 from ctxlm_ds.recipe.schema import AnomaliesConfig
 from ctxlm_ds.training.loop.state import Anomaly, StepResult, TrainState
-
-logger = logging.getLogger("ctxlm_ds")
 
 Action = Literal["skip", "rollback", "stop"]
 

@@ -6,19 +6,17 @@ whether a save is due by any rank's clock.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError, CtxlmError
 from ctxlm_ds.recipe.schema import CheckpointConfig
 from ctxlm_ds.training.hooks.hooks import Phase
 from ctxlm_ds.training.loop.state import TrainState
-
-logger = logging.getLogger("ctxlm_ds")
 
 SECONDS_PER_MINUTE = 60.0
 RETRY_S = 60.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ctxlm_ds.console import logger
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.errors import TrainingError
@@ -25,8 +25,6 @@ from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
 if TYPE_CHECKING:
     from ctxlm_ds.training.continuations import Continuations
     from ctxlm_ds.training.engine.engine import Engine
-
-logger = logging.getLogger("ctxlm_ds")
 
 SECONDS_PER_HOUR = 3600.0
 INTERRUPT_CHECK_S = 5.0

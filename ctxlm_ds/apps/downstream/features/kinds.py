@@ -7,7 +7,6 @@ width, s width of static vectors, d width of the encoder.
 from __future__ import annotations
 
 import argparse
-import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,11 +28,11 @@ from ctxlm_ds.apps.downstream.kinds.entries import Answer
 from ctxlm_ds.apps.downstream.kinds.sequence import Classification, Regression
 from ctxlm_ds.apps.downstream.kinds.tagging import Tagging
 from ctxlm_ds.apps.downstream.task import TaskDescription
+from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.problems import show_value
 from ctxlm_ds.registry import load_object
 
-logger = logging.getLogger("ctxlm_ds")
 Encoder = Literal["bilstm", "none"]
 Place = Literal["input", "output", "both"]
 

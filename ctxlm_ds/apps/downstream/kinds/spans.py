@@ -6,7 +6,6 @@ A span is its first and last token's states, an attention-weighted sum of all it
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,10 +20,9 @@ from ctxlm_ds.apps.downstream.kinds.tagging import encode_windows, subword_posit
 from ctxlm_ds.apps.downstream.metrics import span_scores
 from ctxlm_ds.apps.downstream.tags import OUTSIDE, Span, read_spans
 from ctxlm_ds.apps.downstream.task import TaskDescription
-from ctxlm_ds.console import counted
+from ctxlm_ds.console import counted, logger
 from ctxlm_ds.errors import ConfigError
 
-logger = logging.getLogger("ctxlm_ds")
 WIDTH_SIZE, HIDDEN_SIZE, DROPOUT = 20, 150, 0.2
 """Size of the embedding of widths and of the two hidden layers, and dropout (Lee et al. 2017, section 7)."""
 SPAN_INPUTS = ("span_starts", "span_ends", "span_widths", "labels")

@@ -5,7 +5,6 @@ Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Te
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,11 +19,10 @@ from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind, P
 from ctxlm_ds.apps.downstream.kinds.sequence import Classification
 from ctxlm_ds.apps.downstream.metrics import UNKNOWN, answer_scores, is_exact
 from ctxlm_ds.apps.downstream.task import FIELD
-from ctxlm_ds.console import counted
+from ctxlm_ds.console import counted, logger
 from ctxlm_ds.errors import ConfigError, DataError, TokenizerError
 from ctxlm_ds.registry import load_object
 
-logger = logging.getLogger("ctxlm_ds")
 STEPS_PER_UNIT = 5
 """Numbers are written as multiples of 1/5 (T5's STS-B, which becomes a choice of 26 texts)."""
 
