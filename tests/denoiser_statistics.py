@@ -18,6 +18,7 @@ from ctxlm_ds.data.stream.loader import TRAIN_MASKS
 from ctxlm_ds.objectives.span_corruption import Denoiser
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.objective_statistics import FEWEST, LONGEST_SHOWN, Figure, share, two_shares
+from tests.ragged import one_sample
 
 QUARTERS = ("first", "second", "third", "fourth")
 
@@ -74,7 +75,7 @@ def denoised_rows(rows: RowSource, config: RunConfig, objective: Any, count: int
         wanted = tables.sentinels[: len(orders[0])].tolist()
         spans = tuple((np.diff(ends) - 1).tolist())
         found.append(Denoised(mode, len(ids), len(target), spans, orders == [wanted, wanted]))
-    kept = [int((~samples.sample(number).special_mask.astype(bool)).sum()) for number in range(count)]
+    kept = [int((~one_sample(samples, number).special_mask.astype(bool)).sum()) for number in range(count)]
     return found, kept
 
 

@@ -20,6 +20,7 @@ from ctxlm_ds.objectives.corruption.infilling import draw_lengths
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.denoiser_statistics import ratio
 from tests.objective_statistics import FEWEST, LONGEST_SHOWN, Figure, share, two_shares
+from tests.ragged import one_sample
 from tests.unit.objectives.corruption.infilling_reference import NumpyDraws, by_rule, span_lengths
 
 RANDOM = np.int32(2**30)
@@ -61,7 +62,7 @@ def ours(samples: Samples, objective: Any, limit: int, key: np.uint64) -> Iterat
 
 def text_of(samples: Samples, rules: Any, number: int) -> tuple[list[int], set[int]]:
     """The tokens of a sample's text, and the places at which its words begin."""
-    sample = samples.sample(number)
+    sample = one_sample(samples, number)
     inside = np.flatnonzero(~sample.special_mask)
     text = sample.input_ids[inside[0] : inside[-1] + 1].tolist()
     special = sample.special_mask[inside[0] : inside[-1] + 1]

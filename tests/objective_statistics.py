@@ -33,6 +33,7 @@ from ctxlm_ds.objectives.span_corruption import Denoising
 from ctxlm_ds.objectives.text_infilling import TextInfilling
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
+from tests.ragged import one_sample
 from tests.unit.data.formats.bert_reference import create_instances
 
 MOST_ERRORS = 4.0
@@ -95,7 +96,7 @@ def mask_rows(rows: RowSource, config: RunConfig, objective: Any, count: int) ->
 
 def units_of(masked: Masked, number: int) -> list[list[int]]:
     """Positions of each token, word or given span that may be predicted."""
-    sample, section = masked.samples.sample(number), masked.section
+    sample, section = one_sample(masked.samples, number), masked.section
     begin = int(masked.samples.starts[number])
     units: list[list[int]] = []
     for position, token in enumerate(sample.input_ids.tolist()):
@@ -176,7 +177,7 @@ def by_rule(masked: Masked, seed: int = 5) -> list[list[int]]:
     """The positions that the published rule chooses in the same sequences, with other draws."""
     rng, found = np.random.default_rng(seed), []
     for number, budget in enumerate(masked.budgets.tolist()):
-        sample = masked.samples.sample(number)
+        sample = one_sample(masked.samples, number)
         wanted = wanted_by_rule(len(sample.input_ids), int(sample.special_mask.sum()), masked.section, rng)
         choose = CHOOSERS[masked.section.spans]
         found.append(sorted(choose(units_of(masked, number), min(wanted, budget), masked.section, rng)))

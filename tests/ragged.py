@@ -9,13 +9,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.sample import NO_LABEL, NO_LANGUAGE, Batch, Example, Examples, Sample, Samples, starts_of
+from ctxlm_ds.data.sample import NO_LABEL, NO_LANGUAGE, Batch, Example, Examples, Samples, starts_of
 from ctxlm_ds.data.stream.collate import collate_arrays, to_batches
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.objectives.causal_lm import CausalLM, CausalLMSection
 
 CLS, SEP = 2, 3
 KEY = np.uint64(7)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sequence of Samples."""
+
+    input_ids: NDArray[np.int32]
+    token_type_ids: NDArray[np.int32]
+    special_mask: NDArray[np.bool_]
+    sequence_label: int
+
+
+def one_sample(samples: Samples, number: int) -> Sample:
+    """Sequence `number`; types are 0 for [CLS] A [SEP], 1 for B [SEP]."""
+    own = slice(samples.starts[number], samples.starts[number + 1])
+    types = (np.arange(own.stop - own.start) >= samples.second_starts[number]).astype(np.int32)
+    return Sample(samples.input_ids[own], types, samples.special_mask[own], int(samples.sequence_labels[number]))
 
 
 def pair_sample(first: NDArray[np.integer], second: NDArray[np.integer], is_random: int = 0) -> Sample:

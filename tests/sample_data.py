@@ -18,10 +18,11 @@ from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource, SampleIndex
 from ctxlm_ds.data.index.record import SourcePart
 from ctxlm_ds.data.index.sentence_table import UNALIGNED, SentenceTable, end_of, read_only
-from ctxlm_ds.data.sample import Example, Sample
+from ctxlm_ds.data.sample import Example
 from ctxlm_ds.data.stream.loader import EvalLoader, TrainLoader
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.recipe.schema import RunConfig
+from tests.ragged import Sample, one_sample
 
 SPECIALS = {"pad_id": 0, "unk_id": 1, "cls_id": 2, "sep_id": 3, "mask_id": 4}
 FIRST_WORD_ID = 5
@@ -190,7 +191,7 @@ def run_config(**sections: dict[str, Any]) -> RunConfig:
 
 def sample_of(index: SampleIndex, number: int) -> Sample:
     """Return a sample before corruption."""
-    return index.reader.read(np.array([number])).sample(0)
+    return one_sample(index.reader.read(np.array([number])), 0)
 
 
 def example_of(index: SampleIndex, number: int) -> Example:

@@ -1,7 +1,7 @@
 """The values between a sample index and the model: Samples -> (objective) -> Examples -> (collate) -> Batch.
 
 The sequences of a micro-batch are stored one after another in flat arrays, which compiled loops read: sequence i is
-`input_ids[starts[i] : starts[i + 1]]`. Sample and Example are one sequence.
+`input_ids[starts[i] : starts[i + 1]]`. An Example is one sequence.
 
 Shape letters: c sequences of a micro-batch, t all their tokens, q all their predictions; n tokens of one sequence, k
 its predictions; b rows of a micro-batch, s positions of a row, p prediction slots of a row, m sequences of a row (1
@@ -29,21 +29,6 @@ DECODER = "decoder_"
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """One input sequence before corruption, special tokens in place.
-
-    If the sample format is shifted, the last token is not an input: the last input predicts it, and it may be another
-    sample's first.
-    """
-
-    input_ids: NDArray[np.int32]  # [n]
-    token_type_ids: NDArray[np.int32]  # [n], 0 for [CLS] A [SEP], 1 for B [SEP]
-    special_mask: NDArray[np.bool_]  # [n], True at a token that the sample format inserted (CLS, SEP, separators)
-    sequence_label: int
-    """Label of the sequence, such as whether B follows A; NO_LABEL if the sample format has none."""
-
-
-@dataclass(frozen=True, slots=True)
 class Example:
     """One input sequence after corruption."""
 
@@ -55,13 +40,17 @@ class Example:
 
 
 class Samples(NamedTuple):
-    """The sequences of a micro-batch before corruption (see Sample)."""
+    """The sequences of a micro-batch before corruption, special tokens in place.
+
+    If the sample format is shifted, the last token of a sequence is not an input: the last input predicts it, and it
+    may be another sequence's first.
+    """
 
     input_ids: NDArray[np.int32]  # [t]
-    special_mask: NDArray[np.bool_]  # [t]
+    special_mask: NDArray[np.bool_]  # [t], True at a token that the sample format inserted (CLS, SEP, separators)
     starts: NDArray[np.int64]  # [c + 1]
     second_starts: NDArray[np.int64]  # [c], position in the sequence from which token types are 1, its length if none
-    sequence_labels: NDArray[np.int8]  # [c]
+    sequence_labels: NDArray[np.int8]  # [c], such as whether B follows A; NO_LABEL if the sample format has none
     keys: NDArray[np.uint64]  # [c, 3], the key of a sequence's random words: sample number, epoch, index
     continues_span: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
     # [t], 1 at a token of the given span of the token before it (dataset/reader.py); empty if no spans are given
@@ -72,12 +61,6 @@ class Samples(NamedTuple):
     def lengths(self) -> NDArray[np.int64]:
         """Number of tokens [c] of each sequence."""
         return np.diff(self.starts)
-
-    def sample(self, number: int) -> Sample:
-        """Return sequence `number`."""
-        begin, end = int(self.starts[number]), int(self.starts[number + 1])
-        types = token_types(end - begin, int(self.second_starts[number]))
-        return Sample(self.input_ids[begin:end], types, self.special_mask[begin:end], int(self.sequence_labels[number]))
 
 
 class Examples(NamedTuple):
@@ -97,7 +80,7 @@ class Examples(NamedTuple):
         predictions = slice(int(self.prediction_starts[number]), int(self.prediction_starts[number + 1]))
         return Example(
             self.input_ids[begin:end],
-            token_types(end - begin, int(self.second_starts[number])),
+            (np.arange(end - begin) >= self.second_starts[number]).astype(np.int32),
             self.prediction_positions[predictions],
             self.prediction_labels[predictions],
             int(self.sequence_labels[number]),
@@ -133,11 +116,6 @@ class TargetExamples(NamedTuple):
         inputs = slice(int(self.starts[number]), int(self.starts[number + 1]))
         targets = slice(int(self.target_starts[number]), int(self.target_starts[number + 1]))
         return TargetExample(self.input_ids[inputs], self.target_ids[targets])
-
-
-def token_types(length: int, second_start: int) -> NDArray[np.int32]:
-    """Return [length] token types: 0, and 1 from `second_start`."""
-    return (np.arange(length) >= second_start).astype(np.int32)
 
 
 def empty_samples(lengths: NDArray[np.int64], with_spans: bool = False) -> Samples:

@@ -27,6 +27,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.integration.route import tool, write_recipe
+from tests.ragged import one_sample
 from tests.sample_data import run_config, sample_of, write_dataset
 from tests.text import make_documents
 
@@ -90,8 +91,8 @@ def test_frames_are_those_of_transformers(family: str, request: pytest.FixtureRe
         [(0, end, 0, 0, end + 2, NO_LABEL), (0, end, end, length, length + 3 + template.double_separator, 0)],
         dtype=SAMPLE_DTYPE,
     )
-    one = SampleReader(records, dataset, template, DocSentences()).read(np.array([0])).sample(0)
-    two = SampleReader(records, dataset, template, SegmentPair()).read(np.array([1])).sample(0)
+    one = one_sample(SampleReader(records, dataset, template, DocSentences()).read(np.array([0])), 0)
+    two = one_sample(SampleReader(records, dataset, template, SegmentPair()).read(np.array([1])), 0)
     assert one.input_ids.tolist() == theirs(first)["input_ids"]
     expected = theirs(first, second, return_token_type_ids=True, return_special_tokens_mask=True)
     assert two.input_ids.tolist() == expected["input_ids"]

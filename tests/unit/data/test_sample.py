@@ -7,6 +7,7 @@ import torch
 
 from ctxlm_ds.data.fields import IGNORE_LABEL, Field
 from ctxlm_ds.data.sample import NO_LABEL, Batch, empty_examples, empty_samples, starts_of
+from tests.ragged import one_sample
 
 LENGTHS = np.array([3, 0, 2])
 
@@ -23,12 +24,12 @@ def test_a_sample_is_its_stretch_of_the_flat_arrays() -> None:
     samples.second_starts[:] = [2, 0, 2]
     samples.sequence_labels[:] = [1, NO_LABEL, NO_LABEL]
     assert samples.lengths.tolist() == LENGTHS.tolist()
-    first, last = samples.sample(0), samples.sample(2)
+    first, last = one_sample(samples, 0), one_sample(samples, 2)
     assert (first.input_ids.tolist(), first.token_type_ids.tolist(), first.sequence_label) == ([5, 6, 7], [0, 0, 1], 1)
     assert first.special_mask.tolist() == [True, False, False]
     # A sequence of one segment: the second begins at its length.
     assert (last.input_ids.tolist(), last.token_type_ids.tolist(), last.sequence_label) == ([8, 9], [0, 0], NO_LABEL)
-    assert samples.sample(1).input_ids.size == 0
+    assert one_sample(samples, 1).input_ids.size == 0
 
 
 def test_an_example_has_its_own_predictions() -> None:

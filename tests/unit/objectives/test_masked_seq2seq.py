@@ -7,13 +7,13 @@ import pytest
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
-from ctxlm_ds.data.sample import NO_LABEL, Sample
+from ctxlm_ds.data.sample import NO_LABEL
 from ctxlm_ds.data.stream.collate import collate_arrays, split_fields
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.masked_seq2seq import MaskedSeq2Seq
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.schema import RunConfig
-from tests.ragged import samples_from
+from tests.ragged import Sample, samples_from
 from tests.sample_data import FakeTokenizer, run_config
 
 LENGTH = 32

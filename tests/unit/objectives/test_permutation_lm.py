@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
-from ctxlm_ds.data.sample import NO_LABEL, Sample
+from ctxlm_ds.data.sample import NO_LABEL
 from ctxlm_ds.data.stream.collate import collate_arrays, split_fields
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.permutation_lm import PermutationLM, PermutationLMSection, word_beginnings
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
-from tests.ragged import samples_from
+from tests.ragged import Sample, samples_from
 from tests.sample_data import run_config
 from tests.unit.data.formats.test_text_and_pair import config_of
 

@@ -16,6 +16,7 @@ from ctxlm_ds.data.stream.blend import train_stream
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.check import find_problems
 from ctxlm_ds.recipe.schema import RunConfig
+from tests.ragged import one_sample
 from tests.sample_data import Documents, FakeTokenizer, numbered_documents, run_config, write_dataset
 
 TOKENIZER = FakeTokenizer(vocab_size=10_000)
@@ -43,7 +44,7 @@ def read(rows: RowSource, epoch: int) -> list[list[int]]:
     numbers = np.arange(len(rows))
     samples, starts = rows.samples(numbers, np.full_like(numbers, epoch))
     assert starts.tolist() == list(range(len(rows) + 1))
-    return [samples.sample(number).input_ids.tolist() for number in range(len(rows))]
+    return [one_sample(samples, number).input_ids.tolist() for number in range(len(rows))]
 
 
 def order_of(stream: list[int], units: list[list[int]]) -> list[int]:

@@ -17,6 +17,7 @@ from ctxlm_ds.data.sample import Samples
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.schema import RunConfig
+from tests.ragged import one_sample
 from tests.sample_data import (
     FakeTokenizer,
     build_sample_index,
@@ -120,7 +121,7 @@ def sources(folder: Path, config: RunConfig) -> RowSource:
 
 
 def assert_same(samples: Samples, number: int, index: SampleIndex, sample_number: int) -> None:
-    ours, alone = samples.sample(number), sample_of(index, sample_number)
+    ours, alone = one_sample(samples, number), sample_of(index, sample_number)
     for name in ("input_ids", "token_type_ids", "special_mask"):
         assert np.array_equal(getattr(ours, name), getattr(alone, name)), name
     assert ours.sequence_label == alone.sequence_label

@@ -23,6 +23,7 @@ from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
+from tests.ragged import one_sample
 from tests.sample_data import run_config
 from tests.text import make_documents
 
@@ -239,7 +240,7 @@ def test_every_format_masks_whole_spans(
         examples = objective.corrupt_batch(samples, stream_key(1, "mask"), budgets)
     starts, whole, long_units = tokenizer.word_start_mask(), 0, 0
     for number, record in enumerate(index.records):
-        sample = samples.sample(number)
+        sample = one_sample(samples, number)
         text = np.flatnonzero(~sample.special_mask)
         # The same tokens of the dataset, range by range: their flags must have come along.
         stream = [range(record["a_start"], record["a_end"]), range(record["b_start"], record["b_end"])]
@@ -281,7 +282,7 @@ def test_without_whole_words_other_tokens_are_units(
         example, flags = examples.example(number), samples.continues_span[samples.starts[number] :]
         predicted = set(example.prediction_positions.tolist())
         for position in sorted(predicted):
-            if not flags[position] and not starts[samples.sample(number).input_ids[position]]:
+            if not flags[position] and not starts[one_sample(samples, number).input_ids[position]]:
                 parts_of_words += position - 1 not in predicted
     assert parts_of_words > 10
 

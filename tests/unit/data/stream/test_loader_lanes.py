@@ -13,6 +13,7 @@ from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.preview import preview_rows
 from ctxlm_ds.objectives.base import Objective, build_objective
 from ctxlm_ds.recipe.schema import RunConfig
+from tests.ragged import one_sample
 from tests.sample_data import eval_loader, numbered_documents, train_loader
 from tests.unit.data.formats.test_lanes import SHAPE, TOKENIZER, config_of, rows_of
 
@@ -79,7 +80,7 @@ def test_an_evaluation_reads_its_rows_once_in_lanes(made: Made) -> None:
 def build_rows_in_order(made: Made) -> list[list[int]]:
     rows = made[0]
     samples, _ = rows.samples(*(torch.tensor([range(50), [0] * 50]).numpy()))
-    return [samples.sample(number).input_ids.tolist() for number in range(50)]
+    return [one_sample(samples, number).input_ids.tolist() for number in range(50)]
 
 
 def test_a_preview_of_few_rows_shows_lanes(made: Made) -> None:

@@ -17,6 +17,7 @@ from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.objectives.corruption import corpus_tokens
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.schema import RunConfig
+from tests.ragged import one_sample
 from tests.sample_data import FIRST_WORD_ID, Documents, FakeTokenizer, run_config, write_dataset
 
 TOKENIZER = FakeTokenizer(vocab_size=60)
@@ -127,7 +128,7 @@ def test_rare_tokens_are_chosen_more_often(tmp_path: Path) -> None:
     epochs, rng, number = 4000, np.random.default_rng(3), 5
     samples, _ = rows.samples(np.full(epochs, number), np.arange(epochs))
     examples = objective.corrupt_batch(samples, stream_key(1, "mask"), np.full(epochs, 1000))
-    sample = samples.sample(0)
+    sample = one_sample(samples, 0)
     length, inside = len(sample.input_ids), np.flatnonzero(~sample.special_mask)
     shares = weights[sample.input_ids[inside]]
     found, wanted = np.zeros(length), np.zeros(length)

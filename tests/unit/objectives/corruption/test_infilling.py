@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.numba_random import stream, stream_key
-from ctxlm_ds.data.sample import NO_LABEL, NO_LANGUAGE, Sample, Samples, TargetExamples
+from ctxlm_ds.data.sample import NO_LABEL, NO_LANGUAGE, Samples, TargetExamples
 from ctxlm_ds.objectives.corruption.infilling import InfillingRules, corrupt, poisson_ends
 from tests import ragged
 from tests.each import each
-from tests.ragged import samples_from, single_sample
+from tests.ragged import Sample, one_sample, samples_from, single_sample
 from tests.unit.objectives.corruption.infilling_reference import StreamDraws, by_rule
 
 KEY = stream_key(3, "mask")
@@ -69,7 +69,7 @@ def test_the_published_rules_give_the_same(name: str, length: int) -> None:
     samples = samples_from(texts(25, length))
     examples = noised(samples, rules)
     for number in range(25):
-        text = samples.sample(number).input_ids[1:-1].tolist()
+        text = one_sample(samples, number).input_ids[1:-1].tolist()
         begins = {0, *(place for place in range(length) if not len(rules.word_starts) or text[place] % 2 == 0)}
         draws = StreamDraws(np.uint64(stream(KEY, *samples.keys[number])), rules.random_ids.tolist())
         found, replaced = by_rule(text, begins, rules, draws)

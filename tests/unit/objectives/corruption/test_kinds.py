@@ -15,7 +15,7 @@ from ctxlm_ds.objectives.corruption.kinds import (
     one_text,
     rank_tokens,
 )
-from tests.ragged import CLS, SEP, pair_sample, samples_from
+from tests.ragged import CLS, SEP, one_sample, pair_sample, samples_from
 
 PUBLISHED = (1 / 3, 1 / 6, 1 / 6, 1 / 3)
 
@@ -52,7 +52,7 @@ def test_a_text_in_one_direction_has_no_separator_inside() -> None:
     samples = samples_from([pair_sample(a, b, label) for label in (0, 0, 0, 1, 1)])
     kinds = np.array([BIDIRECTIONAL, LEFT_TO_RIGHT, SEQUENCE_TO_SEQUENCE, RIGHT_TO_LEFT, BIDIRECTIONAL], dtype=np.int8)
     joined = one_text(samples, kinds)
-    texts = [joined.sample(number) for number in range(len(kinds))]
+    texts = [one_sample(joined, number) for number in range(len(kinds))]
     pair = [CLS, 10, 11, 12, SEP, 20, 21, SEP]
     assert [text.input_ids.tolist() for text in texts] == [
         pair, [CLS, 10, 11, 12, 20, 21, SEP], pair, [CLS, 10, 11, 12, SEP], pair,

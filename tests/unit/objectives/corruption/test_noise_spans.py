@@ -11,10 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.numba_random import below, stream, stream_key, word_at
-from ctxlm_ds.data.sample import Sample, TargetExamples
+from ctxlm_ds.data.sample import TargetExamples
 from ctxlm_ds.objectives.corruption.noise_spans import FIRST_TOKEN_WORD, NO_MODE, denoise, denoiser_tables
 from ctxlm_ds.objectives.span_corruption import Denoiser
-from tests.ragged import each, samples_from
+from tests.ragged import Sample, each, samples_from
 
 KEY = stream_key(1, "mask")
 VOCABULARY, END = 32_100, 1

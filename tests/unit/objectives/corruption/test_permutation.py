@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.numba_random import below, stream, stream_key, word_at
-from ctxlm_ds.data.sample import NO_LABEL, Sample
+from ctxlm_ds.data.sample import NO_LABEL
 from ctxlm_ds.objectives.corruption.permutation import (
     HALF_WORDS,
     ORDER_WORDS,
@@ -18,7 +18,7 @@ from ctxlm_ds.objectives.corruption.permutation import (
     permute_samples,
 )
 from ctxlm_ds.objectives.corruption.spans import draw_length, ngram_shares
-from tests.ragged import samples_from
+from tests.ragged import Sample, samples_from
 
 KEY = stream_key(1, "mask")
 VOCABULARY, SEP, CLS, FIRST_WORD = 500, 4, 3, 9

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.data.fields import IGNORE_LABEL, MOST_BOUNDARY_TARGETS
 from ctxlm_ds.data.numba_random import below, stream, stream_key, word_at
-from ctxlm_ds.data.sample import Example, Sample
+from ctxlm_ds.data.sample import Example
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.objectives.corruption.spans import geometric_shares
 from ctxlm_ds.recipe.check import check_config
 from tests.objective_statistics import choose_ngrams, choose_spans
-from tests.ragged import Rows, collate, each, pair_sample, samples_from, single_sample
+from tests.ragged import Rows, Sample, collate, each, pair_sample, samples_from, single_sample
 from tests.sample_data import FIRST_WORD_ID, FakeTokenizer
 from tests.sections import changed_config, objective_section
 

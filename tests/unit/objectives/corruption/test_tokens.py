@@ -9,12 +9,12 @@ import pytest
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.numba_random import stream_key
-from ctxlm_ds.data.sample import Example, Sample
+from ctxlm_ds.data.sample import Example
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.objectives.corruption.tokens import text_ids, word_starts
 from ctxlm_ds.recipe.sections import ObjectiveSection
-from tests.ragged import each, pair_sample, samples_from, single_sample
+from tests.ragged import Sample, each, pair_sample, samples_from, single_sample
 from tests.sample_data import FIRST_WORD_ID, FakeTokenizer
 from tests.sections import objective_section
 
