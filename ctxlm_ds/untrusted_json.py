@@ -63,7 +63,7 @@ def parse_json(text: str | bytes, finite: bool = False) -> Any:
     """
     try:
         text = text if isinstance(text, str) else text.decode()
-        value = json.loads(text, parse_constant=_refuse_constant if finite else None)
+        value = json.loads(text, parse_constant=refuse_constant if finite else None)
     except RecursionError:
         raise ValueError(f"more than {MAX_DEPTH} levels") from None
     if isinstance(value, (dict, list)) and _is_deeper(value, MAX_DEPTH):
@@ -93,8 +93,9 @@ def check_regular_files(folder: Path, error: type[Exception]) -> None:
             raise error(f"{path}: not a regular file; remove it")
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
+def refuse_constant(name: str) -> None:
+    """Refuse NaN and Infinity, as json.loads calls its `parse_constant`."""
+    raise ValueError(f"{name}: expected a finite number")
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

@@ -76,26 +76,18 @@ def read_hf_config(folder: Path) -> dict[str, Any]:
     return read_json_object(path, ExportError)
 
 
-def from_hf_config(folder: Path) -> FolderModel:
-    """Read our settings and the padding id from a local folder of any family's model.
-
-    Raises ExportError if no family has this type of model, or it computes something that ours cannot.
-    """
-    return _folder_model(folder, _complete)
-
-
 def read_section(folder: Path) -> ModelSection:
     """Read our settings from a local folder as from_hf_config, without torch and transformers.
 
     Settings that config.json leaves out have our defaults.
     """
-    return _folder_model(folder, _with_our_defaults).model
+    return from_hf_config(folder, _with_our_defaults).model
 
 
 def check_tensors(folder: Path, new_head: bool) -> None:
     """Raise ExportError if a folder's tensors are not its class's, as an import does, but before torch is loaded."""
     try:
-        export, model, pad_id, _ = _folder_model(folder, _with_our_defaults)
+        export, model, pad_id, _ = from_hf_config(folder, _with_our_defaults)
     except ExportError:  # with transformers' defaults the import knows more
         return
     found = [(part, list(tensor_shapes(model_files(folder / part.folder)))) for part in export.models()]
@@ -108,14 +100,18 @@ Complete = Callable[[FamilyExport, dict[str, Any], object], Any]
 """Makes a config with all settings of the values that one of these files has."""
 
 
-def _folder_model(folder: Path, complete: Complete) -> FolderModel:
+def from_hf_config(folder: Path, complete: Complete | None = None) -> FolderModel:
+    """Read our settings and the padding id from a local folder of any family's model.
+
+    Raises ExportError if no family has this type of model, or it computes something that ours cannot.
+    """
     path = folder / "config.json"
     written = read_hf_config(folder)
     export = _export_for(written, path)
     settings: dict[str, Any] = {}
     try:
         for part in reversed(export.models()):
-            config = _read_config(part, folder, complete)
+            config = _read_config(part, folder, complete or _complete)
             for key, value in part.our_settings(config, folder / part.folder).items():
                 if settings.setdefault(key, value) != value:
                     raise ExportError(

@@ -18,7 +18,7 @@ from ctxlm_ds.installed import shipped_folder
 from ctxlm_ds.recipe.deepspeed_rules import AUTO, REFUSED, setting_problems
 from ctxlm_ds.recipe.problems import FromEnvironment, Problem, did_you_mean, raise_problems, show_value, text_problem
 from ctxlm_ds.recipe.yaml_source import MAX_CHARACTERS, MAX_DEPTH
-from ctxlm_ds.untrusted_json import read_text
+from ctxlm_ds.untrusted_json import read_text, refuse_constant
 
 SHIPPED_CONFIG_DIR = shipped_folder("ds_configs")
 DEFAULT_CONFIG = "zero1"
@@ -88,7 +88,7 @@ def load_deepspeed_json(path_or_name: str | Path) -> dict[str, Any]:
     path = find_deepspeed_json(path_or_name)
     text = read_text(path, ConfigError, MAX_CHARACTERS)
     try:
-        data = json.loads(text, object_pairs_hook=_refuse_duplicates, parse_constant=_refuse_constant)
+        data = json.loads(text, object_pairs_hook=_refuse_duplicates, parse_constant=refuse_constant)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}, line {error.lineno}, column {error.colno}: not valid JSON: {error.msg}") from error
     except ValueError as error:
@@ -179,10 +179,6 @@ def find_deepspeed_json(path_or_name: str | Path) -> Path:
     names = sorted({file.stem for folder in folders for file in folder.glob("*.json")})
     hint = did_you_mean(path.stem, names) or "."
     raise ConfigError(f"DeepSpeed config {path_or_name}: no such file{hint} Known names: {', '.join(names) or 'none'}")
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name}: expected a finite number")
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.apps.cluster.job_context import JobContext, JobSettings
-from ctxlm_ds.apps.cluster.slurm_commands import named, node_address
+from ctxlm_ds.apps.cluster.slurm_commands import insist, named, parse_fields
 from ctxlm_ds.atomic import read_object, write_text
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, list_checkpoints
 from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR
@@ -129,7 +129,8 @@ def step_environment(environ: Mapping[str, str], attempt: str, first_node: str) 
         # Elsewhere the ranks take the port of the step's id, which another job may have.
         kept.setdefault("MASTER_PORT", str(free_port()))
     if not is_known_host(first_node):
-        kept.setdefault("MASTER_ADDR", node_address(first_node))
+        address = parse_fields(insist(["scontrol", "show", "node", first_node])).get("NodeAddr", "")
+        kept.setdefault("MASTER_ADDR", address or first_node)
     return kept
 
 

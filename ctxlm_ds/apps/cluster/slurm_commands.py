@@ -151,11 +151,6 @@ def cancel_steps(job_id: str) -> None:
             insist(["scancel", step])
 
 
-def node_address(node: str) -> str:
-    """Return Slurm's address of a node, a name or a number."""
-    return parse_fields(insist(["scontrol", "show", "node", node])).get("NodeAddr", "") or node
-
-
 def requeue(job_id: str) -> None:
     """Put a running job back into the queue; Slurm then ends its processes.
 

@@ -144,12 +144,11 @@ def make_trainer(model_folder: Path, kind: Kind, sets: Sets, point: Point, setti
         callbacks.append(GradualUnfreezing())
     optimizer = layered_optimizer(model, arguments, tuning.layer_decay) if tuning.layer_decay < 1 else None
 
-    def compute_metrics(outputs: Any) -> dict[str, float]:
-        return kind.score(kind.predict(outputs.predictions, sets["dev"]), sets["dev"].examples)
-
+    dev = sets["dev"]
     trainer = kind.trainer(
-        model=model, args=arguments, train_dataset=sets["train"], eval_dataset=sets["dev"],
-        data_collator=kind.collator(), compute_metrics=compute_metrics, callbacks=callbacks,
+        model=model, args=arguments, train_dataset=sets["train"], eval_dataset=dev, callbacks=callbacks,
+        data_collator=kind.collator(),
+        compute_metrics=lambda outputs: kind.score(kind.predict(outputs.predictions, dev), dev.examples),
         optimizers=(optimizer, None), preprocess_logits_for_metrics=kind.keep_logits,
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)

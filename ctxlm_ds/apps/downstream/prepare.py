@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from ctxlm_ds.apps.downstream.examples import Example, Parts, read_files
@@ -61,7 +62,7 @@ def make_kind(
 def _fit_tokenizer(kind: Kind, folder: Path) -> None:
     """Make the tokenizer pad on the side that the model expects, and number segments if it has several."""
     config = read_config(folder)
-    auto_class = kind.auto_class()
+    auto_class = getattr(transformers, kind.auto)
     if type(config) not in auto_class._model_mapping:
         name = auto_class.__name__.removeprefix("AutoModel")
         raise ConfigError(f"--model {folder}: transformers has no model of type {config.model_type} for tasks of kind "

@@ -92,10 +92,6 @@ class Kind(ABC):
     def configure(self, config: Any) -> None:  # noqa: B027
         """Adapt the model's configuration; refuse a model that the kind cannot use (ConfigError)."""
 
-    def auto_class(self) -> Any:
-        """Return transformers' auto class of this kind."""
-        return getattr(transformers, self.auto)
-
     def extend(self, base: Any) -> Any:
         """Return an extended class of transformers' class for the model; None takes that."""
         return None
@@ -106,7 +102,7 @@ class Kind(ABC):
         A folder's 16-bit weights are widened: small updates would vanish in their rounding. Modules that the folder
         does not have are drawn by the seed; weights of other sizes are refused (ConfigError).
         """
-        auto_class = self.auto_class()
+        auto_class = getattr(transformers, self.auto)
         found = auto_class._model_mapping[type(config)]
         base = found[0] if isinstance(found, (list, tuple)) else found
         extended = self.extend(base)
