@@ -67,7 +67,6 @@ COMMANDS = {command.name: command for group in GROUPS.values() for command in gr
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run a subcommand."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help", "help"):
         run_command(lambda: print(help_text()))
@@ -144,7 +143,6 @@ FISH_OPTIONS = (
 
 
 def completion() -> None:
-    """Run `ctxlm completion`."""
     parser = argparse.ArgumentParser(description=COMPLETION_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("shell", choices=["bash", "fish", "zsh"])
     print(completion_script(parser.parse_args().shell), end="")

@@ -56,7 +56,6 @@ SMALL_TASK = 2000
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(prog=program("ctxlm_ds.finetune"), description="Fine-tune an exported model.")
     add = parser.add_argument
     add("--task", required=True, help="name of a shipped task, or a YAML description")
@@ -118,7 +117,6 @@ def _add_tuning(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
     arguments = parse_arguments(argv)
     setup_logging(int(os.environ.get("RANK", "0")))
     quiet_libraries()

@@ -196,7 +196,6 @@ def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) 
 
 
 def run() -> None:
-    """Run the command as a process."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     main()
 

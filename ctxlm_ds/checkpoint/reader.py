@@ -55,7 +55,6 @@ class CheckpointReader:
             raise CheckpointError(f"{index_path}: damaged ({type(error).__name__}: {error})") from None
 
     def names(self) -> list[str]:
-        """Return the full names of all parameters."""
         return [name for name in self._shapes if CARRIED_KIND not in self._groups[name]]
 
     def carried_names(self) -> list[str]:
@@ -66,7 +65,6 @@ class CheckpointReader:
         return name in self._shapes
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of the full parameter."""
         if name not in self._shapes:
             raise CheckpointError(f"{self.path}: no parameter {name!r} in this checkpoint")
         return self._shapes[name]

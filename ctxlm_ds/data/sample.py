@@ -75,7 +75,6 @@ class Examples(NamedTuple):
     prediction_starts: NDArray[np.int64]  # [c + 1], sequence i has predictions starts[i] to starts[i + 1]
 
     def example(self, number: int) -> Example:
-        """Return sequence `number`."""
         begin, end = int(self.starts[number]), int(self.starts[number + 1])
         predictions = slice(int(self.prediction_starts[number]), int(self.prediction_starts[number + 1]))
         return Example(
@@ -112,7 +111,6 @@ class TargetExamples(NamedTuple):
     # [q], True at a token that the input lacks; empty if the objective does not say
 
     def example(self, number: int) -> TargetExample:
-        """Return sequence `number`."""
         inputs = slice(int(self.starts[number]), int(self.starts[number + 1]))
         targets = slice(int(self.target_starts[number]), int(self.target_starts[number + 1]))
         return TargetExample(self.input_ids[inputs], self.target_ids[targets])

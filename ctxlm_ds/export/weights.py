@@ -87,7 +87,6 @@ class ClassFolder:
         self.rows = {row.ours: row for row in self.key_map.rows if stored >= set(row.theirs)}
 
     def shape(self, name: str) -> Shape:
-        """Return the shape of one of our parameters."""
         return self.rows[name].our_shape(lambda theirs: self.files.shapes[self._assignment.stored[theirs]])
 
     def read(self, name: str) -> torch.Tensor:
@@ -162,11 +161,9 @@ class HuggingFaceWeights:
         return plain_program(self.model, self.outputs)
 
     def names(self) -> list[str]:
-        """Return the names of our parameters."""
         return [*self._part_of, *self._heads.shapes, *sorted(self.fresh)]
 
     def shape(self, name: str) -> Shape:
-        """Return the shape of one of our parameters."""
         if name in self.fresh:
             return self.program.shapes[name]
         return self._heads.shapes[name] if name in self._heads.shapes else self._part_of[name].shape(name)

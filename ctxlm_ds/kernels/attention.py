@@ -143,7 +143,6 @@ class VarlenAttention:
 
 
 def _bounds(sequences: Sequences, length: int, key_length: int) -> tuple[Tensor, Tensor]:
-    """Return the bounds of the sequences of queries and of keys."""
     bounds = cumulative_lengths(sequences.starts, length)
     key_starts = sequences.key_starts
     return bounds, bounds if key_starts is None else cumulative_lengths(key_starts, key_length)

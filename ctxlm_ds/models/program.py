@@ -212,7 +212,6 @@ class Program:
 
     @property
     def trained_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the trained parameters."""
         return {name: shape for name, shape in self.shapes.items() if self.facts[name].trained}
 
     @property
@@ -233,7 +232,6 @@ class Program:
         return [prefix for prefix, layer in prefixes if layer.block]
 
     def initial_value(self, name: str, seed: int) -> torch.Tensor:
-        """Return the complete initial value of a parameter."""
         return initial_value(name, self.shapes[name], self.facts[name].init, seed)
 
     def module(self, seed: int | None = None) -> LayerSequence:

@@ -41,7 +41,6 @@ def plan_stages(
 
 
 def blocks_per_stage(descriptions: Sequence[LayerDescription], bounds: Sequence[int]) -> list[int]:
-    """Count the repeated layers of each stage."""
     return [
         sum(description.block for description in descriptions[start:stop])
         for start, stop in zip(bounds[:-1], bounds[1:], strict=True)

@@ -74,7 +74,6 @@ class BidirectionalExamples(NamedTuple):
     labels: NDArray[np.int32]  # [c, 2, s]
 
     def example(self, number: int) -> BidirectionalExample:
-        """Return row `number`."""
         from ctxlm_ds.data.sample import NO_LABEL
 
         return BidirectionalExample(self.input_ids[number], self.labels[number], NO_LABEL)

@@ -72,7 +72,6 @@ class SpanExamples(NamedTuple):
     places: NDArray[np.int32]  # [q]
 
     def example(self, number: int) -> TargetExample:
-        """Return sequence `number`."""
         from ctxlm_ds.data.sample import TargetExamples
 
         return TargetExamples(self.input_ids, self.starts, self.target_ids, self.target_starts).example(number)

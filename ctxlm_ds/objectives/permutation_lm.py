@@ -80,7 +80,6 @@ class PermutedExamples(NamedTuple):
     ranks: NDArray[np.int32]  # [t]
 
     def example(self, number: int) -> Example:
-        """Return sequence `number`."""
         return self.examples.example(number)
 
 

@@ -105,7 +105,6 @@ class TinyBertSection(MaskingSection):
 
 
 def count_sequences(arrays: Arrays) -> int:
-    """Count the sequences."""
     return int(arrays["sequence_ids"].max(axis=1).sum())
 
 

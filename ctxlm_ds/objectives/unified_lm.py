@@ -72,7 +72,6 @@ class UnifiedExamples(NamedTuple):
     types: NDArray[np.int32]  # [t]
 
     def example(self, number: int) -> Example:
-        """Return sequence `number`."""
         begin, end = self.examples.starts[number : number + 2].tolist()
         return replace(self.examples.example(number), token_type_ids=self.types[begin:end])
 

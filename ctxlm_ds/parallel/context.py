@@ -27,7 +27,6 @@ class TrafficCounter:
         self.num_bytes[operation] += num_bytes
 
     def reset(self) -> None:
-        """Set all counts to 0."""
         self.calls.clear()
         self.num_bytes.clear()
 

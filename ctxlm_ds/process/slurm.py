@@ -196,7 +196,6 @@ def choose_gloo_interface(hosts: Sequence[str], environ: MutableMapping[str, str
 
 
 def interface_of(address: str) -> str | None:
-    """Return the interface that has an IPv4 address."""
     import psutil
 
     found = psutil.net_if_addrs().items()

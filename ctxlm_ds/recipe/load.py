@@ -214,7 +214,6 @@ def dump_config(config: RunConfig) -> str:
 
 
 def shipped_recipes() -> list[str]:
-    """Return the names of the recipes in the package."""
     return sorted(path.stem for path in RECIPE_DIR.glob("*.yaml"))
 
 

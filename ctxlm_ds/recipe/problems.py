@@ -111,7 +111,6 @@ def show_value(value: object) -> str:
 
 
 def shortened(text: str, most: int = MAX_VALUE_CHARACTERS) -> str:
-    """Return a text cut to `most` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

@@ -351,7 +351,6 @@ class RunConfig(Section):
 
     @property
     def directory(self) -> Path:
-        """The run directory."""
         return Path(self.run_dir or Path("runs") / self.name)
 
     def with_values(self, section: str, **values: Any) -> RunConfig:

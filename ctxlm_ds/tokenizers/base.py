@@ -187,7 +187,6 @@ class Tokenizer:
         return self.backend.token_to_id(token)
 
     def id_to_token(self, token_id: int) -> str:
-        """Return the token of an id."""
         token = self.backend.id_to_token(int(token_id))
         return f"<id {token_id}>" if token is None else str(token)
 
@@ -339,7 +338,6 @@ def split_names(backend: Any) -> Any:
 
 
 def write_lines(file: Path, lines: Iterable[str]) -> None:
-    """Write a vocabulary file."""
     with open(file, "w", encoding="utf-8", newline="\n") as handle:
         handle.writelines(line + "\n" for line in lines)
 

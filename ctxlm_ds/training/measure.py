@@ -264,7 +264,6 @@ class _Run:
         self.sizes: list[dict[str, int]] = []
 
     def measure(self) -> _Run:
-        """Run all layers and the loss."""
         done: list[tuple[LayerDescription, list[torch.Size], tuple[Trace, Trace]]] = []
         numbers = dropout_numbers(self._descriptions)
         for number, description in zip(numbers, self._descriptions, strict=True):

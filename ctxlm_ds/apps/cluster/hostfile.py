@@ -84,7 +84,6 @@ def _escaped(text: str, quotes: str = '"') -> str:
 
 
 def main() -> None:
-    """Entry point."""
     folder = Path(sys.argv[1])
     hosts = hostfile_lines(os.environ)
     variables = environment_lines(os.environ, [Path.home() / ENV_FILE, Path(ENV_FILE)])

@@ -74,7 +74,6 @@ class RankStart:
     failures: Sequence[FailureRecord] = ()  # the first cause first
 
     def describe(self) -> str:
-        """Describe the outcome and its reason."""
         return f"{self.outcome.value}: {self.why}"
 
 

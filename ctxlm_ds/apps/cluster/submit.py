@@ -73,7 +73,6 @@ def _sizes_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None, submits: bool = True) -> None:
-    """Run `ctxlm submit`."""
     words = sys.argv[1:] if argv is None else list(argv)
     parser = build_parser()
     args, _ = parser.parse_known_args(words)
@@ -145,7 +144,6 @@ def check(args: argparse.Namespace, waits: bool = False) -> tuple[RunConfig, lis
 
 
 def _sweep_tasks(sweep: Path, array: str | None) -> list[SweepTask]:
-    """Return the tasks of a sweep that are in --array."""
     every = read_sweep(sweep)
     wanted = [range(len(every))] if array is None else tasks_of_array(array)
     tasks = [task for task in every if any(task.number in numbers for numbers in wanted)]

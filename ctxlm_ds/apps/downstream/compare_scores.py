@@ -44,7 +44,6 @@ class Run(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("runs", nargs="+", metavar="[NAME=]DIR", help="output folders; NAME is the model's in tables")
     parser.add_argument("--output", type=Path, metavar="DIR", help="write scores.md and scores.html here")

@@ -22,7 +22,6 @@ from ctxlm_ds.recipe.problems import raise_problems
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("--task", required=True, help="name of a shipped task, or a YAML description")
@@ -40,7 +39,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
     arguments = parse_arguments(argv)
     setup_logging()
     quiet_libraries()

@@ -45,7 +45,6 @@ class Point:
 
     @property
     def name(self) -> str:
-        """Return a name for folders."""
         return f"batch{self.batch_size}-lr{self.learning_rate:g}-epochs{self.epochs:g}-seed{self.seed}"
 
 

@@ -25,7 +25,6 @@ FEW_STEPS = 50
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command."""
     parser = argparse.ArgumentParser(prog="ctxlm init", description=__doc__)
     add = parser.add_argument
     add("--family", default="bert", metavar="NAME", help="family of the model (default: bert)")
@@ -48,7 +47,6 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command."""
     parser = build_parser()
     arguments = sys.argv[1:] if argv is None else list(argv)
     end = arguments.index("--") if "--" in arguments else len(arguments)

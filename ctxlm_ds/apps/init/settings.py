@@ -107,7 +107,6 @@ class Translation:
         return self.given(*names) or f"default of {' and '.join(names)}"
 
     def set(self, key: str, value: Any, source: str, is_default: bool = False) -> None:
-        """Set a value of the recipe."""
         self.settings[key] = Setting(value, source, is_default)
 
     def value(self, key: str) -> Any:

@@ -20,7 +20,6 @@ _FALSE = {"false", "f", "no", "n", "0"}
 
 @cache
 def load_table(original: str) -> dict[str, Any]:
-    """Return the table of an original."""
     path = Path(__file__).resolve().parent / f"{original}.yaml"
     return read_yaml(path.read_text(encoding="utf-8"), str(path)).data
 

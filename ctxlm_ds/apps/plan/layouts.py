@@ -33,11 +33,9 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
         return self.data * self.tensor * self.pipeline
 
     def num_micro_batches(self, global_batch_size: int) -> int:
-        """Return the micro-batches of a rank in a step."""
         return global_batch_size // (self.data * self.micro_batch_size)
 
     def values(self, pipeline_layers: list[int] | None) -> dict[str, dict[str, Any]]:

@@ -109,7 +109,6 @@ class StepTimer:
         return self.layout.num_micro_batches(self.config.training.global_batch_size)
 
     def step(self, stages: Sequence[StageLoad]) -> StepTime:
-        """Return the seconds of a step."""
         parts = [self._micro_batch(stage) for stage in stages]
         compute, tensor, transfers = max(parts, key=sum)
         return StepTime(

@@ -57,7 +57,6 @@ def show_objective(args: argparse.Namespace) -> None:
 
 
 def inspect() -> None:
-    """Run `ctxlm inspect`."""
     args = parse_inspection()
     setup_logging()
     from ctxlm_ds.data.dataset.inspection import (
@@ -89,7 +88,6 @@ def inspect() -> None:
 
 
 def merge() -> None:
-    """Run `ctxlm merge`."""
     what = "Join indexed datasets into one, in the order given, without decoding them."
     parser = argparse.ArgumentParser(description=what)
     inputs = "prefixes or files in the order wanted, or a folder: every dataset in it, sorted by name"

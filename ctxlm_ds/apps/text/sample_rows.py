@@ -15,7 +15,6 @@ CONFIG_NAME = "config.yaml"
 
 
 def batch_parser() -> argparse.ArgumentParser:
-    """Return the parser of `ctxlm batch`."""
     what = "Show rows of a run's training stream as the model read them: those of a recorded bad batch, or any stretch."
     other = "Without --step and --first-row: one line for each bad batch of RUN/history.jsonl."
     parser = argparse.ArgumentParser(description=what, epilog=other)
@@ -91,7 +90,6 @@ def show(run_dir: Path, first: int, count: int) -> None:
 
 
 def batch() -> None:
-    """Run `ctxlm batch`."""
     parser = batch_parser()
     args = parser.parse_args()
     if args.count is not None and args.step is None and args.first_row is None:

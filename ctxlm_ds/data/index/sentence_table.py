@@ -107,7 +107,6 @@ def sentence_at(table: SentenceTable, token: int) -> int:
 
 @compiled
 def document_at(table: SentenceTable, sentence: int) -> int:
-    """Return the document of a sentence."""
     return _last_up_to(table.documents, 0, sentence)
 
 

@@ -79,7 +79,6 @@ def fill_starts(examples: Examples, row_starts: Starts, starts: FieldArray, with
 
 @compiled
 def fill_sequence_labels(examples: Examples, row_starts: Starts, labels: FieldArray) -> None:
-    """Write the label of each sequence that has one."""
     for row in range(len(row_starts) - 1):
         first = row_starts[row]
         for number in range(first, row_starts[row + 1]):

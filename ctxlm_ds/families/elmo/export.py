@@ -87,7 +87,6 @@ def _reordered(gates: Tensor) -> Tensor:
 
 
 def datasets(model: ElmoSection) -> Iterator[Dataset]:
-    """Yield the datasets of a model."""
     if model.inputs == "words":
         yield Dataset("embedding", ("word_embeddings.weight",), "same")
     else:

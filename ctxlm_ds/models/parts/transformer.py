@@ -82,7 +82,6 @@ class BlockSettings:
 
     @property
     def attention_width(self) -> int:
-        """Width of all heads together."""
         return self.num_heads * self.attention.head_size
 
 
@@ -177,7 +176,6 @@ def _norm(settings: BlockSettings, build: ModelBuild) -> tuple[type[nn.Module], 
 
 
 def make_norm(settings: BlockSettings, build: ModelBuild) -> nn.Module:
-    """Make a norm."""
     norm, kwargs = _norm(settings, build)
     return norm(**kwargs)
 

@@ -180,7 +180,6 @@ def corrupt_text(
 
 @inlined
 def draw(state: np.uint64, purpose: int, number: int) -> np.uint64:
-    """Return draw `number` of a purpose."""
     return word_at(state, purpose + PURPOSES * number)
 
 
@@ -302,5 +301,4 @@ def insert(
 
 @inlined
 def random_token(word: np.uint64, rules: InfillingRules) -> np.int32:
-    """Return a random token."""
     return rules.random_ids[below(word, len(rules.random_ids))]

@@ -83,7 +83,6 @@ class PlainPasses:
         return sums
 
     def update(self) -> None:
-        """Apply the gradients."""
         self._deepspeed.step()
 
     def evaluate(self, batches: Iterable[Batch | None], factors: torch.Tensor) -> Sums:

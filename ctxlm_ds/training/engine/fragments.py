@@ -50,7 +50,6 @@ class Fragment:
 
     @property
     def shard(self) -> Shard:
-        """Return the shard that the range belongs to."""
         return self.holding.shard
 
     @property

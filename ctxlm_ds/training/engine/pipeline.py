@@ -185,7 +185,6 @@ class PipelinePasses:
         return self._sums
 
     def update(self) -> None:
-        """Apply the gradients."""
         PipelineEngine._exec_optimizer_step(self._deepspeed)
 
     def evaluate(self, batches: Iterable[Batch | None], factors: torch.Tensor) -> Sums:

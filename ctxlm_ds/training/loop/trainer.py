@@ -265,7 +265,6 @@ class StepsAhead:
         return None if isinstance(self._made, Exception) else self._made
 
     def take(self) -> Step:
-        """Return the next step."""
         step, self._made = self._made, None
         if isinstance(step, Exception):
             raise step

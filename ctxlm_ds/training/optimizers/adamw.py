@@ -49,7 +49,6 @@ class AdamW(Optimizer):
 
 
 def adam_arguments(settings: AdamSection) -> dict[str, Any]:
-    """Return the arguments of a fused Adam or LAMB."""
     return {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.eps}
 
 

@@ -103,7 +103,6 @@ class LayerChoice:
 
 
 def add_features(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
     add = parser.add_argument_group("frozen vectors and a small model of the task (with --features)").add_argument
     add("--layers", metavar="WHICH", default="-1", help="a layer (0: embeddings, -1: last), or {sum, mean, concat, "
         "mix}:N of the last N (or `all`); default: -1")  # fmt: skip
