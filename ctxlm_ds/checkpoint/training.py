@@ -87,8 +87,8 @@ class TrainingCheckpoints(Saver):
 
     def _finisher(self, state: TrainState) -> Callable[[Path, list[Any]], None]:
         """Return the function by which rank 0 adds the other files, all of this moment."""
-        scalars = self.engine.scalars()
-        document = {"train_state": asdict(state), "data": self._data, "environment": self._environment()}
+        scalars, made_by = self.engine.scalars(), environment(self.engine, self._config.training)
+        document = {"train_state": asdict(state), "data": self._data, "environment": made_by}
         described = json.dumps(document, indent=1)
 
         def finish(folder: Path, chunks_by_rank: list[Any]) -> None:
@@ -98,9 +98,6 @@ class TrainingCheckpoints(Saver):
             shutil.copytree(self._tokenizer_dir, folder / "tokenizer")
 
         return finish
-
-    def _environment(self) -> dict[str, Any]:
-        return environment(self.engine, self._config.training)
 
     def resume(self, folder: Path | None) -> TrainState | None:
         """Load a checkpoint of this run (CheckpointManager.find_resumable) and return its state; None without one.
@@ -147,7 +144,7 @@ class TrainingCheckpoints(Saver):
 
     def _changed_environment(self, saved: Mapping[str, Any]) -> list[str]:
         """Return what keeps the resume from being bitwise, as `name old -> new`."""
-        now = self._environment()
+        now = environment(self.engine, self._config.training)
         before = {**UNSPLIT, **saved}
         different = [f"{key} {before.get(key)} -> {value}" for key, value in now.items() if before.get(key) != value]
         if now["device"] == "cuda" and not self._config.training.deterministic:

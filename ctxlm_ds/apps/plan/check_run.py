@@ -57,9 +57,7 @@ def check_only(arguments: argparse.Namespace) -> None:
         from ctxlm_ds.export.teacher import with_teacher
 
         config = with_teacher(config)
-    deepspeed = load_deepspeed_json(str(arguments.deepspeed_config or config.deepspeed or DEFAULT_CONFIG))
-    zero = deepspeed_settings(arguments, config, world_size).get("zero_optimization") or {}
-    deepspeed["zero_optimization"] = zero
+    deepspeed = deepspeed_settings(arguments, config, world_size)
     check_hooks(config.logging, look_for_hook)
     if arguments.print:
         sys.stdout.write(dump_config(config))
@@ -233,7 +231,7 @@ def why_not_on_cpu(training: TrainingConfig, kernels: KernelsConfig, world_size:
 
 def _in_memory(deepspeed: Mapping[str, Any]) -> dict[str, Any]:
     """Return DeepSpeed's JSON without offload: on a CPU what is offloaded is in the same memory."""
-    zero = deepspeed.get("zero_optimization", {})
+    zero = deepspeed.get("zero_optimization") or {}
     return {**deepspeed, "zero_optimization": {k: v for k, v in zero.items() if not k.startswith("offload_")}}
 
 

@@ -23,7 +23,6 @@ from ctxlm_ds.training.hooks.metrics import TENSORBOARD_DIR
 LATEST_CHECKPOINT = "checkpoints/latest"
 """Names the newest complete checkpoint of a run; written with it."""
 ETA_STEPS = 50
-SECONDS_PER_HOUR = 3600.0
 RESUME = "to resume: the same command again"
 
 
@@ -60,7 +59,7 @@ class TimeLeft:
         if limits.max_tokens is not None and tokens > 0:
             left.append((limits.max_tokens - metrics.tokens) * passed_s / tokens)
         if limits.max_hours is not None:
-            left.append(limits.max_hours * SECONDS_PER_HOUR - (now_s - self._begin_s))
+            left.append(limits.max_hours * 3600 - (now_s - self._begin_s))
         return max(0.0, min(left))
 
     def go_back(self) -> None:

@@ -7,9 +7,10 @@ restart.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import Any, Literal
 
 from ctxlm_ds.console import logger
@@ -43,7 +44,7 @@ class Recovery:
         window, threshold = self.config.spike_window_steps, self.config.spike_threshold
         if self.config.spike == "ignore" or len(state.recent_losses) < window:
             return None
-        mean, deviation = spread(state.recent_losses)
+        mean, deviation = fmean(state.recent_losses), pstdev(state.recent_losses)
         if loss <= mean + threshold * deviation:
             return None
         return Anomaly(
@@ -117,9 +118,3 @@ class Recovery:
         loss, norm = (value if math.isfinite(value) else None for value in (result.loss, result.grad_norm))
         rows = {"first": first, "count": count, "sources": sources}
         append_event(self.run_dir, event, step=state.step + 1, why=why, loss=loss, grad_norm=norm, rows=rows, **more)
-
-
-def spread(losses: Sequence[float]) -> tuple[float, float]:
-    """Return mean and population standard deviation, from correctly rounded sums."""
-    mean = math.fsum(losses) / len(losses)
-    return mean, math.sqrt(math.fsum((loss - mean) ** 2 for loss in losses) / len(losses))

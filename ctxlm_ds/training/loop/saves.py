@@ -18,7 +18,6 @@ from ctxlm_ds.recipe.schema import CheckpointConfig
 from ctxlm_ds.training.hooks.hooks import Phase
 from ctxlm_ds.training.loop.state import TrainState
 
-SECONDS_PER_MINUTE = 60.0
 RETRY_S = 60.0
 RETRIES_PER_INTERVAL = 10
 LAST_SAVE_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
@@ -120,7 +119,7 @@ class Saves:
         """Return this rank's flags for the step's all-reduce."""
         now_s = time.monotonic()
         minutes = self._config.interval_minutes
-        late = minutes is not None and now_s - self._due_s >= minutes * SECONDS_PER_MINUTE
+        late = minutes is not None and now_s - self._due_s >= minutes * 60
         retry = self._failed_step != NO_STEP and now_s - self._failed_s >= RETRY_S
         return [float(late), float(retry), float(self.pending is not None and self.pending.busy)]
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from ctxlm_ds.training.continuations import Continuations
     from ctxlm_ds.training.engine.engine import Engine
 
-SECONDS_PER_HOUR = 3600.0
 INTERRUPT_CHECK_S = 5.0
 """Within a step the ranks agree about a stop this often; steps that are shorter are never interrupted."""
 
@@ -218,7 +217,7 @@ class Trainer:
         """Return the next step and this rank's flags, for the agreement at the end of a step's passes."""
         signals = (float(self.stop_signal.number == number) for number in STOP_SIGNALS)
         limit_hours = self.training.max_hours
-        late = limit_hours is not None and time.monotonic() - self._started_s >= limit_hours * SECONDS_PER_HOUR
+        late = limit_hours is not None and time.monotonic() - self._started_s >= limit_hours * 3600
         flags = (*signals, float(late), self._micro_batch_s, *self.saves.flags())
         return Ahead(self._iterator.look(), flags)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from ctxlm_ds.errors import ExportError
+from ctxlm_ds.errors import ConfigError, ExportError
 from ctxlm_ds.export.base import Tensors
 from ctxlm_ds.families.elmo.config import CHARACTERS, ELMO, ElmoSection
 from ctxlm_ds.families.elmo.export import FORMAT, OPTIONS, WEIGHTS
@@ -154,5 +154,5 @@ def test_bad_folders_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(ExportError, match=text):
             FORMAT.open(tmp_path)
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ExportError, match=r"needs h5py, which is not installed: pip install 'ctxlm-ds\[elmo\]'"):
+    with pytest.raises(ConfigError, match=r"^h5py: not installed; pip install 'ctxlm_ds\[elmo\]'"):
         FORMAT.write(tmp_path, model, weights_of(model))
