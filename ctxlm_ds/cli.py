@@ -96,7 +96,6 @@ def help_text() -> str:
 
 
 def version() -> str:
-    """Return the version of the installed package."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

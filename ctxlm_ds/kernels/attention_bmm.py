@@ -48,7 +48,6 @@ class Span(NamedTuple):
 
     @property
     def scores(self) -> int:
-        """Scores of a head."""
         return (self.queries[1] - self.queries[0]) * (self.keys[1] - self.keys[0])
 
 

@@ -91,7 +91,6 @@ class Shard:
 
     @property
     def num_rows(self) -> int:
-        """Rows of all blocks together."""
         return sum(stop - start for start, stop in self.rows)
 
     @property

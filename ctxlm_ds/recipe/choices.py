@@ -99,7 +99,6 @@ class Choice:
         return {name: entry.section for name, entry in self.entries().items()}
 
     def owners(self, setting: str) -> list[str]:
-        """Return the names of the entries that have a setting."""
         return [name for name, section in self.classes().items() if setting in section.model_fields]
 
     def validate(self, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:

@@ -31,7 +31,6 @@ class Problem:
     """File and line, or command-line option, of the value."""
 
     def line(self) -> str:
-        """Return the problem as one line of a message."""
         where = f"  [{self.where}]" if self.where else ""
         return f"{self.path}: {self.text}{where}"
 

@@ -297,7 +297,6 @@ class EvaluationConfig(Section):
 
     @property
     def continues(self) -> bool:
-        """True if texts are continued."""
         return bool(self.continuations or self.prompts)
 
     @property

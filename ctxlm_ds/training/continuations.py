@@ -217,7 +217,6 @@ class WrittenTargets(Continuations):
 
 
 def slots_of(objective: Objective, data: DataSection) -> int:
-    """Return the prediction slots of a row."""
     return next(field.columns for field in objective.fields(data) if field.name == objective.slots_field)
 
 

@@ -220,7 +220,6 @@ def details(status: RunStatus) -> list[str]:
 
 
 def show(statuses: Sequence[RunStatus], as_json: bool) -> None:
-    """Print the statuses once."""
     if as_json:
         print(json.dumps([asdict(status) for status in statuses], indent=1))
     elif len(statuses) == 1:

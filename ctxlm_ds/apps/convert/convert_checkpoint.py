@@ -187,7 +187,6 @@ def convert_hf(arguments: argparse.Namespace) -> list[str]:
 
 
 def conversion_lines(done: Conversion, next_step: str) -> list[str]:
-    """Return what a conversion prints."""
     largest = max(comparison.relative for comparison in done.comparisons)
     compared, whose = ("logits:", "the logits'") if done.loading is None else ("weights, read back:", "their")
     return [

@@ -68,7 +68,6 @@ def answer(
     arguments: argparse.Namespace, task: TaskDescription, prompt: PromptDescription, folders: dict[int, Path],
     wanted: dict[str, Any],
 ) -> None:  # fmt: skip
-    """Answer the prompts of some seeds."""
     from ctxlm_ds.apps.downstream.prepare import check_names, kind_class, load_tokenizer, longest_input, read_parts
     from ctxlm_ds.apps.downstream.prompting import Prompting, load_scorer
 

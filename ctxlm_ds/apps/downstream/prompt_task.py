@@ -62,7 +62,6 @@ class PromptDescription(Section):
                 yield Problem(f"words.{label}", f"{word!r} is the word of {first} too; each label needs its own")
 
     def pattern_for(self, causal: bool) -> str:
-        """Return the pattern of a kind of model."""
         return self.causal_pattern if causal and self.causal_pattern is not None else self.pattern
 
     def gapped(self, example: Example, causal: bool) -> tuple[str, str]:

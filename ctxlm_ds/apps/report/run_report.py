@@ -67,7 +67,6 @@ def charts_of(runs: Mapping[str, RunRecord]) -> list[Chart]:
 
 
 def run_page(runs: Mapping[str, RunRecord], charts: Sequence[Chart]) -> str:
-    """Return the page of runs by their labels."""
     sections = {"Curves": [f"<h3>{escape(chart.title)}</h3>\n{svg(chart)}" for chart in charts]}
     if len(runs) > 1:
         head, *rows = comparison(runs)

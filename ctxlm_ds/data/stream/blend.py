@@ -61,7 +61,6 @@ class RowOrder:
         return PlannedRows(*_permuted(positions, self.num_rows, self.seed, EPOCH_PURPOSE))
 
     def epoch_of(self, position: int) -> int:
-        """Return the epoch of the stream that a position is in."""
         return position // self.num_rows
 
 

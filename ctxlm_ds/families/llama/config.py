@@ -64,7 +64,6 @@ class LlamaSection(TransformerSection):
 
     @property
     def key_value_heads(self) -> int:
-        """Heads of keys and values."""
         return self.num_key_value_heads or self.num_attention_heads
 
     @property

@@ -72,7 +72,6 @@ def encoder_trunk(model: EncoderSection, build: ModelBuild) -> list[LayerDescrip
 
 
 def word_table(model: EncoderSection, build: ModelBuild) -> WordTable:
-    """Describe an encoder's word table."""
     return WordTable(model.vocab_size, model.table_width or model.hidden_size, initial_weights(model), build)
 
 

@@ -136,7 +136,6 @@ def word_places(sources: Sequence[dict[str, Any]], count: int) -> list[dict[int,
 
 
 def subword_positions(words: Sequence[int | None]) -> dict[int, list[int]]:
-    """Return the positions of each word's subwords in a row."""
     positions: dict[int, list[int]] = {}
     for place, word in enumerate(words):
         if word is not None:
