@@ -32,7 +32,7 @@ from ctxlm_ds.process.cgroups import read_text
 from ctxlm_ds.process.launch import Launcher, RankInfo, free_port
 from ctxlm_ds.process.run_lock import process_fields
 from ctxlm_ds.process.signals import STOP_SIGNALS, interrupted
-from ctxlm_ds.process.slurm import is_srun_task, read_number, read_task
+from ctxlm_ds.process.slurm import SRUN, read_number
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 PR_SET_PDEATHSIG = 1
@@ -238,7 +238,7 @@ def _end_torchrun() -> None:
 def check_alone(environ: Mapping[str, str]) -> None:
     """Raise ConfigError if a launcher has started this process as a rank."""
     named = [name for name in ("RANK", "WORLD_SIZE") if name in environ]
-    if named or (is_srun_task(environ) and read_task(environ).world_size > 1):
+    if named or (SRUN.has_started(environ) and SRUN.place(environ).world_size > 1):
         why = f"{named[0]} is set" if named else "srun has started this process"
         raise ConfigError(f"--ranks starts ranks, but this process is a launcher's rank ({why}): leave --ranks out")
 

@@ -35,10 +35,37 @@ class Srun(Launcher):
     """srun, which ends all tasks of a step by itself."""
 
     def has_started(self, environ: Mapping[str, str]) -> bool:
-        return is_srun_task(environ)
+        """Return whether srun started this process as a rank.
+
+        A shell inside salloc or sbatch, or on a terminal of srun, has most of the same variables.
+        """
+        if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ or "SLURM_PTY_PORT" in environ:
+            return False
+        step = environ["SLURM_STEP_ID"]
+        special = environ.get("SLURM_STEP_NAME") in SPECIAL_STEP_NAMES
+        return not special and step.isdigit() and int(step) < FIRST_SPECIAL_STEP
 
     def place(self, environ: Mapping[str, str]) -> RankInfo:
-        return read_task(environ)
+        """Read a task's place from srun's variables. Raises ConfigError if one is missing or wrong."""
+        rank = read_number(environ, "SLURM_PROCID")
+        tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
+        world_size = read_number(environ, tasks)
+        if not rank < world_size:
+            raise ConfigError(f"SLURM_PROCID is {rank} but {tasks} is {world_size}; start the ranks with a plain srun")
+        hosts = hosts_of_step(environ) if world_size > 1 else ["127.0.0.1"]
+        address = hosts[0] if len(hosts) > 1 else "127.0.0.1"
+        port = port_of_step(environ) if world_size > 1 else free_port()
+        visible, local_rank = environ.get("CUDA_VISIBLE_DEVICES", ""), read_number(environ, "SLURM_LOCALID")
+        return RankInfo(
+            rank=rank,
+            world_size=world_size,
+            local_rank=local_rank,
+            local_world_size=_local_tasks(environ, world_size, len(hosts)),
+            master_addr=environ.get("MASTER_ADDR") or address,
+            master_port=read_number(environ, "MASTER_PORT", str(port)),
+            launcher="",
+            device_index=0 if visible and "," not in visible else local_rank,
+        )
 
     def prepare(self, ranks: RankInfo) -> None:
         if ranks.world_size > ranks.local_world_size:
@@ -46,41 +73,6 @@ class Srun(Launcher):
 
 
 SRUN = Srun()
-
-
-def is_srun_task(environ: Mapping[str, str]) -> bool:
-    """Return whether srun started this process as a rank.
-
-    A shell inside salloc or sbatch, or on a terminal of srun, has most of the same variables.
-    """
-    if "SLURM_PROCID" not in environ or "SLURM_STEP_ID" not in environ or "SLURM_PTY_PORT" in environ:
-        return False
-    step = environ["SLURM_STEP_ID"]
-    special = environ.get("SLURM_STEP_NAME") in SPECIAL_STEP_NAMES
-    return not special and step.isdigit() and int(step) < FIRST_SPECIAL_STEP
-
-
-def read_task(environ: Mapping[str, str]) -> RankInfo:
-    """Read a task's place from srun's variables. Raises ConfigError if one is missing or wrong."""
-    rank = read_number(environ, "SLURM_PROCID")
-    tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
-    world_size = read_number(environ, tasks)
-    if not rank < world_size:
-        raise ConfigError(f"SLURM_PROCID is {rank} but {tasks} is {world_size}; start the ranks with a plain srun")
-    hosts = hosts_of_step(environ) if world_size > 1 else ["127.0.0.1"]
-    address = hosts[0] if len(hosts) > 1 else "127.0.0.1"
-    port = port_of_step(environ) if world_size > 1 else free_port()
-    visible, local_rank = environ.get("CUDA_VISIBLE_DEVICES", ""), read_number(environ, "SLURM_LOCALID")
-    return RankInfo(
-        rank=rank,
-        world_size=world_size,
-        local_rank=local_rank,
-        local_world_size=_local_tasks(environ, world_size, len(hosts)),
-        master_addr=environ.get("MASTER_ADDR") or address,
-        master_port=read_number(environ, "MASTER_PORT", str(port)),
-        launcher="",
-        device_index=0 if visible and "," not in visible else local_rank,
-    )
 
 
 def hosts_of_step(environ: Mapping[str, str]) -> list[str]:

@@ -172,7 +172,7 @@ class PipelinePasses:
             schedule.SendGrad: send_grads,
             schedule.ReduceTiedGrads: reduce_tied_grads,
             schedule.ReduceGrads: reduce_grads,
-            schedule.OptimizerStep: _wait_for_update,
+            schedule.OptimizerStep: lambda engine, lr_kwargs=None: None,  # update() does it later
         }
 
     def train(self, step: Step, step_index: int, factors: torch.Tensor) -> Sums:
@@ -234,10 +234,6 @@ class PipelinePasses:
         if engine.is_last_stage():
             # Only the loss is needed now; the engine would keep the logits until the buffer is reused.
             engine.pipe_buffers["outputs"][buffer_id] = engine.pipe_buffers["labels"][buffer_id] = None
-
-
-def _wait_for_update(engine: PipelineEngine, lr_kwargs: Any = None) -> None:
-    """Do nothing at the schedule's optimizer step; PipelinePasses.update() does it later."""
 
 
 def _not_yet(*_: Any) -> torch.Tensor:

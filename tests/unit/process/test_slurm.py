@@ -10,6 +10,7 @@ import pytest
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.process.slurm import (
+    SRUN,
     VARIABLE,
     choose_gloo_interface,
     expand_hostlist,
@@ -17,10 +18,8 @@ from ctxlm_ds.process.slurm import (
     expand_tasks,
     hosts_of_step,
     interface_of,
-    is_srun_task,
     join_numbers,
     port_of_step,
-    read_task,
 )
 
 
@@ -67,16 +66,16 @@ STEP = {
 
 
 def test_a_task_of_a_step_on_part_of_the_job() -> None:
-    task = read_task(STEP)
+    task = SRUN.place(STEP)
     assert (task.rank, task.world_size, task.local_rank, task.local_world_size) == (2, 3, 0, 1)
     assert hosts_of_step(STEP) == ["n2", "n3"] and task.master_addr == "n2"
-    first = read_task({**STEP, "SLURM_PROCID": "0", "SLURM_NODEID": "0"})
+    first = SRUN.place({**STEP, "SLURM_PROCID": "0", "SLURM_NODEID": "0"})
     assert first.local_world_size == 2 and first.master_port == task.master_port
 
 
 def test_tasks_per_node_of_the_whole_job_are_not_believed() -> None:
-    assert read_task({**STEP, "SLURM_STEP_TASKS_PER_NODE": ""}).local_world_size == 2
-    assert read_task({**STEP, "SLURM_STEP_TASKS_PER_NODE": "", "SLURM_TASKS_PER_NODE": "1,2"}).local_world_size == 2
+    assert SRUN.place({**STEP, "SLURM_STEP_TASKS_PER_NODE": ""}).local_world_size == 2
+    assert SRUN.place({**STEP, "SLURM_STEP_TASKS_PER_NODE": "", "SLURM_TASKS_PER_NODE": "1,2"}).local_world_size == 2
 
 
 @pytest.mark.parametrize(
@@ -93,8 +92,8 @@ def test_tasks_per_node_of_the_whole_job_are_not_believed() -> None:
 )
 def test_shells_inside_an_allocation_are_no_ranks(change: dict[str, str | None]) -> None:
     environ = {name: value for name, value in {**STEP, **change}.items() if value is not None}
-    assert not is_srun_task(environ)
-    assert is_srun_task(STEP)
+    assert not SRUN.has_started(environ)
+    assert SRUN.has_started(STEP)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +107,7 @@ def test_shells_inside_an_allocation_are_no_ranks(change: dict[str, str | None])
 )
 def test_incomplete_variables_are_named(change: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_task({**STEP, **change})
+        SRUN.place({**STEP, **change})
 
 
 def test_ports_of_neighbours_differ_and_avoid_the_ephemeral_range() -> None:
