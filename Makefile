@@ -59,11 +59,12 @@ test-pythons: ## `make test-fast` under PYTHONS="3.10 3.12 3.13", each in .venv-
 test-slurm: operators ## the tests that need a Slurm cluster; each worker starts one (root, slurm-wlm, munge)
 	@$(BIN)/python -m pytest -m 'slurm and not soak' -n $(WORKERS) --dist loadfile tests/slurm $(ARGS)
 
-check: install ## lint, types, the order of imports, docs/config.md, names of families, wording
+check: install ## lint, types, the order of imports, docs/config.md, docs/parts.md, names of families, wording
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/write_config_docs.py --check
+	@$(BIN)/python tools/write_parts_docs.py --check
 	@$(BIN)/python tools/check_names.py
 	@$(BIN)/python tools/check_words.py
 	@$(BIN)/python tools/check_structure.py
@@ -74,8 +75,9 @@ soak: operators ## the long tests
 bench: install ## measure what this machine can show and write the tables of docs/benchmarks.md (15 minutes)
 	@$(BIN)/python tools/benchmark document --write docs/benchmarks.md
 
-docs: install ## write docs/config.md from the schema, and build the site of docs/ into site/
+docs: install ## write docs/config.md and docs/parts.md from the code, and build the site of docs/ into site/
 	@$(BIN)/python tools/write_config_docs.py
+	@$(BIN)/python tools/write_parts_docs.py
 	@$(BIN)/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null || $(PIP_INSTALL) -e '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html; to read it at http://localhost:8000: $(BIN)/mkdocs serve"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -19,7 +19,7 @@ from ctxlm_ds.recipe.describe import describe_field, section_of
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.yaml_source import write_yaml
 
-DEFAULT_OUTPUT = Path(__file__).resolve().parent.parent / "docs" / "config.md"
+ROOT = Path(__file__).resolve().parent.parent
 HEADER = ("| Setting | Default | Expects | Meaning |", "|---|---|---|---|")
 INTRODUCTION = """# Settings of a recipe
 
@@ -123,21 +123,27 @@ def _sentence(text: str | None) -> str:
     return " ".join((text or "").split())
 
 
-def main() -> None:
-    """Write the page, or with `--check` compare it with the file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=DEFAULT_OUTPUT, help="file to write (default: docs/config.md)")
+def write_or_compare(render: Callable[[], str], name: str, tool: str) -> None:
+    """Write a page of docs/, or with `--check` compare it with the file; ConfigError if they differ."""
+    path = ROOT / "docs" / name
+    parser = argparse.ArgumentParser(description=f"Write docs/{name} from the code; `--check` only compares.")
+    parser.add_argument("--output", type=Path, default=path, help=f"file to write (default: docs/{name})")
     parser.add_argument("--check", action="store_true", help="fail if the file is not up to date")
     arguments = parser.parse_args()
-    page = render_reference()
+    page = render()
     if not arguments.check:
         write_text(arguments.output, page)
         print(f"wrote {arguments.output}")
         return
     written = arguments.output.read_text(encoding="utf-8") if arguments.output.exists() else ""
     if written != page:
-        raise ConfigError(f"{arguments.output} differs from the schema; run: python tools/write_config_docs.py")
+        raise ConfigError(f"{arguments.output} differs from the code; run: python tools/{tool}")
     print(f"{arguments.output} is up to date")
+
+
+def main() -> None:
+    """Write docs/config.md, or compare it."""
+    write_or_compare(render_reference, "config.md", "write_config_docs.py")
 
 
 if __name__ == "__main__":
