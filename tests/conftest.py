@@ -29,8 +29,23 @@ cpuinfo.get_cpu_info = cache(cpuinfo.get_cpu_info)
 use_own_build_folder()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "run the contract suite for the families and objectives that this installed package registers, and no others"
+    parser.addoption("--package", help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Find what the package registers before its cases are collected."""
+    if config.getoption("--package"):
+        from tests.families import packages
+
+        packages.choose(config.getoption("--package"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give the tests of a file to one worker; those of the contract suite, which take longest, by family."""
+    if config.getoption("--package"):
+        items[:] = [item for item in items if item.path.name == "test_contract.py" and hasattr(item, "callspec")]
     for item in items:
         family = item.callspec.params.get("family", "") if hasattr(item, "callspec") else ""
         group = f"{item.path.stem}-{family}" if item.path.name == "test_contract.py" else str(item.path)
