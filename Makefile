@@ -30,7 +30,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 	@echo "installed; to type its commands: source $(BIN)/activate"
 
-pretrain: install ## text to a model that fills masks, on 2 CPU ranks; FAMILY=gpt2 continues text; CORPUS=path: your text
+pretrain: install ## text to a model that fills masks, on two CPU cores; FAMILY=gpt2 continues text; CORPUS=path: your text
 	@$(BIN)/python tools/pretrain_default.py $(if $(FAMILY),--family '$(FAMILY)') $(if $(CORPUS),--corpus '$(CORPUS)') $(ARGS)
 
 downstream: install ## make pretrain's model fine-tuned on two tasks, next to random weights: a table of scores

@@ -27,6 +27,10 @@ class Command(NamedTuple):
 
 
 GROUPS: dict[str, tuple[Command, ...]] = {
+    "all steps in one command": (
+        Command("demo", "apps.demo.pretrain_default", "your text (--corpus FILE) to a model that fills masks"),
+        Command("demo-downstream", "apps.demo.downstream_default", "fine-tune that model, next to random weights"),
+    ),
     "from text to a dataset": (
         Command("tokenizer", "apps.text.tokenizers", "train a tokenizer"),
         Command("tokenizer-report", "apps.text.tokenizers:report", "compare tokenizers on a text"),
@@ -58,8 +62,6 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("scores", "apps.downstream.compare_scores", "compare the scores of models"),
     ),
     "this machine": (
-        Command("demo", "apps.demo.pretrain_default", "text to a model that fills masks, in minutes"),
-        Command("demo-downstream", "apps.demo.downstream_default", "fine-tune that model, next to random weights"),
         Command("completion", "cli:completion", "print completion for bash, zsh or fish"),
     ),
 }

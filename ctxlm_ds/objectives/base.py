@@ -61,6 +61,11 @@ class LossTerm:
     has_perplexity: bool = False
     """True if evaluation reports exp(loss) as `perplexity`, or as `TERM_perplexity` if several terms have one."""
 
+    @property
+    def predicts_tokens(self) -> bool:
+        """Return whether the labels are tokens."""
+        return self.reduce in (VOCABULARY_SUMS, GIVEN_SUMS)
+
     def given(self, outputs: tuple[str, ...]) -> LossTerm:
         """Return the term for a model that computes the loss itself.
 

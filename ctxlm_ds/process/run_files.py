@@ -93,8 +93,8 @@ def update_status(run_dir: Path, **changes: Any) -> None:
     """Change values of RUN/status.json; a full or missing disk keeps the old ones.
 
     The values are state (starting, running, queued, stopped, completed, failed), why, step, of, loss,
-    tokens_per_second, left_s, skipped, rollbacks, starts, checkpoint, last_failure, job_id, attempt and log. The file
-    is replaced atomically, but not flushed to the disk, because that would take its time at each report.
+    tokens_per_second, left_s, skipped, rollbacks, starts, checkpoint, last_failure, job_id, attempt, log and verdict.
+    The file is replaced atomically, but not flushed to the disk, because that would take its time at each report.
     """
     path = run_dir / STATUS_NAME
     partial = partial_path(path)

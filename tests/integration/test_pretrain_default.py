@@ -32,11 +32,13 @@ def test_the_whole_job_and_again(tmp_path: Path) -> None:
         "--set", *TINY,
     ]  # fmt: skip
     first = tool(*command)
-    for words in ("ctxlm tokenizer", "ctxlm preprocess", "ctxlm_ds.pretrain", "to-hf"):
+    for words in ("ctxlm tokenizer", "ctxlm preprocess", "ctxlm pretrain", "to-hf"):
         assert words in first.stdout
-    assert "held-out masked-LM loss" in first.stdout and "unigram distribution's loss" in first.stdout
+    assert "nats (perplexity " in first.stdout and "word frequencies alone: " in first.stdout
+    assert "verdict: heldout: " in first.stderr
+    assert "[INFO]" not in first.stdout + first.stderr and "[WARNING]" not in first.stdout + first.stderr
     assert first.stdout.count("filled:") == 5
-    again = tool(*command, "--ranks", 1)
+    again = tool(*command)
     assert "ctxlm tokenizer" not in again.stdout and "ctxlm preprocess" not in again.stdout
     losses = [line for line in first.stdout.splitlines() if "nats" in line]
     assert losses == [line for line in again.stdout.splitlines() if "nats" in line]
@@ -51,10 +53,10 @@ def test_another_family_continues_text(tmp_path: Path) -> None:
     write_corpus(tmp_path / "mine.txt", num_documents=60, seed=3, format="text")
     done = tool(
         "pretrain_default.py", "--family", "gpt2", "--corpus", tmp_path / "mine.txt", "--output-dir", tmp_path / "out",
-        "--vocab-size", 400, "--ranks", 1, "--set", *TINY,
+        "--vocab-size", 400, "--set", *TINY,
     )  # fmt: skip
     assert "--append-eod" in done.stdout and "--split-sentences" not in done.stdout
-    assert "held-out causal-LM loss" in done.stdout and done.stdout.count("continued: ") == 5
+    assert "heldout: " in done.stdout and done.stdout.count("continued: ") == 5
 
 
 @pytest.mark.parametrize("recipe", [name for name in shipped_recipes() if name.endswith(SUFFIX)])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import shlex
 import subprocess
@@ -19,13 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds import atomic
-from ctxlm_ds.console import format_duration, setup_logging
+from ctxlm_ds.console import at_least, format_duration, setup_logging
 from ctxlm_ds.data.preprocess.sentences import split_sentences
 from ctxlm_ds.errors import CtxlmError, DataError
 from ctxlm_ds.installed import checkout
-from ctxlm_ds.objectives.encoder_decoder import EncoderDecoder
-from ctxlm_ds.process.launch import free_port
-from ctxlm_ds.process.run_files import METRICS_NAME, read_lines
+from ctxlm_ds.process.cgroups import available_cores
+from ctxlm_ds.process.run_files import read_status
 from ctxlm_ds.recipe.load import load_config, shipped_recipes
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import ObjectiveSection
@@ -57,7 +55,7 @@ def main() -> None:
     add("--output-dir", type=Path, help="default: runs/default, with --corpus runs/NAME-OF-CORPUS")
     add("--recipe", help=f"a path or the name of a shipped recipe; default: FAMILY{SUFFIX}")
     add("--vocab-size", type=int, help="default: the recipe's")
-    add("--ranks", type=int, default=2, help="DeepSpeed ranks")
+    add("--ranks", type=at_least(1), default=1, help="ranks that train (default: one)")
     add("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="override settings")
     arguments = parser.parse_args()
     setup_logging()
@@ -65,12 +63,12 @@ def main() -> None:
     config = load_config(recipe, arguments.set, arguments.ranks)  # mistakes are reported before the first step
     started_s = time.monotonic()
     job = Job(arguments.output_dir or default_folder(arguments.corpus, arguments.family), config)
-    job.make_datasets(arguments.corpus, arguments.vocab_size, arguments.ranks)
+    job.make_datasets(arguments.corpus, arguments.vocab_size)
     job.pretrain(recipe, arguments.set, arguments.ranks)
     run_step(CTXLM, "convert", "to-hf", "--checkpoint", job.run_dir, "--output", job.model, "--overwrite")
     run_step(CTXLM, "report", job.run_dir)
     job.show_results()
-    say(f"done in {format_duration(time.monotonic() - started_s)}; the model: {job.model}")
+    print(f"\ndone in {format_duration(time.monotonic() - started_s)}; the model: {job.model}")
 
 
 def default_folder(corpus: Sequence[str], family: str) -> Path:
@@ -90,7 +88,7 @@ class Job:
         # Megatron's names.
         self.train, self.heldout = (self.data / f"{split}_text_{form}" for split in ("train", HELDOUT))
 
-    def make_datasets(self, inputs: Sequence[str], vocab_size: int | None, workers: int) -> None:
+    def make_datasets(self, inputs: Sequence[str], vocab_size: int | None) -> None:
         """Make corpus, tokenizer and datasets if they are missing, as family and sample format need them."""
         if not (self.corpus / "train.jsonl").exists():
             if inputs:
@@ -109,7 +107,7 @@ class Job:
                 run_step(
                     CTXLM, "preprocess", "--input", self.corpus / f"{split}.jsonl", "--json-keys", "text",
                     "--tokenizer", self.tokenizer, "--output-prefix", self.data / split,
-                    *self._form(), "--workers", workers, "--overwrite",
+                    *self._form(), "--workers", available_cores(), "--overwrite",
                 )  # fmt: skip
 
     def _form(self) -> list[str]:
@@ -123,46 +121,23 @@ class Job:
         return [*preprocess_options(data), *(["--leading-space"] if space else [])]
 
     def pretrain(self, recipe: str, overrides: Sequence[str], ranks: int) -> None:
-        """Train under the deepspeed launcher."""
+        """Train."""
         run_step(
-            # Not the launcher's usual port: another job may run on this machine.
-            CTXLM.with_name("deepspeed"), "--num_gpus", ranks, "--master_port", free_port(),
-            "--module", "ctxlm_ds.pretrain", "--config", recipe, "--deepspeed_config", "zero1",
-            "--set", f"run_dir={self.run_dir}", f"tokenizer.path={self.tokenizer}", f"data.train=[{self.train}]",
+            CTXLM, "pretrain", "--config", recipe, *(["--ranks", ranks] if ranks > 1 else []), "--set",
+            f"run_dir={self.run_dir}", f"tokenizer.path={self.tokenizer}", f"data.train=[{self.train}]",
             f"data.validation=[{{name: {HELDOUT}, path: {self.heldout}}}]", *overrides,
         )  # fmt: skip
 
     def show_results(self) -> None:
-        """Print the held-out figures next to those of the unigram distribution, and what the model does."""
+        """Print what the run says of its loss, and what the model does."""
         from ctxlm_ds.tokenizers.load import load_tokenizer
 
-        term = OBJECTIVES.get(self.config.objective.name).terms[0].name
-        title = term.replace("_lm", "-LM").replace("_", " ")
-        names = [f"eval/{HELDOUT}/{term}_{figure}" for figure in ("loss", "accuracy")]
-        model = [record for record in read_lines(self.run_dir / METRICS_NAME) if names[0] in record][-1]
-        figures = {
-            f"held-out {title} loss": (model[names[0]], model[names[1]]),
-            "unigram distribution's loss": self.unigram_figures(),
-        }
-        for name, (loss, accuracy) in figures.items():
-            say(f"{name:<28} {loss:.3f} nats (perplexity {math.exp(loss):.0f}), top-1 accuracy {accuracy:.1%}")
+        print("\n".join(read_status(self.run_dir).get("verdict", [])))
         folder, task = demonstrated_model(self.config.model.family, self.config.objective)
         tokenizer, corpus = load_tokenizer(self.tokenizer), self.corpus / "heldout.jsonl"
-        say(f"\nheld-out sentences, {task}:")
+        print(f"\nheld-out sentences, {task}:")
         for text, truth, found in DEMONSTRATIONS[task](corpus, str(self.model / folder), tokenizer):
-            say(f"  {text}\n    was: {truth}   {found}")
-        say("")
-
-    def unigram_figures(self) -> tuple[float, float]:
-        """Return loss and accuracy over what the model predicts: if it has targets, all their tokens, sentinels too."""
-        if not issubclass(OBJECTIVES.get(self.config.objective.name), EncoderDecoder):
-            from ctxlm_ds.data.stream.held_out import unigram_figures
-
-            return unigram_figures(self.train, self.heldout)
-        from ctxlm_ds.apps.evaluate.targets import Targets
-
-        every, _ = Targets.of(load_config(self.run_dir / "config.yaml")).unigram_figures()
-        return every.loss, every.accuracy
+            print(f"  {text}\n    was: {truth}   {found}")
 
 
 CTXLM = Path(sys.executable).with_name("ctxlm")
@@ -171,16 +146,12 @@ CTXLM = Path(sys.executable).with_name("ctxlm")
 def run_step(*words: object) -> None:
     """Print and run a command. Raises CtxlmError if it failed; its error message is above."""
     command = list(map(str, words))
-    say(f"$ {shlex.join(word.replace(f'{Path.cwd()}/', '') for word in command)}")
-    environment = dict(os.environ, TOKENIZERS_PARALLELISM="false")
-    status = subprocess.run(command, env=environment, check=False).returncode
+    print(f"$ {shlex.join(word.replace(f'{Path.cwd()}/', '') for word in command)}", flush=True)
+    # In so small a model threads wait for each other: beside one other program two took 0.3 to 1.4 s a step, one 0.19.
+    defaults = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    status = subprocess.run(command, env=defaults | os.environ, check=False).returncode
     if status != 0:
         raise CtxlmError(f"the step above failed (exit status {status}); fix it and run the same command again")
-
-
-def say(line: str) -> None:
-    """Print a line before the next command writes."""
-    print(line, flush=True)
 
 
 def split_corpus(inputs: Sequence[str], output_dir: Path) -> None:

@@ -1,6 +1,6 @@
-"""Target tokens of an encoder-decoder on held-out rows: what a model predicts, next to their unigram distribution.
+"""Tokens that a run predicts in held-out rows, next to their unigram distribution; of an encoder-decoder, its targets.
 
-Sentinels and end tokens are counted like words: the distribution is that of the targets of training rows, add-one. That
+The distribution is that of the labels in training rows, add-one: sentinels and end tokens are counted like words. That
 of restored tokens, which the inputs lack (EncoderDecoder.restored), counts these alone.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -22,15 +22,17 @@ from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import EvalLoader, TrainLoader
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.objectives.base import build_objective
+from ctxlm_ds.objectives.base import LossTerm, Objective, build_objective
 from ctxlm_ds.objectives.encoder_decoder import DECODER_FIELDS, LABELS, EncoderDecoder
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import OBJECTIVES
 from ctxlm_ds.run import resolve
 
-Shares = NDArray[np.float64]
+if TYPE_CHECKING:
+    from typing import Self
+
 COUNTED_ROWS = 8192
-"""Training rows whose targets are counted."""
+"""Training rows whose labels are counted."""
 
 
 class Figures(NamedTuple):
@@ -43,54 +45,79 @@ class Figures(NamedTuple):
 
 
 @dataclass
-class Targets:
+class Predictions:
+    """The rows of a run, and the first term of its loss that predicts tokens."""
+
+    config: RunConfig
+    objective: Objective
+    rows: RunRows
+    term: LossTerm
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self | None:
+        """Open the rows of a recipe that names tokenizer and data; None if its objective predicts no tokens."""
+        config, tokenizer = resolve(config.with_values("data", num_workers=0))
+        objective = build_objective(config.objective, tokenizer)
+        term = next((term for term in objective.terms if term.predicts_tokens), None)
+        if term is None:
+            return None
+        return cls(config, objective, build_run_rows(config.row_settings, tokenizer, objective, verify="changed"), term)
+
+    def held_out(self, *sources: str) -> Iterator[Batch]:
+        """Yield the micro-batches on which a run evaluates, of these sources or of all."""
+        for name in sources or self.rows.validation:
+            rows = self.rows.validation[name]
+            yield from EvalLoader(rows, self.objective, self.config.data, self.config.training, self.config.evaluation)
+
+    def trained(self) -> Iterator[Batch]:
+        """Yield the micro-batches of the first training rows."""
+        training = self.config.training
+        num_steps = -(-min(COUNTED_ROWS, len(self.rows.train)) // training.global_batch_size)
+        for step in islice(TrainLoader(self.rows.train, self.objective, self.config.data, training), num_steps):
+            yield from step.micro_batches
+
+    def labels(self, batch: Batch) -> NDArray[np.int64]:
+        """Return the tokens [t] that are predicted in a batch."""
+        labels = batch.fields[self.term.labels[0]].numpy()
+        return labels[labels != IGNORE_LABEL].astype(np.int64)
+
+    def by_frequency(self) -> Iterator[tuple[str, Figures]]:
+        """Yield the figures of the unigram distribution on each held-out source."""
+        counts = np.ones(self.config.model.vocab_size or 0)
+        for batch in self.trained():
+            counts += np.bincount(self.labels(batch), minlength=len(counts))
+        for name in self.rows.validation:
+            yield name, _of_shares(counts / counts.sum(), np.concatenate(list(map(self.labels, self.held_out(name)))))
+
+
+class Targets(Predictions):
     """The rows of a run whose objective has targets.
 
     Raises ConfigError for another objective, and if the recipe names no held-out data.
     """
 
-    config: RunConfig
     objective: EncoderDecoder
-    rows: RunRows
 
     @classmethod
-    def of(cls, config: RunConfig) -> Targets:
+    def of(cls, config: RunConfig) -> Self:
         """Open the rows of a recipe that names tokenizer and data."""
-        config, tokenizer = resolve(config)
         if not issubclass(OBJECTIVES.get(config.objective.name), EncoderDecoder):
             raise ConfigError(f"objective.name {config.objective.name} has no targets; name one of an encoder-decoder")
-        objective = build_objective(config.objective, tokenizer)
-        assert isinstance(objective, EncoderDecoder)
-        rows = build_run_rows(config.row_settings, tokenizer, objective)
-        if not rows.validation:
+        found = super().of(config)
+        if not (found and found.rows.validation):
             raise ConfigError("data.validation is empty: name held-out datasets, as in training")
-        return cls(config, objective, rows)
-
-    def held_out(self) -> Iterator[Batch]:
-        """Yield the micro-batches on which a run evaluates, of all held-out sources."""
-        for rows in self.rows.validation.values():
-            yield from EvalLoader(rows, self.objective, self.config.data, self.config.training, self.config.evaluation)
-
-    def unigrams(self) -> tuple[Shares, Shares]:
-        """Return [v]: shares in the targets of the first training rows, add-one, of all tokens and of restored ones."""
-        config = self.config.model_copy(update={"data": self.config.data.model_copy(update={"num_workers": 0})})
-        every, inside = (np.ones(config.model.vocab_size or 0) for _ in range(2))
-        num_steps = -(-min(COUNTED_ROWS, len(self.rows.train)) // config.training.global_batch_size)
-        for step in islice(TrainLoader(self.rows.train, self.objective, config.data, config.training), num_steps):
-            for batch in step.micro_batches:
-                labels = _labels(batch)
-                every += np.bincount(labels, minlength=len(every))
-                inside += np.bincount(labels[self._restored(batch)], minlength=len(inside))
-        return every / every.sum(), inside / inside.sum()
+        return found
 
     def unigram_figures(self) -> tuple[Figures, Figures]:
         """Return the unigram distributions' figures of all target tokens, and of restored ones."""
-        every, inside = self.unigrams()
-        labels = np.concatenate([_labels(batch) for batch in self.held_out()])
+        every, inside = (np.ones(self.config.model.vocab_size or 0) for _ in range(2))
+        for batch in self.trained():
+            labels = self.labels(batch)
+            every += np.bincount(labels, minlength=len(every))
+            inside += np.bincount(labels[self._restored(batch)], minlength=len(inside))
+        labels = np.concatenate(list(map(self.labels, self.held_out())))
         restored = np.concatenate([self._restored(batch) for batch in self.held_out()])
-        sides = ((every, labels), (inside, labels[restored]))
-        first, second = (_means(-np.log(shares)[read], read == shares.argmax()) for shares, read in sides)
-        return first, second
+        return _of_shares(every / every.sum(), labels), _of_shares(inside / inside.sum(), labels[restored])
 
     @torch.no_grad()
     def model_figures(self, folder: Path, shift: int = 0) -> tuple[Figures, Figures]:
@@ -128,10 +155,8 @@ class Targets:
         return self.objective.restored(fields)[fields[LABELS] != IGNORE_LABEL]
 
 
-def _labels(batch: Batch) -> NDArray[np.int64]:
-    """Return the target tokens [t] of a batch."""
-    labels = batch.fields[LABELS].numpy()
-    return labels[labels != IGNORE_LABEL].astype(np.int64)
+def _of_shares(shares: NDArray[np.float64], labels: NDArray[np.int64]) -> Figures:
+    return _means(-np.log(shares)[labels], labels == shares.argmax())
 
 
 def _means(loss: NDArray[np.float64], hit: NDArray[np.bool_]) -> Figures:

@@ -1,4 +1,4 @@
-"""Baselines of held-out text: tokens per word, for a perplexity per word, and the unigram distribution.
+"""Tokens per word of held-out text, for a perplexity per word.
 
 Words are counted from tokens, for vocabularies whose tokens keep the text's spaces. A word is a longest run of
 characters other than ASCII white space, as `str.split` finds words in English text. Special tokens are no text, and end
@@ -11,13 +11,11 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.tokenizers.base import Tokenizer
@@ -82,16 +80,3 @@ def tokens_per_word(batches: Iterable[Batch], term: LossTerm, counts: WordCounts
         tokens += int(predicted.sum())
         words += counts.count(inputs[predicted], labels[predicted])
     return tokens / words if words else None
-
-
-def unigram_figures(train_prefix: Path, heldout_prefix: Path) -> tuple[float, float]:
-    """Return the cross entropy (nats) and the accuracy on held-out tokens of the (add-one) unigram distribution."""
-    tokens = IndexedDataset(heldout_prefix).tokens
-    shares = unigram(train_prefix, int(tokens.max()) + 1)
-    return float(-np.log(shares)[tokens].mean()), float((tokens == shares.argmax()).mean())
-
-
-def unigram(train_prefix: Path, least_size: int = 0) -> NDArray[np.float64]:
-    """Return the (add-one) frequency of each token in the training text."""
-    counts = np.bincount(IndexedDataset(train_prefix).tokens, minlength=least_size) + 1.0
-    return counts / counts.sum()

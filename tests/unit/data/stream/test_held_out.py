@@ -1,8 +1,7 @@
-"""Tokens per word of held-out rows, the unigram distribution by hand, and words counted from tokens."""
+"""Tokens per word of held-out rows, and words counted from tokens."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +10,10 @@ import torch
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.data.stream.held_out import WordCounts, tokens_per_word, unigram_figures, word_counts
+from ctxlm_ds.data.stream.held_out import WordCounts, tokens_per_word, word_counts
 from ctxlm_ds.objectives.base import LossTerm
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
-from tests.sample_data import write_dataset
 
 TERM = LossTerm("next", ("logits",), ("labels",))
 SPACE, BEGIN, INSIDE = 0, 1, 2
@@ -38,14 +36,6 @@ def test_words_that_begin_among_the_predictions_count() -> None:
 def test_there_may_be_no_word() -> None:
     assert tokens_per_word([batch([SPACE], [SPACE])], TERM, COUNTS) is None
     assert tokens_per_word([], TERM, COUNTS) is None
-
-
-def test_unigram_loss_is_the_cross_entropy_by_hand(tmp_path: Path) -> None:
-    for name, tokens in (("train", [1, 1, 1, 3]), ("heldout", [1, 3])):
-        write_dataset(tmp_path / name, [[tokens]])
-    # Add-one counts over ids 0..3: 1, 4, 1, 2 of 8.
-    expected = -(math.log(4 / 8) + math.log(2 / 8)) / 2
-    assert unigram_figures(tmp_path / "train", tmp_path / "heldout") == pytest.approx((expected, 0.5))
 
 
 TEXTS = [
