@@ -15,7 +15,7 @@ from tests.integration.route import call, launcher, metrics
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, bert_route: Prepared) -> Path:
     """A folder with the data that the page names, in which its example has run."""
-    folder = bert_route.link(tmp_path_factory.mktemp("notebook"), wiki=bert_route.train, dev=bert_route.heldout)
+    folder = bert_route.link(tmp_path_factory.mktemp("notebook"), train=bert_route.train, heldout=bert_route.heldout)
     (folder / "example.py").write_text(code("python.md"))
     (folder / "printed.txt").write_text(call(*launcher("forked", 1)[:2], "example.py", folder=folder).stdout)
     return folder
