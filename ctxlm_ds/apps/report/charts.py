@@ -8,6 +8,7 @@ from dataclasses import replace
 from html import escape
 from typing import Any
 
+from ctxlm_ds.recipe.problems import shortened
 from ctxlm_ds.training.hooks.curves import Chart, Points, figure_chart, points_of
 
 WIDTH, HEIGHT = 720, 280
@@ -15,7 +16,9 @@ WIDTH, HEIGHT = 720, 280
 SINGLE_FIGURES = ("learning_rate", "grad_norm", "tokens_per_second")
 """Figures with a chart of one curve."""
 LEFT, RIGHT, TOP, BOTTOM = 56, 150, 12, 28
-"""Space around its axes."""
+"""Space around its axes, at least: labels that need more have more at the right and below."""
+LETTER, LINE, LONGEST = 7.5, 14, 80
+"""Pixels that a letter and a line of a label take, about, and the most letters of a curve's name."""
 COLOURS = 8
 STYLE = """
 :root { --ink: #1d2630; --paper: #fdfdfc; --grid: #dfe3e6; --c0: #9db8d9; --c1: #0b5cad; --c2: #b3470b;
@@ -65,7 +68,7 @@ def svg(chart: Chart) -> str:
     def place(step: float, value: float) -> tuple[float, float]:
         return LEFT + across * (step - first) / (last - first), TOP + down * (high - value) / (high - low)
 
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" role="img" aria-label="{escape(chart.title)}">']
+    parts: list[str] = []
     for value in ticks(low, high):
         _, y = place(first, value)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
@@ -79,12 +82,14 @@ def svg(chart: Chart) -> str:
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         colour = f'style="stroke: var(--c{number % COLOURS})"'
         parts.append(f'<polyline class="curve" {colour} points="{line}"/>')
-        labels += [(places[-1][1], f"{name} {points[-1][1]:.4g}")] if places else []
-    y = -math.inf
+        labels += [(places[-1][1], f"{shortened(name, LONGEST)} {points[-1][1]:.4g}")] if places else []
+    x, y = WIDTH - RIGHT + 6, -math.inf
     for wanted, text in sorted(labels):
-        y = max(wanted + 4, y + 14)
-        parts.append(f'<text x="{WIDTH - RIGHT + 6}" y="{y:.1f}">{escape(text)}</text>')
-    return "\n".join([*parts, "</svg>"])
+        y = max(wanted + 4, y + LINE)
+        parts.append(f'<text x="{x}" y="{y:.1f}">{escape(text)}</text>')
+    width = max(WIDTH, math.ceil(x + LETTER * max((len(text) for _, text in labels), default=0)))
+    size = f'viewBox="0 0 {width} {max(HEIGHT, math.ceil(y) + LINE if labels else 0)}" width="{width}"'
+    return "\n".join([f'<svg {size} role="img" aria-label="{escape(chart.title)}">', *parts, "</svg>"])
 
 
 def ticks(low: float, high: float, count: int = 6) -> list[float]:

@@ -137,7 +137,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("run_dirs", nargs="+", metavar="RUN", help="run directory or folder of runs; several runs are overlaid")
-    add("--output", type=Path, metavar="FILE", help="page (default: RUN/report.html, or ./report.html for several)")
+    add("--output", type=Path, metavar="FILE", help="page (default: RUN/report.html, here if several are named)")
     return parser
 
 
@@ -155,6 +155,7 @@ def main() -> None:
     print("\n".join(terminal_picture(charts[0], columns) if charts else []))
     if len(runs) > 1:
         print("\n".join(aligned(comparison(runs), left=(0, 3))))
-    output = args.output or (begun[0] if len(begun) == 1 else Path()) / PAGE_NAME
+    given = begun if len(begun) == 1 else args.run_dirs
+    output = args.output or (Path(given[0]) if len(given) == 1 else Path()) / PAGE_NAME
     write_text(output, run_page(runs, charts))
     print(f"all curves: {output}")

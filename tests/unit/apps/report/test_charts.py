@@ -64,6 +64,16 @@ def test_svg_places_curves_between_its_axes() -> None:
     assert {"training 4", "dev 4.5"} <= set(texts)
 
 
+def test_labels_are_within_the_picture() -> None:
+    curves = {f"{'a long name of a run ' * (number % 3)}{number}": [(1.0, 2.0), (5.0, 1.0)] for number in range(30)}
+    root = ElementTree.fromstring(svg(Chart("loss", curves)))
+    width, height = map(float, (root.get("viewBox") or "").split()[2:])
+    labels = [text for text in root.iter() if text.tag == "text" and text.get("x") == "576"]
+    assert len(labels) == 30
+    for label in labels:
+        assert 576 + 7 * len(label.text or "") < width and float(label.get("y") or 0) < height
+
+
 @pytest.mark.parametrize(
     "chart",
     [Chart("nothing", {}), Chart("a point", {"a": [(3, 0.0)]}), Chart("no point", {"a": []})],

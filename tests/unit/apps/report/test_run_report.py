@@ -60,8 +60,9 @@ def test_a_sweep_is_compared(
         (tmp_path / str(task) / "config.yaml").write_text(text)
         (tmp_path / str(task) / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     (tmp_path / "2" / "metrics.jsonl").write_text("")
-    report(monkeypatch, tmp_path, "--output", tmp_path / "folder.html")
+    report(monkeypatch, tmp_path)
     shown = capsys.readouterr().out
+    assert shown.endswith(f"all curves: {tmp_path / 'report.html'}\n") and (tmp_path / "report.html").is_file()
     table = shown.splitlines()[-4:-1]
     assert [row.split() for row in table] == [
         ["run", "step", "loss", "different", "settings"],
@@ -69,8 +70,8 @@ def test_a_sweep_is_compared(
         [f"{tmp_path}/1", "2", "4.0000", "optimizer.learning_rate=0.0002"],
     ]
     assert f"{tmp_path}/2: no step is finished yet; left out" in shown
-    report(monkeypatch, *sorted(tmp_path.glob("*")), "--output", tmp_path / "folder.html")
-    assert capsys.readouterr().out == shown, "the shell's pattern matches sweep.txt and folder.html, too"
+    report(monkeypatch, *sorted(tmp_path.glob("*")), "--output", tmp_path / "report.html")
+    assert capsys.readouterr().out == shown, "the shell's pattern matches sweep.txt and report.html, too"
     with pytest.raises(DataError, match="is missing"):
         report(monkeypatch, tmp_path / "0", tmp_path / "none")
 
