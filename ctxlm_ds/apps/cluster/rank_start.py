@@ -40,7 +40,7 @@ class Outcome(Enum):
     """How a start ended, by what the ranks left in the run directory."""
 
     COMPLETED = "completed"
-    STOPPED = "stopped in order"
+    STOPPED = "stopped as asked"
     STOPPED_FOR_GOOD = "stopped by an interrupt"
     USER_ERROR = "a user's error"
     TRAINING_ERROR = "a training error"

@@ -119,14 +119,14 @@ def check(args: argparse.Namespace, waits: bool = False) -> tuple[RunConfig, lis
     configs = [load_config(args.recipe, [*common, *own], world_size, dict.fromkeys(own, place)) for own, place in runs]
     first = argparse.Namespace(**vars(args), config=args.recipe, world_size=world_size, print=False)
     first.set = [*common, *runs[0][0]]
-    check_only(first)
-    for config in configs:
+    for config in configs:  # before what takes minutes
         try:
             refuse_run_of_another(config.directory, None, partial(show_job, patience_s=PATIENCE_S))
         except ConfigError as error:
             if not waits:
                 raise
-            print(f"  warning: {error}")
+            print(f"warning: {error}")
+    check_only(first)
     progress = [read_progress(config.directory, config) for config in configs]
     begun = [each for each in progress if each is not None]
     num_complete = sum(each.complete for each in begun)

@@ -92,7 +92,7 @@ def test_a_job_that_slurm_ends_says_whether_it_goes_on(
     shown = Job("9", {"JobState": "CANCELLED", "Restarts": restarts})
     monkeypatch.setattr(job.slurm, "show_job", lambda job_id: shown)
     assert Supervisor(context(tmp_path), JobSignals()).end(Action.LEAVE, stopped(tmp_path)) == 0
-    assert capfd.readouterr().out.endswith(f"job: stopped in order: stopped by signal SIGTERM; {told}\n")
+    assert capfd.readouterr().out.endswith(f"job: stopped as asked: stopped by signal SIGTERM; {told}\n")
 
 
 def test_where_requeueing_is_disabled_the_next_task_of_an_array_continues(

@@ -160,6 +160,7 @@ def test_a_run_of_another_job_is_refused(site: Path, capsys: pytest.CaptureFixtu
     for main in (submit.main, submit.check_main):
         with pytest.raises(ConfigError, match="runs/mine is the run of job 18, which is running. Wait until it ends"):
             main(["mine.yaml"])
+        assert capsys.readouterr().out == "", "before the checks that take long"
     assert not Path("told").exists()
     told("mine.yaml --dependency=afterany:18")
     assert "warning: runs/mine is the run of job 18" in capsys.readouterr().out
