@@ -45,7 +45,7 @@ def test_a_command_gets_its_options_and_its_name(
     monkeypatch.setattr(sys, "argv", ["/somewhere/ctxlm", "pretrain", "--help"])
     with pytest.raises(SystemExit, match="0"):
         main()
-    assert capsys.readouterr().out.startswith("usage: ctxlm pretrain [-h] --config RECIPE")
+    assert capsys.readouterr().out.startswith("usage: ctxlm pretrain [-h] [--config RECIPE]")
 
 
 @pytest.mark.parametrize(

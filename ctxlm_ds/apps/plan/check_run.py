@@ -10,8 +10,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from ctxlm_ds.apps.init.recipes import listing
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.checkpoint.saved_state import read_progress
 from ctxlm_ds.console import at_least, counted, logger, program
@@ -32,10 +33,17 @@ from ctxlm_ds.training.hooks.trackers import check_hooks, look_for_hook
 MODULE = "ctxlm_ds.pretrain"
 
 
+class _Parser(argparse.ArgumentParser):  # other programs have settings as options
+    def error(self, message: str) -> NoReturn:
+        advice = "a setting is --set model.num_layers=24; arguments of other scripts: ctxlm init --from-megatron"
+        super().error(f"{message}; {advice} or --from-run-mlm" if message.startswith("unrecognized") else message)
+
+
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line; arguments that launchers add (--local_rank) are ignored."""
-    parser = argparse.ArgumentParser(prog=program(MODULE), description="Pretrain from a recipe.", allow_abbrev=False)
-    parser.add_argument("--config", required=True, metavar="RECIPE", help="recipe: a path or the name of a shipped one")
+    parser = _Parser(prog=program(MODULE), description="Pretrain from a recipe.", allow_abbrev=False)
+    parser.add_argument("--config", metavar="RECIPE", help="recipe: a path or the name of a shipped one")
+    parser.add_argument("--list", action="store_true", help="list the shipped recipes")
     parser.add_argument("--deepspeed_config", metavar="JSON", help="DeepSpeed JSON: a path or a name in ds_configs/")
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="override settings")
     ranks_help = "start N ranks on this machine; with --check: number of ranks of the planned run"
@@ -46,7 +54,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--wait-for-lock", type=float, default=90.0, metavar="S", help="seconds to wait for a live run")
     parser.add_argument("--deepspeed", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    if arguments.list:
+        sys.stdout.write(f"{listing()}\n")
+        sys.exit()
+    if arguments.config is None:
+        parser.error("--config RECIPE is missing; --list has the shipped recipes")
+    return arguments
 
 
 def check_only(arguments: argparse.Namespace) -> None:

@@ -39,6 +39,22 @@ def test_a_check_reads_the_stage_as_the_run_does(
     assert "ZeRO stage 0" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["--num-layers", "24"], 2, "unrecognized arguments: --num-layers 24; a setting is --set"),
+        ([], 2, "--config RECIPE is missing; --list has the shipped recipes"), (["--list"], 0, "bert-base "),
+    ],
+)  # fmt: skip
+def test_options_that_a_recipe_has_as_settings_are_explained(
+    words: list[str], status: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        parse_arguments(words)
+    shown = capsys.readouterr()
+    assert (end.value.code or 0) == status and said in shown.out + shown.err
+
+
 def test_the_batch_is_the_product_of_its_factors() -> None:
     changes = ["parallel.tensor_parallel_size=2", "training.activation_checkpointing=true", "training.max_tokens=5000"]
     config = load_config("bert-base", changes, 8)
