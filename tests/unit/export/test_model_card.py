@@ -45,11 +45,13 @@ def test_the_card_holds_header_figures_data_and_hyperparameters(tmp_path: Path) 
     gone = tmp_path / "gone_text_sentence"
     optimizer = choices.OPTIMIZER.make(learning_rate=3e-4, betas=(0.9, 0.98))
     config = make_config("bert_nsp", tmp_path, 60, optimizer=optimizer)
-    data = data_section(train=[TrainSource(path=str(path)) for path in (prefix, gone)], seq_length=32)
+    sources = [TrainSource(path=str(path), language=code) for path, code in ((prefix, "en_XX"), (gone, "cs_CZ"))]
+    data = data_section(train=sources, seq_length=32)
     card = card_of(config.model_copy(update={"data": data}), tmp_path)
 
     _, header, body = card.split("---\n", 2)
     assert yaml.safe_load(header)["library_name"] == "transformers"
+    assert yaml.safe_load(header)["license"] == "unknown" and yaml.safe_load(header)["language"] == ["cs", "en"]
     assert yaml.safe_load(header)["pipeline_tag"] == "fill-mask"
     assert "| wiki_text_sentence | 12,345 | 234,567 | 3,456,789 | yes |" in body
     assert "| gone_text_sentence | not recorded | not recorded | not recorded | not recorded |" in body
