@@ -98,8 +98,7 @@ def prepare_process(ranks: RankInfo, deterministic: bool = False, one_queue: boo
     """
     export_ranks(ranks)
     quiet_libraries()
-    if (kept := keep_freed_memory()) is not None:
-        logger.info("memory: %s", kept)
+    keep_freed_memory()
     use_own_build_folder()
     clear_stale_build_locks()
     launcher = LAUNCHERS.get(ranks.launcher)
@@ -147,8 +146,8 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def keep_freed_memory(environ: Mapping[str, str] | None = None) -> str | None:
-    """Make glibc keep freed blocks of less than 1 GiB; return how memory is kept, None if nothing was changed.
+def keep_freed_memory(environ: Mapping[str, str] | None = None) -> bool:
+    """Make glibc keep freed blocks of less than 1 GiB in the process; return whether it does.
 
     glibc returns a freed block of 32 MiB or more to the kernel (mallopt(3), M_MMAP_THRESHOLD). A gradient of a
     vocabulary table is larger, so every step would have its pages cleared and mapped again, one page fault per 4 KiB.
@@ -157,13 +156,11 @@ def keep_freed_memory(environ: Mapping[str, str] | None = None) -> str | None:
     environ = os.environ if environ is None else environ
     tuned = any(name.startswith("MALLOC_") for name in environ) or "glibc.malloc" in environ.get("GLIBC_TUNABLES", "")
     if tuned or not _is_glibc():
-        return None
+        return False
     mallopt = ctypes.CDLL(None).mallopt
     # Older versions refuse a threshold above 32 MiB; without the limit, no block is returned.
     kept = bool(mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)) or bool(mallopt(M_MMAP_MAX, 0))
-    if not kept or not mallopt(M_TRIM_THRESHOLD, NEVER_TRIM_BYTES):
-        return None
-    return "freed blocks below 1 GiB stay in the process (mallopt)"
+    return kept and bool(mallopt(M_TRIM_THRESHOLD, NEVER_TRIM_BYTES))
 
 
 def _is_glibc() -> bool:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.console import setup_logging
+from ctxlm_ds.console import logger, setup_logging
 from ctxlm_ds.errors import ConfigError, ExportError
 
 if TYPE_CHECKING:
@@ -234,5 +234,6 @@ def main() -> None:
     arguments = parse_arguments()
     setup_logging()
     check_source(arguments)
+    logger.info("%s: importing torch, then reading weights", arguments.command)
     convert = convert_universal if arguments.command.endswith("-universal") else convert_hf
     sys.stdout.write("\n".join(convert(arguments)) + "\n")

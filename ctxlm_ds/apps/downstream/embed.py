@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ctxlm_ds.atomic import partial_path, publish
-from ctxlm_ds.console import at_least, counted, logger, setup_logging
+from ctxlm_ds.console import at_least, byte_progress, counted, logger, setup_logging
 from ctxlm_ds.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def main() -> None:
     from ctxlm_ds.process.library_noise import quiet_libraries
 
     quiet_libraries()
+    logger.info("loading %s", args.features)
     source = open_source(args.features, args.pooling, None, args.separate_directions, args.split_special_tokens)
     choice.check(source.num_layers, source)
     sentences = islice(split_texts(corpus, args.lines, args.words == "whitespace"), args.max_sentences)
@@ -99,10 +100,14 @@ def vectors_of(
     sentences: Iterator[list[str]], source: FeatureSource, choice: LayerChoice, join: bool
 ) -> Iterator[Unit]:
     """Yield words and vectors of each sentence; with `join` its text and the mean of its words' vectors."""
-    while block := list(islice(sentences, BLOCK)):
-        for words, layers in zip(block, source.vectors(block), strict=True):
-            vectors = choice.select(layers).swapaxes(0, 1)
-            yield ([" ".join(words)], vectors.mean(axis=0, keepdims=True)) if join else (words, vectors)
+    number = 0
+    with byte_progress("vectors", 0) as progress:
+        while block := list(islice(sentences, BLOCK)):
+            for words, layers in zip(block, source.vectors(block), strict=True):
+                vectors = choice.select(layers).swapaxes(0, 1)
+                yield ([" ".join(words)], vectors.mean(axis=0, keepdims=True)) if join else (words, vectors)
+                number += 1
+                progress.update(0, counted(number, "sentence"))
 
 
 def write_vectors(path: Path, units: Iterator[Unit], facts: dict[str, str]) -> tuple[int, int]:

@@ -86,7 +86,7 @@ def _limits(training: TrainingConfig) -> str:
 
 def _blend(data: DataSection) -> str:
     words = {
-        "concatenate": "every source as often as its epochs say",
+        "concatenate": "each source in full, then again for its epochs",
         "weighted": "sources by weight",
         "temperature": f"sources by rows^(1/{data.temperature:g})",
         "megatron": "sources in Megatron's order",

@@ -15,7 +15,7 @@ CHILD = """
 import ctypes, resource, sys
 from ctxlm_ds.process.launch import keep_freed_memory
 if sys.argv[1] == "kept":
-    assert keep_freed_memory() is not None
+    assert keep_freed_memory()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 def use_block():
@@ -63,7 +63,7 @@ def test_the_settings(monkeypatch: pytest.MonkeyPatch, accepted: tuple[int, ...]
     libc = _Libc(*accepted)
     monkeypatch.setattr(launch, "_is_glibc", lambda: True)
     monkeypatch.setattr(launch.ctypes, "CDLL", lambda name: libc)
-    assert keep_freed_memory({}) is not None
+    assert keep_freed_memory({})
     assert libc.calls == calls
 
 
@@ -74,7 +74,7 @@ def test_the_settings(monkeypatch: pytest.MonkeyPatch, accepted: tuple[int, ...]
 )
 def test_settings_of_the_environment_stay(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]) -> None:
     monkeypatch.setattr(launch.ctypes, "CDLL", lambda name: pytest.fail("changed"))
-    assert keep_freed_memory(environ) is None
+    assert not keep_freed_memory(environ)
 
 
 def test_other_c_libraries_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,4 +83,4 @@ def test_other_c_libraries_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(os, "confstr", unknown)
     monkeypatch.setattr(launch.ctypes, "CDLL", lambda name: pytest.fail("changed"))
-    assert keep_freed_memory({}) is None
+    assert not keep_freed_memory({})
