@@ -34,6 +34,8 @@ WITHOUT_EFFECT = (
     "--log-interval", "--dataset-impl",
 )  # fmt: skip
 """Options of Megatron-LM's tools/preprocess_data.py that change nothing here."""
+AS_HERE = {"--partitions": ["1"], "--dataset-impl": ["mmap"]}
+"""Values of its other options that change nothing here."""
 MEGATRON = {
     **dict.fromkeys(("--vocab-extra-ids", "--legacy-tokenizer", "--tokenizer-metadata"),
                     "leave it out: the tokenizer's files decide it"),
@@ -131,9 +133,8 @@ def without_megatron(words: Sequence[str]) -> list[str]:
         parser.add_argument(name, dest=name, nargs="*")
     found, kept = parser.parse_known_args([re.sub("^--[^=]*", lambda m: m[0].replace("_", "-"), one) for one in words])
     given = vars(found)
-    refused = {name: MEGATRON[name] for name in given if name in MEGATRON}
-    if given.get("--dataset-impl", ["mmap"]) != ["mmap"]:
-        refused["--dataset-impl"] = "only mmap is written"
+    answers = {**MEGATRON, "--dataset-impl": "only mmap is written"}
+    refused = {name: answers[name] for name in given if name in answers and given[name] != AS_HERE.get(name)}
     if refused:
         lines = [f"  {name}: {what}" for name, what in refused.items()]
         raise ConfigError("\n".join(["options of Megatron-LM's preprocess_data.py:", *lines]))

@@ -25,9 +25,10 @@ def test_options_that_would_change_the_dataset_are_named_with_their_answer() -> 
 
 def test_options_without_effect_are_left_out_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     foreign = ["--tokenizer-type", "GPT2BPETokenizer", "--dataset_impl=mmap", "--keep-sequential-samples"]
-    words = [*foreign, "--json_keys", "a_b", "c", "--log_interval", "9", *COMMAND, "--merge_file", "x_y"]
+    further = ["--log_interval", "9", "--partitions=1"]
+    words = [*foreign, "--json_keys", "a_b", "c", *further, *COMMAND, "--merge_file", "x_y"]
     assert without_megatron(words) == ["--json-keys", "a_b", "c", *COMMAND, "--merge-file", "x_y"]
-    names = "--tokenizer-type, --dataset-impl, --keep-sequential-samples, --log-interval"
+    names = "--tokenizer-type, --dataset-impl, --keep-sequential-samples, --log-interval, --partitions"
     assert capsys.readouterr().err == f"not needed here, ignored: {names}\n"
     assert without_megatron(COMMAND) == COMMAND and not capsys.readouterr().err
 
