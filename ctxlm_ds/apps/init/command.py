@@ -37,6 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--gpus", "--ranks", dest="ranks", type=at_least(1), metavar="N", help="ranks (default: every GPU, or one)")
     add("--hours", type=float, metavar="H", help="time of the run; the steps follow from the estimated speed")
     add("--output", type=Path, metavar="FILE", help="recipe to write (default: FAMILY.yaml)")
+    add("--force", action="store_true", help="replace a recipe that exists")
     source = parser.add_mutually_exclusive_group()
     add = source.add_argument
     file: dict[str, Any] = {"nargs": "?", "type": Path, "const": Path(), "metavar": "FILE"}
@@ -88,7 +89,7 @@ def _start(args: argparse.Namespace) -> None:
     if args.hours is not None and not 0 < args.hours <= MAX_HOURS:
         raise ConfigError(f"--hours {args.hours:g}: expected a number above 0 and up to {MAX_HOURS:,}, a year")
     base, output = shipped_recipe(args.family, args.size), args.output or Path(f"{args.family}.yaml")
-    check_output(output)
+    check_output(output, args.force)
     machine = find_machine(args.ranks)
     settings = new_settings(args, machine, output.stem)
     head = [f"{base}, for {machine}. Written by `ctxlm init`."]
@@ -98,18 +99,18 @@ def _start(args: argparse.Namespace) -> None:
     if args.hours is not None and steps < FEW_STEPS:
         told = f"{args.hours:g} hours allow {counted(steps, 'step')}"
         print(f"warning: {told}; give more --hours, or a smaller --size")
-    for line in [*_preparation(args, base), _launch(output, machine.ranks)]:
+    for line in [*_preparation(args, base, output.stem), _launch(output, machine.ranks)]:
         print(f"next: {line}")
 
 
-def _preparation(args: argparse.Namespace, base: str) -> list[str]:
-    """Return the commands that make tokenizer and dataset, if they are not given."""
+def _preparation(args: argparse.Namespace, base: str, name: str) -> list[str]:
+    """Return the commands that make tokenizer and dataset of a recipe with this name, if they are not given."""
     from ctxlm_ds.apps.init.start import dataset_prefix, fitting_vocab_size, preprocess_options
     from ctxlm_ds.recipe.load import load_config
     from ctxlm_ds.registry import FAMILIES
 
     config = load_config(base)
-    text, tokenizer, lines = shlex.quote(args.text or "TEXT"), args.tokenizer or "tokenizer", []
+    text, tokenizer, lines = shlex.quote(args.text or "TEXT"), args.tokenizer or f"{name}-tokenizer", []
     if args.tokenizer is None:
         kind = FAMILIES.get(config.model.family).tokenizer
         size = fitting_vocab_size(kind, args.text)
@@ -118,7 +119,7 @@ def _preparation(args: argparse.Namespace, base: str) -> list[str]:
     if args.data is None:
         unit = [] if args.document == "blank" else [f"--document {args.document}"]
         options = "".join(f" {option}" for option in [*unit, *preprocess_options(config.data)])
-        prefix = dataset_prefix(config.data)
+        prefix = dataset_prefix(config.data, name)
         lines.append(
             f"ctxlm preprocess --input {text} --tokenizer {shlex.quote(tokenizer)}{options} "
             f"--output-prefix {prefix.rpartition('_text_')[0]}"
@@ -136,15 +137,22 @@ def _migrate(original: str, file: Path, words: list[str], args: argparse.Namespa
         raise ConfigError("give the arguments, with the script's name before them, in a FILE or after --")
     from ctxlm_ds.apps.init.settings import check_output, read_command, read_words, recipe_text, write_recipe
     from ctxlm_ds.apps.init.translate import load_table, translate
+    from ctxlm_ds.apps.plan.check_run import deepspeed_settings
 
     command = read_command(words or read_words(file), list(load_table(original)["scripts"]))
     result = translate(original, command, args.ranks, args.data, args.tokenizer)
     if args.tokenizer is not None:
         result.set("tokenizer.path", args.tokenizer, "--tokenizer")
     output = args.output or Path(f"{Path(command.script).stem}.yaml")
-    check_output(output)
+    check_output(output, args.force)
+    if "name" not in result.settings:
+        result.set("name", output.stem, "the name of this file")
     head = [f"Written by `ctxlm init` from the arguments of {command.script}; each comment is the argument."]
-    write_recipe(output, recipe_text(head, result.settings), result.settings)
+    config = write_recipe(output, recipe_text(head, result.settings), result.settings)
+    try:
+        deepspeed_settings(argparse.Namespace(deepspeed_config=None), config, result.ranks)
+    except ConfigError as error:
+        result.notes.append(f"pretrain will refuse DeepSpeed's JSON: {error}")
     print(f"{output}: {len(result.settings)} settings from {len(command.arguments)} arguments of {command.script}")
     for why, names in result.without.items():
         print(f"no setting: {', '.join(names)}: {why}")

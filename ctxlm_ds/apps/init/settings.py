@@ -187,10 +187,10 @@ def _lines(key: str, setting: Setting, indent: str) -> list[str]:
     return [(f"{indent}{key}: {text}".ljust(_COMMENT_COLUMN) + comment).rstrip()]
 
 
-def check_output(path: Path) -> None:
-    """Raise ConfigError if a recipe's file exists, or its name is not one of a recipe."""
-    if path.exists():
-        raise ConfigError(f"{path} exists; give another --output, or remove it")
+def check_output(path: Path, force: bool) -> None:
+    """Raise ConfigError if a recipe's file exists and `force` is off, or its name is not one of a recipe."""
+    if path.exists() and not force:
+        raise ConfigError(f"{path} exists; give another --output, or replace it with --force")
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--output {path}: a recipe's name ends in .yaml")
 
@@ -198,14 +198,17 @@ def check_output(path: Path) -> None:
 def write_recipe(path: Path, text: str, settings: Mapping[str, Setting] | None = None) -> RunConfig:
     """Write a recipe once it loads; return it. A problem names the source of its setting, not the line.
 
-    Raises ConfigError if the file exists, or the recipe is not valid; then nothing is written.
+    Raises ConfigError if the recipe is not valid; then the file stays as it was.
     """
-    check_output(path)
+    before = path.read_bytes() if path.exists() else None
     write_text(path, text)
     try:
         return load_config(path)
     except BaseException as error:
-        path.unlink()
+        if before is None:
+            path.unlink()
+        else:
+            path.write_bytes(before)
         if settings is not None and isinstance(error, ProblemsError):
             title = f"{path} is not written, because the recipe would not be valid"
             raise_problems(title, [replace(one, where=_source(one, settings)) for one in error.problems])

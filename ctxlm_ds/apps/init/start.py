@@ -126,7 +126,7 @@ def new_settings(args: argparse.Namespace, machine: Machine, name: str) -> dict[
     shipped_rows = shipped.training.global_batch_size
     batch = math.ceil(shipped_rows / machine.ranks) * machine.ranks
     why = "" if batch == shipped_rows else f", {shipped_rows}, for {machine.ranks} ranks"
-    prefix = args.data or dataset_prefix(shipped.data)
+    prefix = args.data or dataset_prefix(shipped.data, name)
     rows = num_rows(args.data, shipped.data.seq_length) if args.data else None
     split = _LAPTOPS_SPLIT if args.size == "laptop" else _SPLIT
     if args.data:
@@ -137,7 +137,7 @@ def new_settings(args: argparse.Namespace, machine: Machine, name: str) -> dict[
     settings = {
         "extends": Setting(base, "all other settings, with their sources"),
         "name": Setting(name, ""),
-        "tokenizer.path": Setting(args.tokenizer or "tokenizer", "" if args.tokenizer else "made below"),
+        "tokenizer.path": Setting(args.tokenizer or f"{name}-tokenizer", "" if args.tokenizer else "made below"),
         "data.train": Setting([prefix], "" if args.data else "made below"),
         "data.split": Setting(split, "percents of the tokens for training, evaluation and a test"),
         "data.split_seed": Setting(_SPLIT_SEED, "draws the documents; null: the last ones are held out"),
@@ -161,9 +161,9 @@ def num_rows(prefix: str, seq_length: int) -> int:
     return max(1, int(read_index(Path(f"{prefix}.idx")).lengths.sum(dtype="int64")) // seq_length)
 
 
-def dataset_prefix(data: DataSection) -> str:
-    """Return the prefix that preprocess writes for a recipe's sample format."""
-    return f"data/corpus_text_{'sentence' if data.by_sentence else 'document'}"
+def dataset_prefix(data: DataSection, name: str) -> str:
+    """Return the prefix that preprocess writes for the sample format of a recipe with this name."""
+    return f"data/{name}_text_{'sentence' if data.by_sentence else 'document'}"
 
 
 def fitting_vocab_size(kind: str, text: str | None) -> int | None:

@@ -1,6 +1,8 @@
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,14 +19,17 @@ def test_flags_write_a_recipe(tmp_path, monkeypatch, capsys):
     (tmp_path / "corpus.txt").write_text("A text.\n")
     main(["--family", "gpt2", "--text", "corpus.txt", "--document", "lines:50", "--ranks", "2", "--hours", "0.1"])
     printed = capsys.readouterr().out
-    assert "ctxlm tokenizer --input corpus.txt --type gpt2 --vocab-size 4000 --output-dir tokenizer" in printed
-    assert "--document lines:50 --append-eod --output-prefix data/corpus" in printed
+    assert "ctxlm tokenizer --input corpus.txt --type gpt2 --vocab-size 4000 --output-dir gpt2-tokenizer" in printed
+    assert "--document lines:50 --append-eod --output-prefix data/gpt2" in printed
     assert "ctxlm pretrain --config gpt2.yaml --ranks 2" in printed
     config = load_config("gpt2.yaml", world_size=2)
-    assert (config.model.family, config.data.train[0].path) == ("gpt2", "data/corpus_text_document")
+    assert (config.model.family, config.data.train[0].path) == ("gpt2", "data/gpt2_text_document")
     assert (config.data.split, config.data.split_seed) == ("90,10,0", 0)
     with pytest.raises(ConfigError, match=r"gpt2.yaml exists"):
         main(["--family", "gpt2", "--text", "corpus.txt"])
+    Path("gpt2.yaml").write_text("name: old\n")
+    main(["--family", "gpt2", "--tokenizer", "other", "--force"])
+    assert load_config("gpt2.yaml").tokenizer.path == "other"
     with pytest.raises(ConfigError, match=r"--text none.txt: no such file"):
         main(["--family", "gpt2", "--text", "none.txt", "--output", "other.yaml"])
     for hours in ("0", "9e9", "inf", "nan"):
@@ -38,7 +43,7 @@ def test_few_steps_and_a_small_vocabulary_are_told(tmp_path, monkeypatch, capsys
     main(["--family", "bert", "--text", "corpus.txt", "--hours", "1e-9"])
     printed = capsys.readouterr().out
     assert ", 1 step\n" in printed and "warning: 1e-09 hours allow 1 step; give more --hours" in printed
-    assert "--type wordpiece --vocab-size 4000 --output-dir tokenizer" in printed
+    assert "--type wordpiece --vocab-size 4000 --output-dir bert-tokenizer" in printed
 
 
 def test_megatrons_arguments_write_a_recipe(tmp_path, capsys):
@@ -47,6 +52,21 @@ def test_megatrons_arguments_write_a_recipe(tmp_path, capsys):
     assert "unknown: --bf17; did you mean --bf16?" in capsys.readouterr().out
     config = load_config(output)
     assert (config.model.family, config.tokenizer.path, config.training.precision) == ("gpt2", "tok", "fp32")
+    assert config.name == "x" and str(config.directory) == "runs/x"
+    before = output.read_text()
+    with pytest.raises(ConfigError, match="is not written"):
+        main(["--from-megatron", "--force", "--output", str(output), "--", *f"{GPT}{REST} --hidden-size 63".split()])
+    assert output.read_text() == before, "what --force would have replaced"
+
+
+def test_the_scripts_deepspeed_json_is_taken_over(tmp_path, capsys):
+    for name, accepted in (("good", {"stage": 2}), ("bad", {"stage": 7})):
+        file, output = tmp_path / f"{name}.json", tmp_path / f"{name}.yaml"
+        file.write_text(json.dumps({"train_batch_size": "auto", "zero_optimization": accepted}))
+        words = f"{GPT}{REST} --zero-stage 1 --deepspeed --deepspeed_config {file}".split()
+        main(["--from-megatron", "--output", str(output), "--", *words])
+        refused = "note: pretrain will refuse DeepSpeed's JSON" in capsys.readouterr().out
+        assert (load_config(output).deepspeed, refused) == (str(file), name == "bad")
 
 
 def test_arguments_that_are_not_utf8_are_written_and_printed_as_escapes(tmp_path):

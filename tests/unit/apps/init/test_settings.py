@@ -1,6 +1,14 @@
 import pytest
 
-from ctxlm_ds.apps.init.settings import Setting, canonical, read_command, read_words, recipe_text, write_recipe
+from ctxlm_ds.apps.init.settings import (
+    Setting,
+    canonical,
+    check_output,
+    read_command,
+    read_words,
+    recipe_text,
+    write_recipe,
+)
 from ctxlm_ds.errors import ConfigError
 
 SCRIPTS = ("pretrain_bert.py", "pretrain_gpt.py")
@@ -45,9 +53,13 @@ def test_nothing_is_overwritten_and_nothing_invalid_stays(tmp_path):
     assert not path.exists()
     path.write_text("mine")
     with pytest.raises(ConfigError, match="exists"):
-        write_recipe(path, recipe_text([], SETTINGS))
+        check_output(path, force=False)
+    check_output(path, force=True)
+    with pytest.raises(ConfigError, match=r"max_steps"):
+        write_recipe(path, "training: {max_steps: -1}\n")
+    assert path.read_text() == "mine"
     with pytest.raises(ConfigError, match=r"ends in .yaml"):
-        write_recipe(tmp_path / "x.txt", "")
+        check_output(tmp_path / "x.txt", force=True)
 
 
 def test_a_file_of_arguments_is_read(tmp_path):
