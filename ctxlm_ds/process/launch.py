@@ -11,7 +11,6 @@ import socket
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 
-from ctxlm_ds.console import logger
 from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_folder
 from ctxlm_ds.process.cgroups import available_cores
 from ctxlm_ds.process.library_noise import quiet_libraries

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from pathlib import Path
 from statistics import fmean
 
 from ctxlm_ds.apps.evaluate.targets import Figures, Predictions
+from ctxlm_ds.console import logger
 from ctxlm_ds.process.run_files import HELD_OUT, METRICS_NAME, read_lines, update_status
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.hooks.curves import points_of
 from ctxlm_ds.training.hooks.hooks import Hook, RunEnd
-
-logger = logging.getLogger("ctxlm_ds")
 
 NOTHING, BEGINNING = 0.1, 1.0
 """Nats below word frequencies up to which a model has learned nothing from context, or a beginning."""
