@@ -147,7 +147,7 @@ def run_step(*words: object) -> None:
     """Print and run a command. Raises CtxlmError if it failed; its error message is above."""
     command = list(map(str, words))
     print(f"$ {shlex.join(word.replace(f'{Path.cwd()}/', '') for word in command)}", flush=True)
-    # In so small a model threads wait for each other: beside one other program two took 0.3 to 1.4 s a step, one 0.19.
+    # In so small a model threads wait for each other: with one other program, two took 0.3 to 1.4 s a step, one 0.19.
     defaults = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     status = subprocess.run(command, env=defaults | os.environ, check=False).returncode
     if status != 0:

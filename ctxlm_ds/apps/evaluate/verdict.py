@@ -1,4 +1,4 @@
-"""Say in plain words what a run has learned: its loss on held-out text, beside the loss of word frequencies."""
+"""Say in plain words what a run has learned: its loss on held-out text, next to the loss of word frequencies."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def verdict(config: RunConfig, run_dir: Path) -> list[str]:
     if predictions is None:
         return ["the loss counts no tokens and says little by itself; to judge the model, fine-tune it: ctxlm finetune"]
     if not predictions.rows.validation:
-        return ["no text was held out (data.validation), so nobody knows what the model does with text it has not read"]
+        return ["no text was held out (data.validation), so nobody knows what the model does with new text"]
     records, term = list(read_lines(run_dir / METRICS_NAME, MOST_LINES)), predictions.term.name
     trained = [loss for _, loss in points_of(records, term)[-LAST_LINES:]]
     epochs = max((int(epoch) for _, epoch in points_of(records, "epoch")), default=0)
