@@ -212,8 +212,10 @@ def string_of(node: ast.stmt | None) -> str | None:
 
 
 def one_line(text: str | None) -> str:
-    """Return a docstring in one line."""
-    return " ".join((text or "").replace("*", "\\*").split())
+    """Return a docstring in one line of Markdown."""
+    parts = " ".join((text or "").split()).split("`")
+    parts[::2] = [part.replace("*", "\\*").replace("<", "&lt;") for part in parts[::2]]
+    return "`".join(parts)
 
 
 if __name__ == "__main__":

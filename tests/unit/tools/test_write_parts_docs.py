@@ -21,7 +21,7 @@ class Norm(nn.Module):
         """Make it."""
     def forward(self, x: Tensor) -> Tensor:
         """Map x [..., h]
-        to *the* same shape."""
+        to *the* same `<*>` <shape>."""
     def _inner(self) -> None:
         """Private."""
 '''
@@ -37,7 +37,7 @@ def test_public_names_have_arguments_and_docstrings(tmp_path: Path, monkeypatch:
     lines = [
         "### `norms`", "", "Norms; h width.", "", "- `EPS = 1e-05` Added to the variance.",
         "- `Norm(width: int, eps: float=EPS)` Normalises. Make it.", "    - `ids: list[int]` [h], ascending",
-        "    - `forward(x: Tensor) -> Tensor` Map x [..., h] to \\*the\\* same shape.",
+        "    - `forward(x: Tensor) -> Tensor` Map x [..., h] to \\*the\\* same `<*>` &lt;shape>.",
     ]  # fmt: skip
     assert render_module("norms", ()).splitlines() == lines
     assert render_module("norms", ("Norm",)).splitlines() == lines[:4] + lines[5:]
