@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ctxlm_ds.apps.init.recipes import print_recipes
 from ctxlm_ds.apps.plan.check_run import MODULE, check_only, deepspeed_settings, parse_arguments
 from ctxlm_ds.console import logger, run_command, setup_logging
 from ctxlm_ds.errors import EXIT_UNEXPECTED, TrainingError
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; a user's mistake ends with one message and exit status 2."""
     arguments = parse_arguments(argv)
+    if arguments.list:
+        return run_command(print_recipes)
     is_rank = os.environ.get(LOCAL_RANKS) == str(os.getppid())  # of the process that --ranks has started
     if arguments.ranks > 1 and not arguments.check and not is_rank:
         run_command(lambda: sys.exit(run_ranks(_this_command(sys.argv[1:] if argv is None else argv), arguments.ranks)))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.pretrain import train
+from ctxlm_ds.pretrain import main, train
 from ctxlm_ds.process.launch import RankInfo
 from ctxlm_ds.process.watchdog import Watchdog
 from ctxlm_ds.recipe.schema import WatchdogConfig
@@ -55,6 +55,11 @@ def test_held_out_batches_and_passes_of_continuations_are_progress(
     limits_s.clear()
     train(trainer, watchdog, tmp_path, RANKS)
     assert limits_s == [60.0] * 6 + [math.inf]
+
+
+def test_the_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--list"])
+    assert "\nbert-base  " in capsys.readouterr().out
 
 
 def test_sigterm_ends_a_check() -> None:

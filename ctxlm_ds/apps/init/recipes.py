@@ -37,7 +37,7 @@ def main() -> None:
     from ctxlm_ds.recipe.load import RECIPE_DIR, dump_config, load_config
 
     if args.command in (None, "list"):
-        print(listing())
+        print_recipes()
     elif args.command == "show":
         settings = dump_config(load_config(args.recipe, args.set))
         named = Path(args.recipe)
@@ -49,11 +49,11 @@ def main() -> None:
         print("\n".join(aligned([("", *args.recipes), *rows], (0, 1, 2), "")) if rows else "the same settings")
 
 
-def listing() -> str:
-    """Return the shipped recipes with a line each."""
+def print_recipes() -> None:
+    """Print the shipped recipes with a line each."""
     from ctxlm_ds.recipe.load import RECIPE_DIR
 
-    return "\n".join(aligned(sorted((path.stem, summary(path)) for path in RECIPE_DIR.glob("*.yaml")), (0, 1), ""))
+    print("\n".join(aligned(sorted((path.stem, summary(path)) for path in RECIPE_DIR.glob("*.yaml")), (0, 1), "")))
 
 
 def head(path: Path) -> list[str]:

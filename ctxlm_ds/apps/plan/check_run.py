@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ctxlm_ds.apps.init.recipes import listing
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.checkpoint.saved_state import read_progress
 from ctxlm_ds.console import at_least, counted, logger, program
@@ -55,10 +54,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--deepspeed", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--local_rank", "--local-rank", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
-    if arguments.list:
-        sys.stdout.write(f"{listing()}\n")
-        sys.exit()
-    if arguments.config is None:
+    if arguments.config is None and not arguments.list:
         parser.error("--config RECIPE is missing; --list has the shipped recipes")
     return arguments
 

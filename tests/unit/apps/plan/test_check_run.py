@@ -40,19 +40,18 @@ def test_a_check_reads_the_stage_as_the_run_does(
 
 
 @pytest.mark.parametrize(
-    ("words", "status", "said"),
+    ("words", "said"),
     [
-        (["--num-layers", "24"], 2, "unrecognized arguments: --num-layers 24; a setting is --set"),
-        ([], 2, "--config RECIPE is missing; --list has the shipped recipes"), (["--list"], 0, "bert-base "),
+        (["--num-layers", "24"], "unrecognized arguments: --num-layers 24; a setting is --set"),
+        ([], "--config RECIPE is missing; --list has the shipped recipes"),
     ],
-)  # fmt: skip
+)
 def test_options_that_a_recipe_has_as_settings_are_explained(
-    words: list[str], status: int, said: str, capsys: pytest.CaptureFixture[str]
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(SystemExit, match="2"):
         parse_arguments(words)
-    shown = capsys.readouterr()
-    assert (end.value.code or 0) == status and said in shown.out + shown.err
+    assert said in capsys.readouterr().err
 
 
 def test_the_batch_is_the_product_of_its_factors() -> None:
