@@ -108,7 +108,7 @@ def at_least(lowest: int) -> Callable[[str], int]:
 
 def aligned(table: Sequence[Sequence[str]], left: Container[int] = (0,), indent: str = "  ") -> list[str]:
     """Pad the columns of a table; those in `left` are left-aligned, the others right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*table)]  # noqa: B905 (Python 3.9 runs this on login nodes)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = []
     for row in table:
         cells = [cell.ljust(widths[i]) if i in left else cell.rjust(widths[i]) for i, cell in enumerate(row)]

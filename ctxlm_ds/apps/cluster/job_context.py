@@ -194,7 +194,7 @@ def plan_tasks(environ: Mapping[str, str]) -> tuple[dict[str, int], tuple[str, .
     """
     nodes = expand_hostlist(environ["SLURM_JOB_NODELIST"])
     counts = expand_tasks(environ.get("SLURM_TASKS_PER_NODE") or f"1(x{len(nodes)})")
-    tasks = dict(zip(nodes, counts))  # noqa: B905 (Python 3.9 runs this)
+    tasks = dict(zip(nodes, counts, strict=False))
     gpus = environ.get("SLURM_GPUS_ON_NODE", "")
     num_gpus = int(gpus) if gpus.isdigit() else 0
     if set(counts) != {1} or num_gpus <= 1:
