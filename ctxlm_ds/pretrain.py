@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,6 +175,7 @@ def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) 
 
     Raises TrainingError, which names the last good checkpoint and what to do.
     """
+    from ctxlm_ds.apps.evaluate.targets import Predictions
     from ctxlm_ds.apps.evaluate.verdict import VerdictHook
     from ctxlm_ds.apps.report.run_report import ReportHook
     from ctxlm_ds.training.hooks.history import RecordHook, WatchdogHook, environment
@@ -183,7 +185,7 @@ def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) 
     if trainer.engine.topology.is_main:
         facts = environment(trainer.engine, trainer.training)
         trainer.hooks.append(RecordHook(run_dir, ranks, facts, trainer.saves.saver.last_good))
-        trainer.hooks.append(VerdictHook(trainer.start.config, run_dir))
+        trainer.hooks.append(VerdictHook(partial(Predictions.of, trainer.start.config), run_dir))
         trainer.hooks.append(ReportHook(run_dir))
     trainer.validation = {name: Watched(batches, watchdog) for name, batches in trainer.validation.items()}
     if trainer.continuations is not None:

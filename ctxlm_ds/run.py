@@ -21,7 +21,7 @@ from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.export.initial_weights import load_initial_moments, load_initial_weights, warn_of_other_tokens
 from ctxlm_ds.export.teacher import teacher_values, with_checked_teacher
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
-from ctxlm_ds.models.program import Program, build_program
+from ctxlm_ds.models.program import build_program
 from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.base import Objective, build_objective
 from ctxlm_ds.parallel.topology import Topology
@@ -87,9 +87,9 @@ def build_run(
     manager = CheckpointManager(lock.run_dir, config.checkpoint, topology, lock)
     newest = find_start(config, tokenizer, manager, topology)
     # A mistake in the model ends the run before the sample indexes are built.
-    list_program(config, deepspeed_config, build_objective(config.objective, tokenizer), topology)
+    build_engine = engine_builder(config, deepspeed_config, build_objective(config.objective, tokenizer), topology)
     data = build_data(config, tokenizer, topology)
-    engine = build_engine(config, deepspeed_config, data.objective, topology)
+    engine = build_engine()
     checkpoints = TrainingCheckpoints(manager, engine, config, lock.run_dir / "tokenizer", data.description)
     states = RunStates(manager, checkpoints, partial(initialize_weights, config, engine))
     state = states.load(newest)
@@ -212,44 +212,43 @@ def refuse_other_teacher(teacher: TeacherConfig, topology: Topology) -> None:
         )
 
 
-def list_program(
+def engine_builder(
     config: RunConfig, deepspeed_config: dict[str, Any], objective: Objective, topology: Topology
-) -> tuple[Program, KernelSet]:
-    """List the layers of a run and choose its kernels; ConfigError or KernelError if the recipe's cannot be had."""
+) -> Callable[[], Engine]:
+    """List the layers and choose the kernels of a run; return the function that builds its engine.
+
+    The engine has the values of frozen parameters; its weights are not set. Raises ConfigError or KernelError for
+    layers and kernels that cannot be had; the function raises as Engine does.
+    """
 
     def kernels_of(precision: str) -> KernelSet:
         return KernelSet(dict(config.kernels), device_type(), DTYPES[precision])
 
-    kernels = kernels_of(config.training.precision)
+    training, kernels = config.training, kernels_of(config.training.precision)
     stage = ZeroSettings.of_json(deepspeed_config).stage
-    compiled = compile_setting(config.training, config.parallel, stage, device_type())
-
     build = ModelBuild(
         (*objective.outputs, *objective.taps),
         kernels,
-        parallel_context(config.parallel, config.training.seed, config.model.drops, topology),
-        recompute=config.training.activation_checkpointing,
-        compile=compiled,
+        parallel_context(config.parallel, training.seed, config.model.drops, topology),
+        recompute=training.activation_checkpointing,
+        compile=compile_setting(training, config.parallel, stage, device_type()),
         shares_rows=config.data.shares_rows,
     )
     # Continuations choose tokens from the logits.
     read_logits = [str(objective.written_tokens)] if config.evaluation.continues else []
     fields = [field.name for field in objective.fields(config.data)]
-    return build_program(config.model, build, objective, config.teacher, kernels_of, read_logits, fields), kernels
+    program = build_program(config.model, build, objective, config.teacher, kernels_of, read_logits, fields)
 
+    def build_engine() -> Engine:
+        with explain_out_of_memory(config):
+            engine = Engine(config, deepspeed_config, program, objective, topology)
+        layers = f", layers compiled ({training.compile_mode})" if training.compile else ""
+        logger.info("kernels: %s, %s%s", kernels.describe(), engine.optimizer_choice, layers)
+        if objective.teacher_outputs:
+            engine.load_frozen(teacher_values(str(config.teacher.path)))
+        return engine
 
-def build_engine(
-    config: RunConfig, deepspeed_config: dict[str, Any], objective: Objective, topology: Topology
-) -> Engine:
-    """Build the engine, with the values of frozen parameters, without setting the weights; raises as Engine does."""
-    program, kernels = list_program(config, deepspeed_config, objective, topology)
-    with explain_out_of_memory(config):
-        engine = Engine(config, deepspeed_config, program, objective, topology)
-    layers = f", layers compiled ({config.training.compile_mode})" if config.training.compile else ""
-    logger.info("kernels: %s, %s%s", kernels.describe(), engine.optimizer_choice, layers)
-    if objective.teacher_outputs:
-        engine.load_frozen(teacher_values(str(config.teacher.path)))
-    return engine
+    return build_engine
 
 
 def initialize_weights(config: RunConfig, engine: Engine) -> None:

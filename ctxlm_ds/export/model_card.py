@@ -51,7 +51,7 @@ def write_model_card(
     figures = {key.removeprefix(HELD_OUT): value for key, value in evaluation.items()}
     measured = f"Measured during training, last at or before step {step:,}.\n\n{_table(figures)}"
     return f"""---
-{_header(config, text, figures)}
+{_header(config.name, config.data.train, text, figures)}
 ---
 
 # {_escape(config.name)}
@@ -103,7 +103,7 @@ def _trained_length(source: CheckpointSource) -> str:
     return f"It was trained on sequences of {source.trained_length} tokens; {effect}. "
 
 
-def _header(config: RunConfig, text: CardText, figures: Mapping[str, float]) -> str:
+def _header(name: str, sources: Sequence[TrainSource], text: CardText, figures: Mapping[str, float]) -> str:
     """Return the Hub's YAML, with the held-out figures as evaluation results."""
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -121,11 +121,11 @@ def _header(config: RunConfig, text: CardText, figures: Mapping[str, float]) -> 
     ]
     data = ModelCardData(
         license="unknown",
-        language=sorted({source.language.partition("_")[0] for source in config.data.train if source.language}) or None,
+        language=sorted({source.language.partition("_")[0] for source in sources if source.language}) or None,
         library_name="transformers",
         pipeline_tag=text.task,
         tags=["ctxlm_ds", text.tag, "deepspeed"],
-        model_name=config.name,
+        model_name=name,
         eval_results=results or None,
     )
     return str(data.to_yaml())

@@ -156,7 +156,8 @@ def build_engine(config: RunConfig, user_json: dict[str, Any], checkpointing: bo
         recomputed = config.training.model_copy(update={"activation_checkpointing": True})
         config = config.model_copy(update={"training": recomputed})
     settings = build_deepspeed_config(config, user_json, topology.world_size)
-    engine = run_builder.build_engine(config, settings, build_objective(config.objective, FakeTokenizer()), topology)
+    objective = build_objective(config.objective, FakeTokenizer())
+    engine = run_builder.engine_builder(config, settings, objective, topology)()
     run_builder.initialize_weights(config, engine)
     return engine
 

@@ -321,7 +321,7 @@ def build(run: Run) -> Engine:
     topology = build_topology(0, 1, layout.tensor, layout.pipeline)
     settings = build_deepspeed_config(config, {"zero_optimization": {"stage": layout.stage}}, topology.world_size)
     objective = build_objective(config.objective, load_tokenizer(config.tokenizer.path))
-    engine = run_builder.build_engine(config, settings, objective, topology)
+    engine = run_builder.engine_builder(config, settings, objective, topology)()
     run_builder.initialize_weights(config, engine)
     return engine
 

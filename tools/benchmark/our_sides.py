@@ -32,11 +32,11 @@ class EngineSteps:
         settings = build_deepspeed_config(config, load_deepspeed_json(self.deepspeed), 1)
         topology = join_ranks(config.parallel, config.training, settings, discover_ranks())
         from ctxlm_ds.objectives.base import build_objective
-        from ctxlm_ds.run import build_engine, initialize_weights
+        from ctxlm_ds.run import engine_builder, initialize_weights
         from ctxlm_ds.training.engine.runtime import explain_out_of_memory
 
         with explain_out_of_memory(config):
-            engine = build_engine(config, settings, build_objective(config.objective), topology)
+            engine = engine_builder(config, settings, build_objective(config.objective), topology)()
             engine.forget_updates()
             initialize_weights(config, engine)
             for index, step in zip(count(), cycle(self.steps()), strict=False):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
 from ctxlm_ds.apps.evaluate.targets import Figures, Predictions
 from ctxlm_ds.console import logger
 from ctxlm_ds.process.run_files import HELD_OUT, METRICS_NAME, read_lines, update_status
-from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.hooks.curves import points_of
 from ctxlm_ds.training.hooks.hooks import Hook, RunEnd
 
@@ -20,9 +20,8 @@ REPEATS_NATS, REPEATS_EPOCHS = 0.7, 3
 MOST_LINES, LAST_LINES = 2000, 10  # of metrics.jsonl that are read, about, and whose mean is the training loss
 
 
-def verdict(config: RunConfig, run_dir: Path) -> list[str]:
-    """Return lines about the last evaluation of a run with this resolved recipe."""
-    predictions = Predictions.of(config)
+def verdict(predictions: Predictions | None, run_dir: Path) -> list[str]:
+    """Return lines about the last evaluation of a run on these rows; None if its objective predicts no tokens."""
     if predictions is None:
         return ["the loss counts no tokens and says little by itself; to judge the model, fine-tune it: ctxlm finetune"]
     if not predictions.rows.validation:
@@ -62,13 +61,13 @@ class VerdictHook(Hook):
     may_fail = True
     failures = (Exception,)
 
-    def __init__(self, config: RunConfig, run_dir: Path) -> None:
-        self._config, self._run_dir = config, run_dir
+    def __init__(self, open_predictions: Callable[[], Predictions | None], run_dir: Path) -> None:
+        self._open_predictions, self._run_dir = open_predictions, run_dir
 
     def on_run_end(self, end: RunEnd) -> None:
         if end.failed or end.signal_number or end.step == 0:
             return  # a signal leaves little time
-        lines = verdict(self._config, self._run_dir)
+        lines = verdict(self._open_predictions(), self._run_dir)
         update_status(self._run_dir, verdict=lines)
         for line in lines:
             logger.info("  verdict: %s", line)

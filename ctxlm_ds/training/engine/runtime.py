@@ -50,18 +50,18 @@ def explain_out_of_memory(config: RunConfig) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError) and not any(words in str(error) for words in OUT_OF_MEMORY):
             raise
+        try:
+            known = config.model_copy(update={"model": with_vocabulary(config.model)})
+            size = _needed_bytes(sum(map(math.prod, describe(known).trained_shapes.values())))
+        except RuntimeError:
+            size = "The model is too large to be described"
         raise ConfigError(
-            f"memory ran out. {_model_size(config)}. Choose a smaller model, micro-batch or another layout; "
+            f"memory ran out. {size}. Choose a smaller model, micro-batch or another layout; "
             "ctxlm plan --config RECIPE --gpu NAME lists layouts that fit"
         ) from error
 
 
-def _model_size(config: RunConfig) -> str:
-    try:
-        model = describe(config.model_copy(update={"model": with_vocabulary(config.model)}))
-    except RuntimeError:
-        return "The model is too large to be described"
-    count = sum(math.prod(shape) for shape in model.trained_shapes.values())
+def _needed_bytes(count: int) -> str:
     gigabytes = count * BYTES_PER_PARAMETER / 1e9
     return (
         f"The model has {count:,} parameters; weights, gradients and optimizer states take about {gigabytes:,.0f} GB "

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ctxlm_ds.apps.evaluate.targets import Predictions
 from ctxlm_ds.apps.evaluate.verdict import VerdictHook, verdict
 from ctxlm_ds.process.run_files import read_status
 from ctxlm_ds.recipe.schema import RunConfig
@@ -58,7 +59,7 @@ def test_a_model_is_compared_with_word_frequencies(config: RunConfig, tmp_path: 
     loss, accuracy = frequencies()
     old, new = ({"eval/held/causal_lm_loss": value, "eval/held/causal_lm_accuracy": 0.25} for value in (9, loss - gain))
     write_metrics(tmp_path, old, new)
-    (line,) = verdict(config, tmp_path)
+    (line,) = verdict(Predictions.of(config), tmp_path)
     model, known = (f"{value:.2f} nats (perplexity {math.exp(value):.3g}), " for value in (loss - gain, loss))
     assert line.startswith(f"held: {model}25% of the tokens right; word frequencies alone: {known}{accuracy:.0%} of")
     assert said in line
@@ -67,20 +68,21 @@ def test_a_model_is_compared_with_word_frequencies(config: RunConfig, tmp_path: 
 def test_a_model_that_repeats_its_text_is_named(config: RunConfig, tmp_path: Path) -> None:
     held = {"eval/held/causal_lm_loss": 3.0}
     write_metrics(tmp_path, {"causal_lm": 1.0, "epoch": 4}, held)
-    assert verdict(config, tmp_path)[1].startswith("the training loss is far lower, 1.00: the model repeats its text")
+    said = verdict(Predictions.of(config), tmp_path)[1]
+    assert said.startswith("the training loss is far lower, 1.00: the model repeats its text")
     write_metrics(tmp_path, {"causal_lm": 2.9, "epoch": 4}, held)
-    assert len(verdict(config, tmp_path)) == 1
+    assert len(verdict(Predictions.of(config), tmp_path)) == 1
 
 
 def test_what_cannot_be_compared_is_said(config: RunConfig, tmp_path: Path) -> None:
     write_metrics(tmp_path)
-    assert "no text was held out" in verdict(config.with_values("data", validation=[]), tmp_path)[0]
+    assert "no text was held out" in verdict(Predictions.of(config.with_values("data", validation=[])), tmp_path)[0]
 
 
 def test_the_verdict_is_in_the_status_unless_a_signal_ended_the_run(config: RunConfig, tmp_path: Path) -> None:
     write_metrics(tmp_path, {"eval/held/causal_lm_loss": 3.0})
-    hook = VerdictHook(config, tmp_path)
+    hook = VerdictHook(lambda: Predictions.of(config), tmp_path)
     hook.on_run_end(RunEnd("stopped by signal SIGTERM", 1, 8, 1.0, completed=False, signal_number=15))
     assert "verdict" not in read_status(tmp_path)
     hook.on_run_end(RunEnd("training.max_steps (1) reached", 1, 8, 1.0))
-    assert read_status(tmp_path)["verdict"] == verdict(config, tmp_path)
+    assert read_status(tmp_path)["verdict"] == verdict(Predictions.of(config), tmp_path)
