@@ -146,7 +146,7 @@ def test_outputs_and_gradients_are_those_of_transformers(results: Results, famil
 def test_training_is_that_of_transformers_and_torch(results: Results, family: str, tmp_path: Path) -> None:
     run = results.run(family, alone=True)
     wanted = results.of(hugging_face.train_theirs, run, tmp_path / "model")
-    shared = run.config().data == results.run(family).config().data
+    shared = run.config() == results.run(family).config()
     got = results.reference(results.run(family) if shared else run)
     assert got["losses"][: len(wanted)] == pytest.approx(wanted, rel=1e-4)
 

@@ -49,6 +49,17 @@ def values_and_gradients(kernel: BiasGeluKernel, dtype: torch.dtype, activation:
     return [output.detach().double(), *(leaf.grad.double() for leaf in inputs if leaf.grad is not None)]
 
 
+@pytest.mark.parametrize(("activation", "jump"), [("relu", 1.0), ("gelu", 0.0), ("gelu_tanh", 0.0)])
+def test_another_rounding_turns_a_unit_of_relu_on(activation: str, jump: float) -> None:
+    """1 + 2^-24 - 1 is 0 in one order and 2^-24 in the other."""
+    one, small, gradients = torch.ones(1, 1), torch.full((1, 1), 2.0**-24), []
+    for total in ((one + small) - one, one + (small - one)):
+        total.requires_grad_()
+        reference_bias_gelu(total, torch.ones(1, 1), None, activation).backward()
+        gradients.append(float(total.grad))
+    assert gradients[1] - gradients[0] == pytest.approx(jump, abs=1e-6)
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_reference_values_are_those_of_the_standard_library(activation: str) -> None:
     x, weight, bias = (leaf.detach() for leaf in leaves(torch.float64))
