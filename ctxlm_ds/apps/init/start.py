@@ -28,6 +28,8 @@ MOST_EPOCHS = 40.0
 _WARMUP = 0.06
 """Share of the steps if the shipped recipe counts its warmup in steps of a much longer run."""
 _LAPTOPS_SPLIT, _SPLIT, _SPLIT_SEED = "90,10,0", "97,3,0", 0
+MOST_DRAWN_TOKENS, _TOKEN_BYTES = 1 << 29, 4
+"""Tokens of a text, each of about so many bytes, up to which its documents are drawn: the run copies them."""
 _EVALUATED, _FORWARDS = 0.1, 3
 """Share of a shorter run's time for evaluations, and rows that are evaluated in the time of a trained one."""
 _MATRIX_SIZE = 512
@@ -129,18 +131,20 @@ def new_settings(args: argparse.Namespace, machine: Machine, name: str) -> dict[
     prefix = args.data or dataset_prefix(shipped.data, name)
     rows = num_rows(args.data, shipped.data.seq_length) if args.data else None
     split = _LAPTOPS_SPLIT if args.size == "laptop" else _SPLIT
-    if args.data:
+    num_tokens = rows * shipped.data.seq_length if rows else text_bytes(args.text) // _TOKEN_BYTES
+    seed = _SPLIT_SEED if num_tokens <= MOST_DRAWN_TOKENS else None
+    if args.data and seed is not None:
         from ctxlm_ds.data.dataset.reader import IndexedDataset
         from ctxlm_ds.data.stream.run_datasets import draw_part
 
-        draw_part(IndexedDataset(args.data), split, _SPLIT_SEED, "valid")
+        draw_part(IndexedDataset(args.data), split, seed, "valid")
     settings = {
         "extends": Setting(base, "all other settings, with their sources"),
         "name": Setting(name, ""),
         "tokenizer.path": Setting(args.tokenizer or f"{name}-tokenizer", "" if args.tokenizer else "made below"),
         "data.train": Setting([prefix], "" if args.data else "made below"),
-        "data.split": Setting(split, "percents of the tokens for training, evaluation and a test"),
-        "data.split_seed": Setting(_SPLIT_SEED, "draws the documents; null: the last ones are held out"),
+        "data.split": Setting(split, "percents of the text for training, evaluation and a test"),
+        "data.split_seed": Setting(seed, "draws documents, of a copy of the text; null: the last are held out"),
         "training.precision": Setting(machine.precision, f"of {machine}"),
         "training.global_batch_size": Setting(batch, f"of the shipped recipe{why}"),
     }
@@ -166,6 +170,11 @@ def dataset_prefix(data: DataSection, name: str) -> str:
     return f"data/{name}_text_{'sentence' if data.by_sentence else 'document'}"
 
 
+def text_bytes(text: str | None) -> int:
+    """Return the size of the files that a path or glob names."""
+    return sum(Path(name).stat().st_size for name in glob(text or "") if Path(name).is_file())
+
+
 def fitting_vocab_size(kind: str, text: str | None) -> int | None:
     """Return a size of vocabulary for a text: 4,000 tokens for a megabyte, twice as many for ten times the text.
 
@@ -173,7 +182,7 @@ def fitting_vocab_size(kind: str, text: str | None) -> int | None:
     """
     from ctxlm_ds.tokenizers.train import tokenizer_types
 
-    num_bytes = sum(Path(name).stat().st_size for name in glob(text or "") if Path(name).is_file())
+    num_bytes = text_bytes(text)
     if not num_bytes:
         return None
     size = 4000 * 2 ** max(0, round(math.log10(num_bytes / 1e6)))

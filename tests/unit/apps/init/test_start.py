@@ -4,6 +4,7 @@ from argparse import Namespace
 import numpy as np
 import pytest
 
+from ctxlm_ds.apps.init import start
 from ctxlm_ds.apps.init.settings import recipe_text, write_recipe
 from ctxlm_ds.apps.init.start import (
     Machine,
@@ -112,6 +113,14 @@ def test_a_laptops_recipe_holds_out_a_tenth_a_large_one_3_percent():
     for size, split in (("laptop", "90,10,0"), ("base", "97,3,0")):
         settings = new_settings(answers("bert", size), H100, "mine")
         assert (settings["data.split"].value, settings["data.split_seed"].value) == (split, 0)
+
+
+def test_documents_of_a_large_text_are_not_drawn(tmp_path, monkeypatch):
+    (tmp_path / "text").write_text("a b c d\n" * 100)
+    for most, seed in ((200, 0), (199, None)):
+        monkeypatch.setattr(start, "MOST_DRAWN_TOKENS", most)
+        settings = new_settings(answers("bert", "laptop", text=str(tmp_path / "text")), CPU, "mine")
+        assert settings["data.split_seed"].value == seed
 
 
 def test_rows_of_a_dataset(tmp_path):
