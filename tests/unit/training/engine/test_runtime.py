@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.process.patches import compile_at_first_call
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import ParallelConfig, TrainingConfig
 from ctxlm_ds.training.engine import runtime
@@ -90,11 +89,3 @@ def test_other_errors_pass() -> None:
 def test_a_start_loads_no_compiler() -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT_COMPILER], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.splitlines()[-1] == "loaded: []", done.stderr
-
-
-def test_a_function_is_compiled_once_when_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = []
-    monkeypatch.setattr(torch, "compile", lambda function: compiled.append(function) or function)
-    double = compile_at_first_call(lambda x, by=2: by * x)
-    assert compiled == []
-    assert [double(3), double(3, by=4)] == [6, 12] and len(compiled) == 1
