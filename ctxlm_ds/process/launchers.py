@@ -135,14 +135,14 @@ def _number(environ: Mapping[str, str], name: str, default: str = "") -> int:
     return read_number(environ, name, default, remedy)
 
 
-def die_with_launcher(watch_grandparent: bool) -> None:
-    """Tie this process's life to its parent's.
+def die_with_launcher(watch_grandparent: bool, parent: int | None = None) -> None:
+    """Tie this process's life to its parent's, whose number may be known; a parent that died before is noticed then.
 
     SIGKILL, because a rank that waits in a collective for a dead peer handles no other signal, and because what it
     leaves behind is safe: checkpoints are complete or absent and the run's lock is taken over. With
     `watch_grandparent` the rank also ends when the `deepspeed` command above the parent ends.
     """
-    parent = os.getppid()
+    parent = os.getppid() if parent is None else parent
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         logger.warning("cannot tie this rank to its launcher: %s", os.strerror(ctypes.get_errno()))

@@ -161,21 +161,3 @@ def _of_shares(shares: NDArray[np.float64], labels: NDArray[np.int64]) -> Figure
 
 def _means(loss: NDArray[np.float64], hit: NDArray[np.bool_]) -> Figures:
     return Figures(float(loss.mean()), float(hit.mean()))
-
-
-def compare_targets(targets: Targets, folder: Path) -> list[str]:
-    """Return lines with loss, perplexity and accuracy of unigrams and of an exported model on a run's held-out rows.
-
-    What the model gains by its inputs is the difference from its figures on rows with those of others.
-    """
-    sides = {
-        "unigram (add one)": targets.unigram_figures(), "model": targets.model_figures(folder),
-        "model with another row's input": targets.model_figures(folder, shift=1),
-    }  # fmt: skip
-    lines = []
-    for number, title in enumerate(("all target tokens", "restored tokens")):
-        for name, figures in sides.items():
-            found = figures[number]
-            loss = f"{found.loss:.4f} nats, perplexity {np.exp(found.loss):.1f}"
-            lines.append(f"{title}, {name}: {loss}, accuracy {found.accuracy:.1%}")
-    return lines

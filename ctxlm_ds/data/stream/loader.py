@@ -13,10 +13,12 @@ arrays (no shared memory that could fill up), leave signals to the training proc
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -198,7 +200,7 @@ class TrainLoader:
             num_workers=self._num_workers,
             prefetch_factor=self._prefetch,
             collate_fn=lambda array: array,
-            worker_init_fn=_init_worker,
+            worker_init_fn=partial(_init_worker, os.getpid()),
             multiprocessing_context="fork",
             generator=torch.Generator(),  # starting the workers would otherwise draw from the run's dropout stream
         )
@@ -298,14 +300,14 @@ def _close_at_exit(reference: weakref.ref[TrainLoader]) -> None:
         loader.close()
 
 
-def _init_worker(_: int) -> None:
+def _init_worker(trainer: int, _: int) -> None:
     """Use one thread, ignore signals (srun sends them to every process), and die with the training process."""
     import torch
 
     torch.set_num_threads(1)
     for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
-    die_with_launcher(watch_grandparent=False)
+    die_with_launcher(watch_grandparent=False, parent=trainer)
 
 
 def _require_rows(rows: RowSource) -> None:

@@ -52,21 +52,17 @@ def explain_out_of_memory(config: RunConfig) -> Iterator[None]:
             raise
         try:
             known = config.model_copy(update={"model": with_vocabulary(config.model)})
-            size = _needed_bytes(sum(map(math.prod, describe(known).trained_shapes.values())))
+            count = sum(map(math.prod, describe(known).trained_shapes.values()))
+            size = (
+                f"The model has {count:,} parameters; weights, gradients and optimizer states take about "
+                f"{count * BYTES_PER_PARAMETER / 1e9:,.0f} GB over all ranks, in addition to activations"
+            )
         except RuntimeError:
             size = "The model is too large to be described"
         raise ConfigError(
             f"memory ran out. {size}. Choose a smaller model, micro-batch or another layout; "
             "ctxlm plan --config RECIPE --gpu NAME lists layouts that fit"
         ) from error
-
-
-def _needed_bytes(count: int) -> str:
-    gigabytes = count * BYTES_PER_PARAMETER / 1e9
-    return (
-        f"The model has {count:,} parameters; weights, gradients and optimizer states take about {gigabytes:,.0f} GB "
-        "over all ranks, in addition to activations"
-    )
 
 
 def init_process_group() -> None:

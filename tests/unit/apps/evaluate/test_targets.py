@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from ctxlm_ds.apps.evaluate.targets import Targets, compare_targets
+from ctxlm_ds.apps.evaluate.targets import Targets
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.preprocess.config import PreprocessConfig
 from ctxlm_ds.data.preprocess.job import preprocess
@@ -21,6 +21,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.sample_data import run_config
 from tests.text import make_documents, write_corpus
+from tools.benchmark.__main__ import compare_targets
 
 SENTINELS = 100
 

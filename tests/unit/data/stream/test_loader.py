@@ -363,6 +363,14 @@ exec(ending)
         time.sleep(0.05)
 
 
+def test_a_worker_that_starts_after_the_training_process_died_ends() -> None:
+    pid = os.fork()
+    if pid == 0:
+        loader_module._init_worker(1 << 22, 0)  # no process has this number
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+
+
 class Refusing(MaskedLM):
     """An objective whose data turns out to be bad."""
 

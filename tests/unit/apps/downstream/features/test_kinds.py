@@ -70,7 +70,8 @@ def test_a_tagger_learns_and_shows_its_mix(tmp_path: Path) -> None:
     assert result["dev"]["f1"] >= 0.8
     weights = result["mix"]["input"]["weights"]
     assert sum(weights) == pytest.approx(1, abs=1e-3) and weights[1] == max(weights) and set(result["mix"]) == {"input"}
-    assert json.loads((tmp_path / "out" / "metrics.json").read_text()) == result
+    examples_of = {"examples": {"dev": len(examples)}}
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text()) == result | examples_of
     lines = (tmp_path / "out" / "dev_predictions.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["prediction"] == ["B-PER", "O", "O", "O"] and len(lines) == len(examples)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
