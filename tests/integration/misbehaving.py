@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.pretrain import main
@@ -29,6 +30,20 @@ def hold_the_interpreter() -> None:
     library.pthread_mutex_lock(mutex)
 
 
+def stop() -> None:
+    """Stand still, until the launcher's SIGTERM waits for this process; torchrun waits 30 s before it kills."""
+    pid = os.getpid()
+    if os.fork() == 0:
+        for _ in range(1200):
+            pending = Path(f"/proc/{pid}/status").read_text().partition("ShdPnd:")[2].split()[0]
+            if int(pending, 16) >> (signal.SIGTERM - 1) & 1:
+                os.kill(pid, signal.SIGKILL)
+                break
+            time.sleep(0.1)
+        os._exit(0)
+    os.kill(pid, signal.SIGSTOP)
+
+
 def fail() -> None:
     raise ValueError("a bug of one rank")
 
@@ -36,7 +51,7 @@ def fail() -> None:
 HOW: dict[str, Callable[[], object]] = {
     "sleep": sleep_in_python,
     "hold": hold_the_interpreter,
-    "stop": partial(os.kill, os.getpid(), signal.SIGSTOP),
+    "stop": stop,
     "crash": partial(ctypes.string_at, 0),
     "fail": fail,
     "kill": partial(os.kill, os.getpid(), signal.SIGKILL),
