@@ -40,10 +40,10 @@ operators: install ## build DeepSpeed's CPU operators, which tests and offload u
 	@$(BIN)/python tools/build_operators.py
 
 test: operators ## every test but the long ones, WORKERS=2 files at a time; ARGS are passed on to pytest
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: install ## unit tests of one process that take no seconds, in some minutes; ARGS are passed on to pytest
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder \
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		-m 'not dist and not long and not soak and not slurm' tests/unit $(ARGS)
 
 mutants: operators ## break the package in 60 places, one at a time: do the tests notice? (half an hour)

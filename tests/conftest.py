@@ -43,13 +43,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give the tests of a file to one worker; those of the contract suite, which take longest, by family."""
+    """Leave out what --package does not ask for."""
     if config.getoption("--package"):
         items[:] = [item for item in items if item.path.name == "test_contract.py" and hasattr(item, "callspec")]
-    for item in items:
-        family = item.callspec.params.get("family", "") if hasattr(item, "callspec") else ""
-        group = f"{item.path.stem}-{family}" if item.path.name == "test_contract.py" else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def pytest_collection_finish() -> None:

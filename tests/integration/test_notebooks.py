@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.route import ROOT, call, launcher
 
-pytestmark = [pytest.mark.xdist_group("notebooks"), pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 NOTEBOOKS = {path.stem: path for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")}
 SMALLER = {
     "pretrain": {"training.max_steps=200": "training.max_steps=48", "step % 50": "step % 12"},
