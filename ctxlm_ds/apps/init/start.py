@@ -32,6 +32,7 @@ MOST_DRAWN_TOKENS, _TOKEN_BYTES = 1 << 29, 4
 """Tokens of a text, each of about so many bytes, up to which its documents are drawn: the run copies them."""
 _EVALUATED, _FORWARDS = 0.1, 3
 """Share of a shorter run's time for evaluations, and rows that are evaluated in the time of a trained one."""
+LEAST_INTERVAL_STEPS = 10
 _MATRIX_SIZE = 512
 _MEASURED_S = 1.0
 _CPU_SHARE = 0.5
@@ -270,8 +271,8 @@ def _length(
     if schedule.start_step:
         found["schedule.start_step"] = Setting(0, "")
     for section in ("evaluation", "checkpoint"):
-        interval = min(getattr(shipped, section).interval_steps or steps, max(1, steps // 10))
-        found[f"{section}.interval_steps"] = Setting(interval, "a tenth of the run at most")
+        interval = min(getattr(shipped, section).interval_steps or steps, max(LEAST_INTERVAL_STEPS, steps // 10))
+        found[f"{section}.interval_steps"] = Setting(interval, "a tenth of the run at most, but no fewer than 10")
     least = batch * (2 if shipped.data.in_lanes else 1)
     times = 1 + steps // found["evaluation.interval_steps"].value
     evaluated = max(least, int(steps * batch * _EVALUATED * _FORWARDS / times))

@@ -28,10 +28,12 @@ def remedy(bad: BadRecord) -> str:
     if bad.reason != NOT_UTF8 or bad.unit != "line":
         return ""
     is_utf16 = bad.position == 1 and bad.excerpt.startswith(_UTF16_MARKS)
-    found, encoding = ("the file is UTF-16", "UTF-16") if is_utf16 else ("if its encoding is another", "ISO-8859-2")
+    # Windows has quotes and dashes where ISO-8859 has control characters.
+    other = "WINDOWS-1252" if bad.detail.startswith(("byte 0x8", "byte 0x9")) else "ISO-8859-2"
+    found, encoding = ("the file is UTF-16", "UTF-16") if is_utf16 else ("if its encoding is another", other)
     example = "" if is_utf16 else "e.g. "
     file = "FILE, unpacked" if bad.path.endswith(_COMPRESSED) else shlex.quote(bad.path)
-    return f"{found}: convert it, {example}iconv -f {encoding} -t UTF-8 {file}"
+    return f"{found}: convert it, {example}iconv -f {encoding} -t UTF-8 {file} > NEW"
 
 
 class BadRecords:

@@ -110,7 +110,9 @@ def _decoded(record: bytes) -> str:
     try:
         return record.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _Unfit(NOT_UTF8, f"byte 0x{record[error.start]:02x} at {error.start}") from None
+        line = record.count(b"\n", 0, error.start)
+        place = f"{error.start}, in its line {line + 1}" if line else str(error.start)
+        raise _Unfit(NOT_UTF8, f"byte 0x{record[error.start]:02x} at {place}") from None
 
 
 def _from_text(record: bytes, json_keys: Sequence[str]) -> Document:

@@ -71,17 +71,21 @@ def test_too_many_bad_records_are_told_with_their_reasons(tmp_path: Path, tokeni
         run([path], tokenizer, tmp_path / "more", max_bad_records=29)
 
 
+ANOTHER = "if its encoding is another: convert it, e.g. iconv -f"
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (POLISH.encode("iso-8859-2"), "if its encoding is another: convert it, e.g. iconv -f ISO-8859-2"),
+        (POLISH.encode("iso-8859-2"), f"{ANOTHER} ISO-8859-2"),
+        ("No one came \u2014 ever.".encode("windows-1252"), f"{ANOTHER} WINDOWS-1252"),
         (POLISH.encode("utf-16"), "the file is UTF-16: convert it, iconv -f UTF-16"),
     ],
 )
 def test_another_encoding_has_its_remedy(tmp_path: Path, tokenizer: Path, content: bytes, told: str) -> None:
     path = tmp_path / "a text.txt"
     path.write_bytes(content)
-    message = re.escape(f"; {told} -t UTF-8 '{path}', or skip such records")
+    message = re.escape(f"; {told} -t UTF-8 '{path}' > NEW, or skip such records")
     with pytest.raises(DataError, match=message):
         run([path], tokenizer, tmp_path / "data", max_bad_records=0)
 
