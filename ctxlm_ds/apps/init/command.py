@@ -141,6 +141,8 @@ def _migrate(original: str, file: Path, words: list[str], args: argparse.Namespa
 
     command = read_command(words or read_words(file), list(load_table(original)["scripts"]))
     result = translate(original, command, args.ranks, args.data, args.tokenizer)
+    if meant := [f"{name}: did you mean {near}?" for name, near in result.unknown.items() if near]:
+        raise ConfigError(f"{command.script} has no such argument: {' '.join(meant)} Correct it or leave it out")
     if args.tokenizer is not None:
         result.set("tokenizer.path", args.tokenizer, "--tokenizer")
     output = args.output or Path(f"{Path(command.script).stem}.yaml")
@@ -156,8 +158,8 @@ def _migrate(original: str, file: Path, words: list[str], args: argparse.Namespa
     print(f"{output}: {len(result.settings)} settings from {len(command.arguments)} arguments of {command.script}")
     for why, names in result.without.items():
         print(f"no setting: {', '.join(names)}: {why}")
-    for name, near in result.unknown.items():
-        print(f"unknown: {name}{f'; did you mean {near}?' if near else ''}")
+    for name in result.unknown:
+        print(f"unknown: {name}")
     for note in result.notes:
         print(f"note: {note}")
     print(f"next: {_launch(output, result.ranks)}")

@@ -42,7 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="change its settings")
     add("--nodes", type=int, default=1, metavar="N", help="number of nodes (default: 1)")
     add("--gpus-per-node", type=int, default=8, metavar="M", help="GPUs of each node (default: 8)")
-    add("--world", type=int, metavar="W", help="number of GPUs instead of --nodes")
+    add("--world", "--ranks", type=int, metavar="W", help="number of GPUs instead of --nodes")
     gpus = "V100-32|A100-40|A100-80|H100|H200|FILE"
     add("--gpu", required=True, metavar=gpus, help="or a YAML file of another GPU")
     speed = "Gbit/s from a node to others (default: as NVIDIA's servers)"

@@ -126,7 +126,7 @@ class ReportHook(Hook):
         self._run_dir = run_dir
 
     def on_run_end(self, end: RunEnd) -> None:
-        if (self._run_dir / METRICS_NAME).stat().st_size == 0:
+        if not any(read_lines(self._run_dir / METRICS_NAME)):
             return  # nothing was measured
         runs = by_label([read_run(self._run_dir)])
         write_text(self._run_dir / PAGE_NAME, run_page(runs, charts_of(runs)))

@@ -10,7 +10,7 @@ from ctxlm_ds.apps.init.command import main
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.load import load_config
 
-GPT = "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --lr 1e-3 --bf17"
+GPT = "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --lr 1e-3 --my-own"
 REST = " --max-position-embeddings 32 --micro-batch-size 4 --train-iters 50 --data-path a_text_document"
 
 
@@ -46,10 +46,18 @@ def test_few_steps_and_a_small_vocabulary_are_told(tmp_path, monkeypatch, capsys
     assert "--type wordpiece --vocab-size 4000 --output-dir bert-tokenizer" in printed
 
 
+def test_a_misspelt_argument_of_megatron_writes_nothing(tmp_path):
+    words = f"{GPT}{REST} --hidden-sizes 32 --bf17".split()
+    message = r"no such argument: --hidden-sizes: did you mean --hidden-size\? --bf17: did you mean --bf16\?"
+    with pytest.raises(ConfigError, match=message):
+        main(["--from-megatron", "--output", str(tmp_path / "x.yaml"), "--", *words])
+    assert not (tmp_path / "x.yaml").exists()
+
+
 def test_megatrons_arguments_write_a_recipe(tmp_path, capsys):
     output = tmp_path / "x.yaml"
     main(["--from-megatron", "--tokenizer", "tok", "--output", str(output), "--", *(GPT + REST).split()])
-    assert "unknown: --bf17; did you mean --bf16?" in capsys.readouterr().out
+    assert "unknown: --my-own\n" in capsys.readouterr().out
     config = load_config(output)
     assert (config.model.family, config.tokenizer.path, config.training.precision) == ("gpt2", "tok", "fp32")
     assert config.name == "x" and str(config.directory) == "runs/x"

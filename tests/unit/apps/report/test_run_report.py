@@ -127,7 +127,10 @@ def test_a_page_that_cannot_be_made_is_a_warning(tmp_path: Path, caplog: pytest.
 
 
 def test_a_run_without_a_step_has_no_page(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (ended_run(tmp_path) / "metrics.jsonl").write_text("")
+    metrics = ended_run(tmp_path) / "metrics.jsonl"
+    metrics.write_text("")
+    Hooks([ReportHook(tmp_path)]).call("on_run_end", end(0))
+    metrics.unlink()
     Hooks([ReportHook(tmp_path)]).call("on_run_end", end(0))
     assert not (tmp_path / "report.html").exists() and not caplog.text
 
