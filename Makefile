@@ -64,7 +64,7 @@ check: install ## lint, types, the order of imports, docs/config.md, docs/parts.
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/write_config_docs.py --check
-	@$(BIN)/python tools/write_parts_docs.py --check
+	@$(BIN)/python -m tools.write_parts_docs --check
 	@$(BIN)/python tools/check_names.py
 	@$(BIN)/python tools/check_words.py
 	@$(BIN)/python tools/check_structure.py
@@ -77,7 +77,7 @@ bench: install ## measure what this machine can show and write the tables of doc
 
 docs: install ## write docs/config.md and docs/parts.md from the code, and build the site of docs/ into site/
 	@$(BIN)/python tools/write_config_docs.py
-	@$(BIN)/python tools/write_parts_docs.py
+	@$(BIN)/python -m tools.write_parts_docs
 	@$(BIN)/python -c 'import material, mkdocstrings_handlers.python' 2>/dev/null || $(PIP_INSTALL) -e '.[docs]'
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html; to read it at http://localhost:8000: $(BIN)/mkdocs serve"
