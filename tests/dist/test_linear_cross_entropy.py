@@ -108,7 +108,12 @@ def test_training_is_that_with_all_logits(family: str, case: Case, references: d
 
 
 @pytest.mark.parametrize(
-    ("case", "kernel"), [(CASES[2], "full"), (CASES[3], "full"), (CASES[0], "chunked"), (CASES[-1], "chunked")], ids=str
+    ("case", "kernel"),
+    [
+        (CASES[2], "full"), (CASES[3], "full"), (CASES[0], "chunked"), (CASES[-1], "chunked"),
+        pytest.param(CASES[2], "chunked", marks=pytest.mark.soak),
+    ],
+    ids=str,
 )
 def test_the_z_loss_does_not_depend_on_the_layout(
     case: Case, kernel: str, references: dict[str, dict[str, Any]]

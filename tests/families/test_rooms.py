@@ -22,6 +22,8 @@ LAYOUTS = {
     "lanes": [DATA_3, BOTH],
 }
 CASES = [(name, Layout(1, 0)) for name in LAYOUTS] + [(name, where) for name, some in LAYOUTS.items() for where in some]
+OF_PARTS = [("half_used", Layout(2, 0, pipeline=2)), ("lanes", TENSOR), ("lanes", PIPE_2)]
+"""Layouts of which others have every part."""
 
 
 def recomputes(layout: Layout) -> bool:
@@ -46,7 +48,9 @@ def assert_alike(run: dict[str, Any], wanted: dict[str, Any], rel: float = 1e-5)
         torch.testing.assert_close(run["gradients"][name], gradient, rtol=rel, atol=rel, msg=name)
 
 
-@pytest.mark.parametrize(("name", "layout"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("name", "layout"), [*CASES, *(pytest.param(*case, marks=pytest.mark.soak) for case in OF_PARTS)], ids=str
+)
 def test_every_layout_learns_what_plain_torch_does(name: str, layout: Layout) -> None:
     run = run_under(name, layout, recomputes(layout))[0]
     assert_alike(run, plain_run(name))
