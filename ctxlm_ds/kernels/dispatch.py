@@ -17,6 +17,7 @@ from ctxlm_ds.kernels.implementation import Implementation, Need, choose
 from ctxlm_ds.kernels.linear import LinearKernel
 from ctxlm_ds.kernels.norm import LayerNormKernel, RmsNormKernel
 from ctxlm_ds.kernels.sampling import SamplingKernel
+from ctxlm_ds.kernels.triton.rows import ROWS as TRITON
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """training.precision -> type of parameters and activations."""
@@ -25,9 +26,9 @@ OPERATIONS: dict[str, tuple[Implementation, ...]] = {
     "layer_norm": norm.IMPLEMENTATIONS,
     "bias_gelu": bias_gelu.IMPLEMENTATIONS,
     "linear": linear.IMPLEMENTATIONS,
-    "dropout": dropout.IMPLEMENTATIONS,
+    "dropout": (TRITON["dropout"], *dropout.IMPLEMENTATIONS),
     "sampling": sampling.IMPLEMENTATIONS,
-    "cross_entropy": cross_entropy.IMPLEMENTATIONS,
+    "cross_entropy": (TRITON["cross_entropy"], *cross_entropy.IMPLEMENTATIONS),
 }
 """Setting of a recipe's `kernels` section -> its implementations, the preferred first."""
 

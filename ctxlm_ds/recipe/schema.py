@@ -229,14 +229,14 @@ class KernelsConfig(Section):
     """`reference` (plain erf), `torch` (native gelu), `compiled` (torch.compile fuses bias and gelu)."""
     linear: Annotated[str, _kernel("linear", "auto", "torch", "float32")] = "auto"
     """`torch`, or `float32` (bf16 products computed in float32: 10 to 50 times faster on CPUs without bf16 units)."""
-    dropout: Annotated[str, _kernel("dropout", "auto", "torch", "compiled", "loop")] = "auto"
-    """Dropout of hidden states: `torch` (plain operations), `compiled` (one kernel), `loop` (one pass, CPU). All drop
-    the same elements."""
+    dropout: Annotated[str, _kernel("dropout", "auto", "torch", "compiled", "loop", "triton")] = "auto"
+    """Dropout of hidden states: `torch` (plain operations), `compiled` (one kernel), `loop` (one pass, CPU), `triton`
+    (one pass, CUDA). All drop the same elements."""
     sampling: Annotated[str, _kernel("sampling", "auto", "torch", "compiled")] = "auto"
     """Words drawn from a generator's logits: `torch` (plain operations), `compiled` (one kernel)."""
-    cross_entropy: Annotated[str, _kernel("cross_entropy", "auto", "full", "chunked", "compiled")] = "auto"
+    cross_entropy: Annotated[str, _kernel("cross_entropy", "auto", "full", "chunked", "compiled", "triton")] = "auto"
     """Losses over the vocabulary: `full` (logits of all predictions), `chunked` (some rows at a time inside the
-    decoder, which never holds all logits), `compiled` (the same in fewer kernels)."""
+    decoder, which never holds all logits), `compiled` (the same in fewer kernels), `triton` (the same in two, CUDA)."""
     optimizer: Literal["auto", "reference", "torch", "deepspeed", "apex"] = "auto"
     """`reference` (a loop over tensors), `torch` (fused), `deepspeed` (FusedAdam/CPUAdam), `apex` (FusedAdam)."""
 

@@ -1,0 +1,56 @@
+"""Dropout by key in one pass: 4 bytes an element of 16 bits, forward and backward, and no mask kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ctxlm_ds.kernels.dropout import threshold_and_factor
+from ctxlm_ds.kernels.triton.hashing import keeps
+from ctxlm_ds.kernels.triton.launch import dense, differentiable, launch, operator
+
+BLOCK = 2048
+
+
+@triton.jit(do_not_specialize_on_alignment=["key"])
+def dropout_kernel(x, key, out, size, first, threshold, factor, BLOCK: tl.constexpr):
+    """Keep or zero `BLOCK` elements; a complete block takes no mask, so that its accesses have 16 bytes."""
+    begin = tl.program_id(0).to(tl.int64) * BLOCK
+    at = begin + tl.arange(0, BLOCK)
+    keep = keeps(at + first, tl.load(key), threshold)
+    if begin + BLOCK <= size:
+        value = tl.load(x + at).to(tl.float32)
+        tl.store(out + at, tl.where(keep, value * factor, 0.0).to(out.dtype.element_ty))
+    else:
+        value = tl.load(x + at, mask=at < size, other=0.0).to(tl.float32)
+        tl.store(out + at, tl.where(keep, value * factor, 0.0).to(out.dtype.element_ty), mask=at < size)
+
+
+@operator("keyed_dropout(Tensor x, float p, Tensor key, SymInt first) -> Tensor")
+def keyed_dropout(x: Tensor, p: float, key: Tensor, first: int) -> Tensor:
+    """Drop elements of x (kernels/dropout.py, keyed_dropout)."""
+    x, out = dense(x), torch.empty_like(x, memory_format=torch.contiguous_format)
+    grid = (triton.cdiv(x.numel(), BLOCK),)
+    launch(dropout_kernel, grid, x, key, out, x.numel(), first, *threshold_and_factor(p), BLOCK=BLOCK)
+    return out
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, ctx.p, key, ctx.first = inputs
+    ctx.save_for_backward(key)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+    return keyed_dropout(gradient, ctx.p, *ctx.saved_tensors, ctx.first), None, None, None
+
+
+differentiable(keyed_dropout, _keep, _backward)
+
+
+def triton_dropout(x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor:
+    """Drop the same elements as kernels/dropout.py's keyed_dropout."""
+    return keyed_dropout(x, p, key, first)

@@ -1,0 +1,85 @@
+"""Launches of the Triton kernels: every kernel starts here, as part of an operator of torch.
+
+The function of an operator serves three ends. On a device it allocates the results and launches; with fake or meta
+tensors it only allocates, so that it is its own fake form; inside `recorded` the launches are kept, from which
+machine_code.py compiles the kernels for a GPU that is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+LIBRARY = torch.library.Library("ctxlm", "FRAGMENT")
+INTERPRETED: bool = triton.knobs.runtime.interpret
+"""TRITON_INTERPRET=1: numpy computes the kernels, on tensors of the CPU."""
+Grid = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel: its arguments by name, of which tensors may be fake."""
+
+    kernel: Any
+    grid: Grid
+    arguments: dict[str, Any]
+    num_warps: int
+
+
+_records: list[list[Launch]] = []
+
+
+@contextmanager
+def recorded() -> Iterator[list[Launch]]:
+    """Keep the launches of operators inside this context."""
+    _records.append([])
+    try:
+        yield _records[-1]
+    finally:
+        _records.pop()
+
+
+def launch(kernel: Any, grid: Grid, *arguments: Any, num_warps: int = 4, **constants: Any) -> None:
+    """Launch a kernel with its `arguments` in order, then the compile-time constants; fake tensors start nothing."""
+    for records in _records:
+        named = dict(zip(kernel.arg_names, arguments, strict=False))
+        records.append(Launch(kernel, grid, {**named, **constants}, num_warps))
+    first = arguments[0]
+    if not isinstance(first, FakeTensor) and first.device.type != "meta":
+        kernel[grid](*arguments, **constants, num_warps=num_warps)
+
+
+def operator(schema: str) -> Callable[[Callable[..., Any]], Any]:
+    """Register a function that calls `launch` as an operator; return the operator.
+
+    Args:
+        schema: name, arguments and results in torch's notation, such as `double(Tensor x) -> Tensor`.
+    """
+
+    def register(function: Callable[..., Any]) -> Any:
+        name = schema.partition("(")[0]
+        LIBRARY.define(schema)
+        LIBRARY.impl(name, function, "CUDA")
+        if INTERPRETED:
+            LIBRARY.impl(name, function, "CPU")
+        torch.library.register_fake(f"ctxlm::{name}", function, lib=LIBRARY)
+        return getattr(torch.ops.ctxlm, name).default
+
+    return register
+
+
+def differentiable(operator: Any, forward: Callable[..., Any], backward: Callable[..., Any]) -> None:
+    """Give an operator its gradient: forward(ctx, inputs, output) keeps what backward(ctx, *gradients) needs."""
+    torch.library.register_autograd(operator, backward, setup_context=forward, lib=LIBRARY)
+
+
+def dense(x: Tensor) -> Tensor:
+    """Return x as the kernels read it: contiguous."""
+    return x if x.is_contiguous() else x.contiguous()

@@ -1,0 +1,56 @@
+"""The rows `triton` of the kernels' tables; they load Triton when a layer asks for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ctxlm_ds.kernels.cross_entropy import CrossEntropyKernel
+from ctxlm_ds.kernels.dropout import DropoutKernel
+from ctxlm_ds.kernels.figures import wins
+from ctxlm_ds.kernels.implementation import Implementation, Need
+
+MIN_CAPABILITY, MIN_CAPABILITY_BF16 = (7, 5), (8, 0)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def why_triton_cannot_run(need: Need) -> str | None:
+    """Return the reason, or None if this project's Triton kernels run here."""
+    if need.device_type != "cuda":
+        return f"it needs a CUDA device, and this run is on {need.device_type}"
+    try:
+        import triton  # noqa: F401
+    except ImportError as error:
+        return f"triton cannot be imported ({error}); pip install triton"
+    if not torch.cuda.is_available():
+        return "it needs a CUDA device, and torch finds none"
+    if need.dtype not in DTYPES:
+        return f"it computes in bf16, fp16 or fp32 only, and the precision is {need.dtype}"
+    least = MIN_CAPABILITY_BF16 if need.dtype == torch.bfloat16 else MIN_CAPABILITY
+    capability = torch.cuda.get_device_capability()
+    if capability < least:
+        return "it needs compute capability {}.{} or later, and this device has {}.{}".format(*least, *capability)
+    return None
+
+
+def _row(operation: str, make: Callable[[Need], Any]) -> Implementation:
+    """Return a row that `auto` takes where a measured figure says that it is faster."""
+    return Implementation("triton", make, why_triton_cannot_run, lambda need: wins(operation, "triton", need))
+
+
+def _dropout(need: Need) -> DropoutKernel:
+    from ctxlm_ds.kernels.triton.dropout import triton_dropout
+
+    return triton_dropout
+
+
+def _cross_entropy(need: Need) -> CrossEntropyKernel:
+    from ctxlm_ds.kernels.triton.cross_entropy import KERNEL
+
+    return KERNEL
+
+
+ROWS = {"dropout": _row("dropout", _dropout), "cross_entropy": _row("cross_entropy", _cross_entropy)}
+"""Operation -> its Triton row."""

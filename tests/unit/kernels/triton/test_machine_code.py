@@ -1,0 +1,69 @@
+"""What the compiler makes of each kernel for GPUs that are not here: spills, wide accesses, integer products."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from ctxlm_ds.kernels.triton.launch import Launch, recorded
+from ctxlm_ds.kernels.triton.machine_code import MachineCode, compiled
+
+pytestmark = pytest.mark.long
+CAPABILITIES = (75, 80, 86, 89, 90, 100)
+Launches = Callable[[torch.dtype], list[Launch]]
+KEY = torch.empty((), dtype=torch.int64, device="meta")
+
+
+def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def codes(launches: Launches) -> list[MachineCode]:
+    """Compile for each capability, in fp16 where there is no bf16."""
+    of_type = {dtype: launches(dtype) for dtype in (torch.float16, torch.bfloat16)}
+    return [
+        compiled(one, to) for to in CAPABILITIES for one in of_type[torch.float16 if to < 80 else torch.bfloat16]
+    ]
+
+
+def dropout_launches(dtype: torch.dtype) -> list[Launch]:
+    from ctxlm_ds.kernels.triton.dropout import triton_dropout
+
+    with recorded() as launches:
+        triton_dropout(empty(32, 512, 1024, dtype=dtype), 0.1, KEY)
+    return launches
+
+
+def cross_entropy_launches(dtype: torch.dtype) -> list[Launch]:
+    from ctxlm_ds.kernels.triton.cross_entropy import KERNEL
+
+    logits = empty(512, 30592, dtype=dtype)
+    labels, numbers = empty(512, dtype=torch.int64), empty(512, dtype=torch.float32)
+    with recorded() as launches:
+        KERNEL.statistics(logits, labels)
+        KERNEL.gradient(logits, labels, numbers, numbers)
+    return launches
+
+
+@pytest.mark.parametrize("launches", [dropout_launches, cross_entropy_launches])
+def test_complete_blocks_move_16_bytes_at_once_and_nothing_spills(launches: Launches) -> None:
+    for code in codes(launches):
+        values = 4  # 2,048 elements of 128 threads, or 4,096 of 256
+        assert code.spills == 0 and code.registers <= 64, code
+        assert code.count("LDG.E.128") == values, code.instructions
+        assert code.count("STG.E.128") == (0 if "statistics" in code.name else values), code.instructions
+
+
+def test_neighbours_share_one_hash() -> None:
+    """Each hash of 64 bits takes three products of three instructions; a thread has 16 elements in four words."""
+    for code in codes(dropout_launches):
+        assert code.count("IMAD.WIDE", "IMAD.HI", "UIMAD.WIDE") <= 4 * 3 + 2, code.instructions
+
+
+def test_the_statistics_take_little_more_than_one_exponential_a_logit() -> None:
+    statistics = cross_entropy_launches(torch.bfloat16)[0]
+    for capability in (80, 90, 100):
+        # Of 16 logits a thread has, in the loop and once more after it; two for each group of 8, some at the end.
+        assert compiled(statistics, capability).count("MUFU.EX2") <= 2 * (16 + 2) + 4

@@ -1,0 +1,47 @@
+"""The rows of Triton's kernels: why one cannot run, and what is loaded when one is asked for."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from ctxlm_ds.errors import KernelError
+from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.kernels.implementation import Need
+from ctxlm_ds.kernels.triton.rows import ROWS, why_triton_cannot_run
+
+
+def test_a_run_on_a_cpu_names_the_reason() -> None:
+    with pytest.raises(KernelError, match="`triton` cannot run here: it needs a CUDA device, and this run is on cpu"):
+        KernelSet({"dropout": "triton"}, "cpu", torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "reason"),
+    [
+        ((9, 0), torch.bfloat16, None),
+        ((7, 5), torch.float16, None),
+        ((7, 5), torch.bfloat16, "compute capability 8.0 or later, and this device has 7.5"),
+        ((7, 0), torch.float32, "compute capability 7.5 or later"),
+        ((9, 0), torch.float64, "bf16, fp16 or fp32 only"),
+    ],
+)
+def test_the_device_and_the_type_decide(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype, reason: str | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    found = why_triton_cannot_run(Need(None, "cuda", dtype))
+    assert found is None if reason is None else reason in str(found)
+
+
+def test_an_installation_without_triton_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert "pip install triton" in str(why_triton_cannot_run(Need(None, "cuda", torch.float32)))
+
+
+@pytest.mark.parametrize("operation", ROWS)
+def test_each_row_loads_its_kernel(operation: str) -> None:
+    assert ROWS[operation].make(Need(None, "cuda", torch.bfloat16)) is not None
