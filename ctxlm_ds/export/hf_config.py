@@ -133,10 +133,10 @@ def _read_config(export: FamilyExport, folder: Path, complete: Complete) -> Any:
     """Read the config of one class; `folder` is that of the model."""
     place = folder / export.folder
     if export.folder and not place.is_dir():
-        (hf_class,) = export.hf_classes.values()
+        (first,), (hf_class,) = export.models()[0].hf_classes.values(), export.hf_classes.values()
         raise ExportError(
-            f"{folder} has no folder {export.folder}: the model's {hf_class} belongs there; if {folder} holds it, give "
-            f"the folder of {', '.join(export.models()[0].hf_classes.values())} that has it as {export.folder}"
+            f"{folder} has no folder {export.folder}: {first} is trained with its {hf_class}, which belongs there and "
+            f"which no option replaces; if {folder} holds it, give the folder of {first} that has it as {export.folder}"
         )
     values, path = read_hf_config(place), place / "config.json"
     if values.get("model_type") != export.model_type:

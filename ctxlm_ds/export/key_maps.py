@@ -121,6 +121,8 @@ class KeyMap:
     """Patterns of tensors of the class that our model lacks and that must be 0."""
     optional_prefix: str = ""
     """Prefix of their names that a file saved from the bare model does not have."""
+    body: tuple[str, ...] = ()
+    """Beginnings of their names in the bare model, if they have no such prefix."""
 
 
 def expand(rows: Sequence[Row], num_layers: int) -> tuple[Row, ...]:
@@ -167,7 +169,7 @@ def assign(key_map: KeyMap, file_names: Sequence[str], where: str, new_head: boo
     zero = {file for file, name in others.items() if any(re.fullmatch(row, name) for row in key_map.zero)}
     unknown = sorted(name for file, name in others.items() if file not in unused | zero | aliases.keys())
     missing = sorted(wanted - stored.keys())
-    are_heads = not any(name.startswith(key_map.optional_prefix) for name in (*missing, *unknown))
+    are_heads = not any(name.startswith(key_map.body or key_map.optional_prefix) for name in (*missing, *unknown))
     if (missing or unknown) and not (new_head and are_heads):
         save = f"save it with {key_map.hf_class}.save_pretrained"
         remedy = f"ctxlm convert from-hf --new-head gives it fresh heads, or {save}" if are_heads else save

@@ -48,7 +48,7 @@ class ElectraExport(EncoderExport):
         projection = () if model.embedding_size == width else (Row(self.projection + ".{p}", (PROJECTION,)),)
         rows = (*TABLE_ROWS, *projection, *layer_rows("electra", self.blocks), *self.head_rows)
         (hf_class,) = self.hf_classes.values()
-        return KeyMap(hf_class, expand(rows, self.num_blocks(model)), self.tied, BUFFERS)
+        return KeyMap(hf_class, expand(rows, self.num_blocks(model)), self.tied, BUFFERS, optional_prefix="electra.")
 
     def num_blocks(self, model: ElectraSection) -> int:
         return int(getattr(model, self.prefix + "num_layers"))

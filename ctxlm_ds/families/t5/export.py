@@ -85,7 +85,7 @@ class T5Export(EncoderDecoderExport):
             tied[HEAD] = WORDS
         else:
             rows.append(Row("lm_head.weight", (HEAD,)))
-        return KeyMap("T5ForConditionalGeneration", tuple(rows), tied, UNUSED)
+        return KeyMap("T5ForConditionalGeneration", tuple(rows), tied, UNUSED, body=("shared.", "encoder.", "decoder."))
 
     def their_settings(self, model: T5Section, ids: TokenIds) -> dict[str, Any]:
         names = GATED_NAMES if model.gated else self.activations

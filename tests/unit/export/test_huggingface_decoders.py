@@ -1,4 +1,4 @@
-"""GPT-2 and GPT to Hugging Face folders, which generate() and pipelines read, and back."""
+"""Decoders and encoder-decoders to Hugging Face folders, which generate() and pipelines read, and back."""
 
 from __future__ import annotations
 
@@ -13,10 +13,19 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    BartConfig,
+    BartModel,
     GPT2Config,
     GPT2LMHeadModel,
+    MBartConfig,
+    MBartModel,
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
+    PretrainedConfig,
+    PreTrainedModel,
+    T5Config,
+    T5EncoderModel,
+    T5Model,
     pipeline,
 )
 
@@ -26,7 +35,7 @@ from ctxlm_ds.export.huggingface import from_hf, to_hf
 from ctxlm_ds.export.verify import verify_folder
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from tests.checkpoints import change_weights, make_tokenizer, write_random_run
+from tests.checkpoints import change_json, change_weights, make_tokenizer, write_random_run
 
 CLASSES = {"gpt2": GPT2LMHeadModel, "gpt1": OpenAIGPTLMHeadModel}
 OUTPUTS = ("logits",)
@@ -110,3 +119,50 @@ def test_a_wrong_export_is_noticed(name: str, tokenizer_folder: Path, tmp_path: 
     config = load_config(step / "config.yaml")
     with pytest.raises(ExportError, match="text/logits"):
         verify_folder(tmp_path / "hf", CheckpointReader(step), config.model, OUTPUTS, load_tokenizer(tokenizer_folder))
+
+
+def encoder_decoder(model: PreTrainedModel, folder: Path, tokenizer_folder: Path) -> Path:
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tokenizer_folder).save_pretrained(folder)
+    return folder
+
+
+def config_of(kind: type[PretrainedConfig], tokenizer_folder: Path, **settings: object) -> PretrainedConfig:
+    ids = load_tokenizer(tokenizer_folder)
+    sizes = {name: 2 for name in ("encoder_layers", "decoder_layers", "num_layers", "num_heads")}
+    sizes |= {name: 4 for name in ("encoder_attention_heads", "decoder_attention_heads")}
+    sizes |= {"d_model": 32, "d_kv": 8, "d_ff": 48, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48}
+    special = {"pad_token_id": ids.pad_id, "bos_token_id": ids.cls_id, "eos_token_id": ids.sep_id}
+    start = ids.pad_id if kind is T5Config else ids.sep_id
+    return kind(vocab_size=ids.vocab_size, decoder_start_token_id=start, **{**sizes, **special, **settings})
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "settings"),
+    [(BartModel, BartConfig, {}), (MBartModel, MBartConfig, {}), (T5Model, T5Config, {}),
+     (T5Model, T5Config, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False})],
+)  # fmt: skip
+def test_a_bare_encoder_decoder_is_imported_with_its_head(
+    kind: type[PreTrainedModel], config: type[PretrainedConfig], settings: dict, byte_bpe_folder: Path, tmp_path: Path
+) -> None:
+    """The head is the table of words; only T5 1.1 has another, which is fresh."""
+    torch.manual_seed(3)
+    bare = encoder_decoder(kind(config_of(config, byte_bpe_folder, **settings)), tmp_path / "bare", byte_bpe_folder)
+    if settings:
+        with pytest.raises(ExportError, match=r"--new-head gives it fresh heads.*missing: lm_head.weight$"):
+            from_hf(bare, tmp_path / "refused")
+    done = from_hf(bare, tmp_path / "ours", new_head=bool(settings))
+    assert done.comparisons and all(comparison.holds for comparison in done.comparisons)
+    to_hf(tmp_path / "ours", tmp_path / "hf")
+    before, after = kind.from_pretrained(bare).state_dict(), kind.from_pretrained(tmp_path / "hf").state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_an_encoder_without_its_decoder_is_refused(declared: bool, byte_bpe_folder: Path, tmp_path: Path) -> None:
+    """Older versions of transformers declare a decoder that the files do not have."""
+    model = T5EncoderModel(config_of(T5Config, byte_bpe_folder))
+    change_json(encoder_decoder(model, tmp_path, byte_bpe_folder) / "config.json", is_encoder_decoder=declared)
+    reason = r"missing: decoder\.block" if declared else "only models with is_encoder_decoder True"
+    with pytest.raises(ExportError, match=reason):
+        from_hf(tmp_path, tmp_path / "ours", new_head=True)

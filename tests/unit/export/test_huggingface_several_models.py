@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+from transformers import AutoTokenizer, ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining, ElectraModel
 
 from ctxlm_ds.errors import CheckpointError, ExportError
 from ctxlm_ds.export.huggingface import from_hf, to_hf
@@ -85,8 +85,25 @@ def test_a_run_starts_from_both_models(original: Path, wordpiece_folder: Path, t
 
 
 def test_one_model_alone_is_refused(original: Path, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="has no folder generator: the model's ElectraForMaskedLM belongs there"):
+    with pytest.raises(ExportError, match="no folder generator: ElectraForPreTraining is trained with its Elec"):
         from_hf(original / "generator", tmp_path / "ours")
+
+
+@pytest.mark.parametrize("bare", [("",), ("generator",), ("", "generator")])
+def test_bare_models_get_fresh_heads(original: Path, tmp_path: Path, bare: tuple[str, ...]) -> None:
+    before = {part: load_file(original / part / "model.safetensors") for part in CLASSES}
+    for part in bare:
+        ElectraModel.from_pretrained(original / part).save_pretrained(original / part)
+    with pytest.raises(ExportError, match="from-hf --new-head gives it fresh heads"):
+        from_hf(original, tmp_path / "refused")
+    assert all(comparison.holds for comparison in from_hf(original, tmp_path / "ours", new_head=True).comparisons)
+    to_hf(tmp_path / "ours", tmp_path / "hf")
+    for part in CLASSES:
+        after = load_file(tmp_path / "hf" / part / "model.safetensors")
+        heads = {name for name in after if part in bare and not name.startswith("electra.")}
+        assert after.keys() == before[part].keys() and bool(heads) == (part in bare)
+        changed = {name for name in after if not torch.equal(after[name], before[part][name])}
+        assert {name for name in heads if after[name].dim() == 2} <= changed <= heads
 
 
 def test_models_of_two_runs_are_refused(original: Path, tmp_path: Path) -> None:
