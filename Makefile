@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
 # The variable, unlike -c, also limits what packages need for their own build.
-PIP_INSTALL := PIP_CONSTRAINT=$(abspath constraints.txt) $(BIN)/python -m pip install -qq --disable-pip-version-check
+PIP_INSTALL := PIP_CONSTRAINT=$(abspath constraints.txt) $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS)
 # DeepSpeed builds its CPU operators with the ninja of the environment.
 export PATH := $(abspath $(BIN)):$(PATH)
 # Tests start hundreds of processes: each would compile the sources again.

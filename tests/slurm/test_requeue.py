@@ -71,6 +71,7 @@ def test_a_killed_node(node: str, runs: Runs, tmp_path: Path) -> None:
     assert_came_back(job, runs)
 
 
+@pytest.mark.soak
 def test_a_killed_node_and_no_spare_one(runs: Runs, tmp_path: Path) -> None:
     """--nodes=2-3: the job restarts with fewer ranks by itself; its losses equal those of the other layout to 1e-5."""
     short = {"training": {"max_steps": 60}, "evaluation": {"interval_steps": 30}, "model": NO_DROPOUT}
@@ -84,6 +85,7 @@ def test_a_killed_node_and_no_spare_one(runs: Runs, tmp_path: Path) -> None:
     assert_close(job.curves(), whole.curves())
 
 
+@pytest.mark.soak
 def test_a_node_cut_off_the_network(runs: Runs, tmp_path: Path) -> None:
     """Slurm finds out by itself. The lost rank goes on for a while, and may not write into the run that goes on."""
     job = runs.submit(tmp_path)
