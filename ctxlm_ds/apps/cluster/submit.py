@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -132,14 +133,9 @@ def check(args: argparse.Namespace, waits: bool = False) -> tuple[RunConfig, lis
     num_complete = sum(each.complete for each in begun)
     if len(runs) > 1 and begun:
         print(f"  {len(runs)} tasks: {num_complete} complete already, {len(begun) - num_complete} to resume")
-    try:
-        problems = dict.fromkeys(line for config in configs for line in input_problems(config))
-    except ImportError as error:
-        print(f"  tokenizer and data: not opened, {error.name} is not installed here")
-    else:
-        if problems:
+    with suppress(ImportError):  # check_only has said so
+        if problems := dict.fromkeys(line for config in configs for line in input_problems(config)):
             raise ConfigError("\n  ".join([f"{args.recipe}: the job would end at its beginning", *problems]))
-        print("  tokenizer and data: found")
     return whole, tasks, num_complete == len(runs)
 
 

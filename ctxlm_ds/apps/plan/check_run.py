@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ctxlm_ds.apps.cluster.inputs import input_lines
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.checkpoint.saved_state import read_progress
 from ctxlm_ds.console import at_least, counted, logger, program
@@ -25,7 +26,6 @@ from ctxlm_ds.recipe.hardware import GIB, GPUS, Cluster
 from ctxlm_ds.recipe.json_source import DEFAULT_CONFIG, ZeroSettings, load_deepspeed_json
 from ctxlm_ds.recipe.load import dump_config, load_config
 from ctxlm_ds.recipe.schema import KernelsConfig, ParallelConfig, RunConfig, TrainingConfig
-from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.recipe.source_rules import needs_teacher
 from ctxlm_ds.training.hooks.trackers import check_hooks, look_for_hook
 
@@ -76,16 +76,13 @@ def check_only(arguments: argparse.Namespace) -> None:
     progress = read_progress(run_dir, config)
     for line in schedule_warnings(config.schedule, config.training.max_steps):
         logger.warning("%s", line)
-    folders = {
-        "tokenizer.path": config.tokenizer.path, "initialize_from": config.initialize_from,
-        "teacher.path": config.teacher.path,
-    }  # fmt: skip
+    inputs = input_lines(config)
     changes = ["--set", *arguments.set] if arguments.set else []
     plan = f"ctxlm plan {shlex.join(['--config', arguments.config, *changes])}"
     for_gpus = getattr(arguments, "gpus_per_node", None) is not None  # of `ctxlm submit`, for other machines
     model = model_lines(config, deepspeed, world_size, plan, for_gpus)
     lines = run_lines(config, ZeroSettings.of_json(deepspeed).stage, world_size, run_dir)
-    lines += missing_lines(config.data, folders) + ([] if progress is None else [f"  {progress.describe()}"]) + model
+    lines += inputs + ([] if progress is None else [f"  {progress.describe()}"]) + model
     sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
@@ -150,15 +147,6 @@ def run_lines(config: RunConfig, zero_stage: int, world_size: int, run_dir: Path
         f"  steps: {training.max_steps:,}, {tokens:,} tokens in all{''.join(f', {limit}' for limit in limits)}",
         f"  run directory: {run_dir}",
     ]
-
-
-def missing_lines(data: DataSection, folders: Mapping[str, str | None]) -> list[str]:
-    """Return a line with the datasets, and folders by setting, that this machine does not have; none if it has all."""
-    named = list(folders.items())
-    named += [("data.train", f"{source.path}.idx") for source in data.train]
-    named += [("data.validation", f"{source.path}.idx") for source in data.validation]
-    missing = [f"{setting} {path}" for setting, path in named if path is not None and not Path(path).exists()]
-    return [f"  not found from {Path.cwd()}: {', '.join(missing)}"] if missing else []
 
 
 def model_lines(config: RunConfig, *how: Any) -> list[str]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.formats.base import Making, SampleFormat, SequenceTemplate
+from ctxlm_ds.data.formats.base import MadeSamples, Making, SampleFormat, SequenceTemplate
 from ctxlm_ds.data.formats.loops.packing import pack_samples
 from ctxlm_ds.data.index.index import (
     PREDICTION_BYTES,
@@ -58,7 +58,7 @@ class IndexPlace:
     settings: SampleSettings
     directory: Path
     key: str
-    language: str | None = None
+    language: int = NO_LANGUAGE
     """Token of the language of its rows."""
 
     @classmethod
@@ -66,7 +66,7 @@ class IndexPlace:
         """Return the place of the index that holds the wanted rows of a source.
 
         Raises DataError if the dataset is missing, damaged, made for another tokenizer or other rows, or lacks these
-        documents.
+        documents; ConfigError if the tokenizer lacks the token of the language.
         """
         part = part if isinstance(part, SourcePart) else SourcePart(str(part))
         dataset = IndexedDataset(part.prefix)
@@ -86,12 +86,17 @@ class IndexPlace:
         key = settings.key(dataset.fingerprint, documents, tokenizer.fingerprint)
         prefix, parent = Path(dataset.prefix), wanted.data.sample_index_dir
         directory = (Path(parent) if parent else prefix.parent) / f"{prefix.name}.samples-{key[:12]}"
-        return cls(dataset, documents, settings, directory, key, part.language)
+        return cls(dataset, documents, settings, directory, key, language_id(part.language, tokenizer))
 
     def open(self, tokenizer: Tokenizer) -> SampleIndex:
-        """Open the index; raises ConfigError if the tokenizer lacks the token of the language."""
+        """Open the index."""
+        return SampleIndex(self.directory, self.dataset, SequenceTemplate.of(tokenizer), self.key, self.language)
+
+    def make(self, tokenizer: Tokenizer, workers: int = 1) -> MadeSamples:
+        """Make the samples, while they are read; raises what SampleFormat.make raises."""
+        sample_format: SampleFormat = FORMATS.get(self.settings.sample_format)()
         template = SequenceTemplate.of(tokenizer)
-        return SampleIndex(self.directory, self.dataset, template, self.key, language_id(self.language, tokenizer))
+        return sample_format.make(Making(self.dataset, self.documents, self.settings, template, workers))
 
 
 def language_id(language: str | None, tokenizer: Tokenizer) -> int:
@@ -207,10 +212,7 @@ def require_room(folder: Path, place: IndexPlace, vocab_size: int) -> None:
 
 def _write_samples(directory: Path, place: IndexPlace, tokenizer: Tokenizer, workers: int) -> dict[str, int]:
     """Write samples.npy and, if samples share rows, the rows; return the counts for meta.json."""
-    settings = place.settings
-    sample_format: SampleFormat = FORMATS.get(settings.sample_format)()
-    made = sample_format.make(Making(place.dataset, place.documents, settings, SequenceTemplate.of(tokenizer), workers))
-    num_tokens = 0
+    settings, made, num_tokens = place.settings, place.make(tokenizer, workers), 0
     with ExitStack() as stack:
         rows = _RowsFiles(directory, stack) if settings.packing else None
         with NpyAppender(directory / "samples.npy", SAMPLE_DTYPE) as file:
@@ -219,7 +221,7 @@ def _write_samples(directory: Path, place: IndexPlace, tokenizer: Tokenizer, wor
                     rows.append(np.arange(file.count, file.count + len(records)), counts)
                 file.append(records)
                 num_tokens += int(records["num_tokens"].sum(dtype=np.int64))
-        if rows is not None and not sample_format.forms_rows:
+        if rows is not None and not FORMATS.get(settings.sample_format).forms_rows:
             lengths, most = open_array(directory, "samples")["num_tokens"], settings.max_sequences_per_row
             for numbers, counts in pack_samples(lengths, settings.seq_length, most, settings.seed, workers):
                 rows.append(numbers, counts)

@@ -145,18 +145,21 @@ def _shuffled(dataset: IndexedDataset, order: NDArray[np.int64], data: DataSecti
     return str(final / original.name)
 
 
-def train_parts(data: DataSection) -> list[SourcePart]:
-    """Return the documents of each of data.train, or raise a DataError if a split leaves one none."""
-    return [_part(source, "train", data) for source in data.train]
+def train_parts(data: DataSection, copies: bool = True) -> list[SourcePart]:
+    """Return the documents of each of data.train, or raise a DataError if a split leaves one none.
+
+    Without `copies` a drawn part names the original, as many of its documents: for a check that writes nothing.
+    """
+    return [_part(source, "train", data, copies) for source in data.train]
 
 
-def held_out_parts(data: DataSection) -> dict[str, SourcePart]:
+def held_out_parts(data: DataSection, copies: bool = True) -> dict[str, SourcePart]:
     """Return the held-out documents by name: data.validation, or each training source's valid part of a split."""
     if data.validation or data.split is None:
-        return {source.name: _part(source, source.part, data) for source in data.validation}
+        return {source.name: _part(source, source.part, data, copies) for source in data.validation}
     parts = {}
     for name, source in zip(source_names(data), data.train, strict=True):
-        parts[name] = _part(source, "valid", data, may_be_empty=True)
+        parts[name] = _part(source, "valid", data, copies, may_be_empty=True)
         if parts[name].is_empty:
             logger.info("data.split %s holds out no document of %s", data.split, source.path)
     return {name: part for name, part in parts.items() if not part.is_empty}
@@ -204,7 +207,7 @@ def _shares_documents(one: SampleIndex, other: SampleIndex) -> bool:
 
 
 def _part(
-    source: TrainSource | ValidationSource, part: str, data: DataSection, may_be_empty: bool = False
+    source: TrainSource | ValidationSource, part: str, data: DataSection, copies: bool, may_be_empty: bool = False
 ) -> SourcePart:
     path = prefix = source.path
     if part == "all" or data.split is None:
@@ -213,7 +216,7 @@ def _part(
     documents = split_documents(dataset.num_documents, split_shares(data.split))[PARTS.index(part)]
     if data.split_seed is not None:
         order, documents = draw_part(dataset, data.split, data.split_seed, part)
-        prefix = _shuffled(dataset, order, data)
+        prefix = _shuffled(dataset, order, data) if copies else path
     chosen = SourcePart(prefix, documents, source.language)
     if chosen.is_empty and not may_be_empty:
         raise DataError(

@@ -11,14 +11,7 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.apps.plan import check_run
-from ctxlm_ds.apps.plan.check_run import (
-    check_only,
-    missing_lines,
-    model_lines,
-    parse_arguments,
-    planned_model,
-    run_lines,
-)
+from ctxlm_ds.apps.plan.check_run import check_only, model_lines, parse_arguments, planned_model, run_lines
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.implementation import Implementation
 from ctxlm_ds.recipe.hardware import GIB
@@ -72,16 +65,6 @@ def test_a_ramp_reads_fewer_tokens() -> None:
     assert lines[1].endswith("= 131,072 tokens, from 64 rows (batch_ramp)")
     rows = load_config("bert-base", ramp, 1).training.rows_after(10)
     assert rows < 10 * 1024 and lines[3] == f"  steps: 10, {rows * 128:,} tokens in all"
-
-
-def test_what_this_machine_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tok").mkdir()
-    (tmp_path / "a.idx").touch()
-    changes = ["tokenizer.path=tok", "data.train=[a, data/b]", "data.validation=[{name: c, path: c}]"]
-    (line,) = missing_lines(load_config("bert-base", changes).data, {"teacher.path": "t", "tokenizer.path": "tok"})
-    assert line == f"  not found from {tmp_path}: teacher.path t, data.train data/b.idx, data.validation c.idx"
-    assert missing_lines(load_config("bert-base", changes[:1]).data, {"tokenizer.path": "tok"}) == []
 
 
 @pytest.fixture
