@@ -114,7 +114,8 @@ def pretrain(
                 watchdog.clear_old_evidence()
                 if output_log is not None:
                     output_log.open(lock.run_dir)
-                update_status(lock.run_dir, state="starting", why=None, job_id=os.environ.get("SLURM_JOB_ID"))
+                job_id = os.environ.get("SLURM_JOB_ID")
+                update_status(lock.run_dir, state="starting", why=None, job_id=job_id, verdict=None)
             with explain_out_of_memory(config):
                 check_judged_tasks(config.evaluation.downstream, config.model.family, topology)
                 trainer = build_run(config, deepspeed_config, lock, topology, stop_signal)

@@ -89,6 +89,12 @@ def read_status(run_dir: Path) -> dict[str, Any]:
     return read_object(run_dir / STATUS_NAME, MAX_STATUS_BYTES) or {}
 
 
+def read_verdict(values: Mapping[str, Any]) -> list[str]:
+    """Return the lines of the verdict in the values of a status.json; none before the run has ended."""
+    lines = values.get("verdict")
+    return [printable(line) for line in lines if isinstance(line, str)] if isinstance(lines, list) else []
+
+
 def update_status(run_dir: Path, **changes: Any) -> None:
     """Change values of RUN/status.json; a full or missing disk keeps the old ones.
 

@@ -23,7 +23,7 @@ from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, verify
 from ctxlm_ds.console import aligned, format_duration
 from ctxlm_ds.errors import CheckpointError, ClusterError
 from ctxlm_ds.process.failure import shortened
-from ctxlm_ds.process.run_files import STATUS_NAME, read_status, read_value
+from ctxlm_ds.process.run_files import STATUS_NAME, read_status, read_value, read_verdict
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, HISTORY_NAME
 from ctxlm_ds.process.run_lock import LOCK_NAME, STALE_AFTER_S, look_at_lock, this_process
 
@@ -65,6 +65,7 @@ class RunStatus:
     last_failure: str | None = None
     job_id: str | None = None
     log: str | None = None
+    verdict: Sequence[str] = ()
 
 
 def is_run(folder: Path) -> bool:
@@ -130,6 +131,7 @@ def _status(run_dir: Path, values: Mapping[str, Any], queue: Mapping[str, str]) 
         if (value := read_value(values, name, kind)) is not None:
             setattr(status, name, value)
     status.restarts = max(0, (read_value(values, "starts", int) or 1) - 1)
+    status.verdict = read_verdict(values)
     status.state, status.why = _judge(run_dir, values, queue)
     if (checkpoint := read_value(values, "checkpoint", str)) is not None:
         _add_checkpoint(status, run_dir / CHECKPOINTS_DIR / Path(checkpoint).name)
@@ -216,6 +218,7 @@ def details(status: RunStatus) -> list[str]:
     (_, run), *facts = cells(status).items()
     log = [] if status.log is None else [("log", status.log)]
     lines = "\n".join(remarks(status, str.strip)).splitlines()
+    lines += [f"verdict: {line}" for line in status.verdict]
     return [run, *aligned([*facts, *log], left=(0, 1)), *(f"  {line}" for line in lines)]
 
 

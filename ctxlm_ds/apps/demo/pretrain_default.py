@@ -23,7 +23,7 @@ from ctxlm_ds.data.preprocess.sentences import split_sentences
 from ctxlm_ds.errors import CtxlmError, DataError
 from ctxlm_ds.installed import checkout
 from ctxlm_ds.process.cgroups import available_cores
-from ctxlm_ds.process.run_files import read_status
+from ctxlm_ds.process.run_files import read_status, read_verdict
 from ctxlm_ds.recipe.load import load_config, shipped_recipes
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import ObjectiveSection
@@ -132,7 +132,7 @@ class Job:
         """Print what the run says of its loss, and what the model does."""
         from ctxlm_ds.tokenizers.load import load_tokenizer
 
-        print("\n".join(read_status(self.run_dir).get("verdict", [])))
+        print("\n".join(read_verdict(read_status(self.run_dir))))
         folder, task = demonstrated_model(self.config.model.family, self.config.objective)
         tokenizer, corpus = load_tokenizer(self.tokenizer), self.corpus / "heldout.jsonl"
         print(f"\nheld-out sentences, {task}:")

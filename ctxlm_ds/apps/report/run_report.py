@@ -16,7 +16,7 @@ from ctxlm_ds.apps.report.charts import overlaid, page, run_charts, svg, table
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import aligned, logger
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.process.run_files import METRICS_NAME, TEXTS, read_lines
+from ctxlm_ds.process.run_files import METRICS_NAME, TEXTS, read_lines, read_status, read_verdict
 from ctxlm_ds.process.run_history import read_history
 from ctxlm_ds.recipe.load import dump_config, load_saved_config
 from ctxlm_ds.recipe.problems import shortened
@@ -71,6 +71,8 @@ def run_page(runs: Mapping[str, RunRecord], charts: Sequence[Chart]) -> str:
     if len(runs) > 1:
         head, *rows = comparison(runs)
         sections["Comparison"] = [table(head, rows)]
+    if lines := verdicts(runs):
+        sections["Verdict"] = [f"<p>{escape(line)}</p>" for line in lines]
     for label, run in runs.items():
         title = "" if len(runs) == 1 else f"{label}: "
         events = read_history(run.run_dir)
@@ -84,6 +86,12 @@ def run_page(runs: Mapping[str, RunRecord], charts: Sequence[Chart]) -> str:
         sections |= {f"{title}{heading}": [table(*content)] for heading, content in tables.items() if content[1]}
         sections[f"{title}recipe"] = [f"<pre>{escape(dump_config(run.config))}</pre>"]
     return page(", ".join(runs), sections)
+
+
+def verdicts(runs: Mapping[str, RunRecord]) -> list[str]:
+    """Return what the runs said at their end, with their names if they are several."""
+    found = [(label, line) for label, run in runs.items() for line in read_verdict(read_status(run.run_dir))]
+    return [line if len(runs) == 1 else f"{label}: {line}" for label, line in found]
 
 
 def comparison(runs: Mapping[str, RunRecord]) -> list[list[str]]:
@@ -155,6 +163,8 @@ def main() -> None:
     print("\n".join(terminal_picture(charts[0], columns) if charts else []))
     if len(runs) > 1:
         print("\n".join(aligned(comparison(runs), left=(0, 3))))
+    for line in verdicts(runs):
+        print(f"verdict: {line}")
     given = begun if len(begun) == 1 else args.run_dirs
     output = args.output or (Path(given[0]) if len(given) == 1 else Path()) / PAGE_NAME
     write_text(output, run_page(runs, charts))

@@ -124,6 +124,20 @@ def test_a_damaged_file_is_shown_all_the_same(run_dir: Path, text: str) -> None:
     assert found.step is None and "\x1b" not in f"{found}"
 
 
+@pytest.mark.parametrize(
+    ("recorded", "shown"),
+    [
+        (["held: 3.40 nats", "it \x1b[31mrepeats"], ["held: 3.40 nats", "it  [31mrepeats"]),
+        (None, []), ("held", []), ([1, "held"], ["held"]),
+    ],
+)  # fmt: skip
+def test_the_verdict_is_shown(run_dir: Path, recorded: Any, shown: list[str]) -> None:
+    update_status(run_dir, state="completed", verdict=recorded)
+    found = status(run_dir)
+    assert found.verdict == shown
+    assert [line for line in details(found) if line.startswith("  verdict")] == [f"  verdict: {line}" for line in shown]
+
+
 def test_a_folder_of_runs(run_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "sweep" / "0").mkdir(parents=True)
     (tmp_path / "sweep" / "sweep.txt").write_text("a.b=1\n")

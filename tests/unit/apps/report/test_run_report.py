@@ -10,6 +10,7 @@ import pytest
 
 from ctxlm_ds.apps.report.run_report import ReportHook, by_label, charts_of, main, read_run, run_page
 from ctxlm_ds.errors import DataError
+from ctxlm_ds.process.run_files import update_status
 from ctxlm_ds.process.run_history import append_event
 from ctxlm_ds.training.hooks.hooks import Hooks
 from tests.unit.training.hooks.test_metrics import end
@@ -111,6 +112,18 @@ def test_runs_of_one_name_have_their_folders_as_labels(tmp_path: Path) -> None:
     runs = by_label([read_run(ended_run(tmp_path / name)) for name in ("one", "other")])
     assert list(runs) == [str(tmp_path / "one"), str(tmp_path / "other")]
     assert [chart.title for chart in charts_of(runs)] == ["loss (nats)"]
+
+
+def test_the_verdict_is_printed_and_on_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [ended_run(tmp_path / name) for name in ("one", "other")]
+    update_status(runs[0], verdict=["held: 3.40 nats <b>", "the model repeats its text"])
+    report(monkeypatch, runs[0])
+    assert "\nverdict: held: 3.40 nats <b>\nverdict: the model repeats its text\n" in capsys.readouterr().out
+    assert "<h2>Verdict</h2>\n<p>held: 3.40 nats &lt;b&gt;</p>" in (runs[0] / "report.html").read_text()
+    report(monkeypatch, *runs, "--output", tmp_path / "both.html")
+    assert f"\nverdict: {runs[0]}: held: 3.40 nats <b>\n" in capsys.readouterr().out
 
 
 def test_a_run_that_ends_writes_its_page(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
