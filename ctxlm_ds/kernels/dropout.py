@@ -100,27 +100,44 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-compiled_dropout: DropoutKernel = compile_later(keyed_dropout)
+@compile_later
+def _shifted(x: Tensor, p: float, key: Tensor, first: int) -> Tensor:
+    """Drop the elements that keyed_dropout drops.
+
+    Each element shifts its lane out of its word: the compiler makes no single kernel across `view(torch.int16)`.
+    """
+    threshold, factor = threshold_and_factor(p)
+    places = torch.arange(first, first + x.numel(), device=x.device)
+    bits = _hash(places // LANES_PER_WORD, key) >> places % LANES_PER_WORD * 16
+    # A lane counts as a signed number: its highest bit is turned.
+    lanes = (bits & (LANE_VALUES - 1)) ^ (LANE_VALUES // 2)
+    return torch.where(lanes >= threshold, x.flatten() * factor, 0.0).view(x.shape)
+
+
+def compiled_dropout(x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor:
+    """Drop the same elements as keyed_dropout, in one kernel of torch.compile for each pass."""
+    return _Rehashed.apply(_shifted, x, p, key, first)
+
+
+class _Rehashed(torch.autograd.Function):
+    """Apply a kernel to values and to gradients; the backward pass hashes again instead of keeping a mask."""
+
+    @staticmethod
+    def forward(ctx: Any, kernel: DropoutKernel, x: Tensor, p: float, key: Tensor, first: int) -> Tensor:
+        ctx.kernel, ctx.p, ctx.first = kernel, p, first
+        ctx.save_for_backward(key)
+        return kernel(x, p, key, first)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None, None, None]:
+        return None, ctx.kernel(gradient, ctx.p, *ctx.saved_tensors, ctx.first), None, None, None
 
 
 def loop_dropout(x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor:
     """Drop the same elements as keyed_dropout, in one compiled loop on the CPU."""
     if torch.compiler.is_compiling() or x.dtype not in LOOP_DTYPES:
         return keyed_dropout(x, p, key, first)
-    return _LoopDropout.apply(x, p, key, first)
-
-
-class _LoopDropout(torch.autograd.Function):
-    """The loop over values and over gradients; the backward pass hashes again instead of keeping a mask."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, p: float, key: Tensor, first: int) -> Tensor:
-        ctx.arguments = p, key, first
-        return _loop(x, *ctx.arguments)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return _loop(gradient, *ctx.arguments), None, None, None
+    return _Rehashed.apply(_loop, x, p, key, first)
 
 
 def _loop(x: Tensor, p: float, key: Tensor, first: int) -> Tensor:
@@ -142,7 +159,7 @@ def _loop(x: Tensor, p: float, key: Tensor, first: int) -> Tensor:
 
 
 IMPLEMENTATIONS = (
-    # One pass over x instead of about twenty over the hash: an accelerator's memory is the bottleneck.
+    # One read and one write of x instead of about twenty passes over the hash: memory is an accelerator's bottleneck.
     compiled_row(lambda need: compiled_dropout, suits=lambda need: need.device_type != "cpu"),
     Implementation(
         "loop",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch._inductor.utils import run_and_get_code
 
-from ctxlm_ds.kernels.dropout import keyed_dropout, loop_dropout
+from ctxlm_ds.kernels.dropout import DropoutKernel, compiled_dropout, keyed_dropout, loop_dropout
 from ctxlm_ds.kernels.implementation import why_compiled_cannot_run
 
 LANES = 1 << 16
@@ -148,6 +150,42 @@ def test_compiled_masks_and_gradients_are_those_of_eager(first: int, columns: in
         assert torch.equal(eager, other)
         assert leaves[0].grad is not None and leaves[1].grad is not None
         assert torch.equal(leaves[0].grad, leaves[1].grad)
+
+
+def with_gradient(kernel: DropoutKernel, x: Tensor, key: Tensor, first: int, upstream: Tensor) -> list[Tensor]:
+    dropped = kernel(x, 0.1, key, first)
+    return [dropped, *torch.autograd.grad(dropped, x, upstream)]
+
+
+@pytest.mark.skipif(why_compiled_cannot_run("cpu") is not None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.soak)])
+def test_the_compiled_row_reads_and_writes_each_element_once(dtype: torch.dtype) -> None:
+    """Of inductor's code: one kernel and one buffer, which is the result; the backward pass runs the same code."""
+    x = torch.randn(66, 33, generator=torch.Generator().manual_seed(0)).to(dtype).t().requires_grad_()
+    upstream = torch.linspace(-3, 3, x.numel()).view(33, 66).to(dtype)
+    for key, first in ((KEYS[5], (1 << 33) + 6), (KEYS[2], 0)):
+        torch._dynamo.reset()
+        found, codes = run_and_get_code(with_gradient, compiled_dropout, x, key_of(key), first, upstream)
+        expected = with_gradient(keyed_dropout, x, key_of(key), first, upstream)
+        assert found[0].dtype == dtype and torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+        for code in codes:
+            assert len(re.findall(r"^ +cpp_fused\w*\(", code, re.MULTILINE)) == 1
+            assert re.findall(r"= empty_strided_cpu\(.*, (torch\.\w+)\)", code) == [str(dtype)]
+        assert 1 <= len(codes) <= 2
+
+
+@pytest.mark.skipif(why_compiled_cannot_run("cpu") is not None, reason="needs a C++ compiler")
+def test_a_compiled_layer_takes_the_compiled_row() -> None:
+    def layer(x: Tensor, key: Tensor) -> Tensor:
+        return compiled_dropout(x.sin(), 0.3, key) * x
+
+    x = torch.randn(5, 7, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    results = []
+    for function in (layer, torch.compile(layer, fullgraph=True, dynamic=False)):
+        dropped = function(x, key_of(KEYS[3]))
+        results.append([dropped, *torch.autograd.grad(dropped.sum(), x)])
+    torch.testing.assert_close(*results)
+    assert torch.equal(results[0][0] == 0, ~kept(35, 0.3, KEYS[3]).view(5, 7))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
