@@ -35,7 +35,7 @@ from ctxlm_ds.data.dataset.writer import (
 from ctxlm_ds.data.preprocess.config import BUILD_VERSION, PreprocessConfig, build_key, dataset_keys, dataset_prefix
 from ctxlm_ds.data.preprocess.encode import ChunkEncoder, EncodedChunk, encoded_prefix
 from ctxlm_ds.data.preprocess.pool import ordered_map
-from ctxlm_ds.data.preprocess.sentences import SPLITTER_VERSION
+from ctxlm_ds.data.preprocess.sentences import SPLITTER_VERSION, cut_warning
 from ctxlm_ds.data.sources.corpus import BadRecords
 from ctxlm_ds.data.sources.parsing import parse_chunk
 from ctxlm_ds.data.sources.reading import check_keys, find_sources, read_chunks, source_signature, total_bytes
@@ -50,7 +50,7 @@ SAVE_INTERVAL_BYTES = 64 << 20
 """Input after which progress is saved."""
 SAVE_INTERVAL_S = 30.0
 _LOOKED_AT = 200
-"""Documents that are looked at for the cause of unknown tokens."""
+"""Texts that are looked at for the cause of unknown tokens, and for what a document is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +217,10 @@ class _Job:
                 self.position, self.counts = progress.position, self.counts | progress.counts
                 self.bad_records.restore(progress.bad_records)
                 logger.info("resuming after %.1f MB of input (%s)", self.counts["input_bytes"] / 1e6, self.folder.path)
+            elif all(source.is_plain for source in self.sources) and (
+                warning := cut_warning(self._first_texts(), self.config.split_sentences)
+            ):
+                logger.warning("%s: %s", self.prefixes[0], warning)
             self._consume()
             self._check_end()
             metadata = self._metadata()
@@ -224,7 +228,7 @@ class _Job:
                 unknown = self.counts[_unknown_of(key)]
                 own = {"json_key": key, "unknown_tokens": unknown}
                 if unknown > MOST_UNKNOWN * writer.num_tokens:
-                    own["unknown_cause"] = self._unknown_cause()
+                    own["unknown_cause"] = unknown_cause(self.tokenizer, self._first_texts())
                 writer.prepare(metadata | own, self.bad_records.error_lines())
             self._save(is_prepared=True)
 
@@ -285,12 +289,11 @@ class _Job:
             raise DataError(f"the input holds no text ({found}); check --input and --json-keys")
         logger.warning("shard %d holds no text (%s): an empty dataset", self.config.shard.index, found)
 
-    def _unknown_cause(self) -> str:
-        """Return why tokens are unknown, from the first texts of the input."""
-        chunk = next(read_chunks(self.sources, self.config.json_keys, self.config.shard))
-        documents = islice(parse_chunk(chunk, self.config.json_keys), _LOOKED_AT)
-        texts = [text for one in documents if not isinstance(one, BadRecord) for text in one.values()]
-        return unknown_cause(self.tokenizer, texts)
+    def _first_texts(self) -> list[str]:
+        chunks = islice(read_chunks(self.sources, self.config.json_keys, self.config.shard), 1)
+        documents = (document for chunk in chunks for document in parse_chunk(chunk, self.config.json_keys))
+        texts = (text for one in documents if not isinstance(one, BadRecord) for text in one.values())
+        return list(islice(texts, _LOOKED_AT))
 
     def _metadata(self) -> dict[str, Any]:
         config, tokenizer = self.config, self.tokenizer

@@ -10,6 +10,8 @@ instead of learned lists. Before lower case and emoji the rules follow ICU, sent
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from statistics import fmean, median
 
 SPLITTER_VERSION = 2
 """Raised whenever a boundary changes. Datasets record it, and parts with different versions are not joined."""
@@ -35,6 +37,9 @@ _BEHIND_STOP = re.compile(
     """,
     re.VERBOSE,
 )
+_ENDS = re.compile(rf"[.!?…‽:;{_FULL_STOPS}][{_CLOSING}」』）】〉》]*$")
+SHORT_CHARACTERS, FEWEST_JUDGED = 600, 20
+"""Median length of documents that are probably pieces of longer ones, and the fewest that are judged."""
 _LINES = re.compile(r"[\n\r\v\f\x85\u2028\u2029]+")
 _WORD_EDGE = re.compile(r"[\s(\[{\"'“‘«‹„‚»›/—–]")
 
@@ -109,6 +114,29 @@ _SPACED = re.compile(r"(?<![^\W\d_])(?:[^\W\d_]\.\s?){1,3}[^\W\d_]{1,3}$")
 """An abbreviation of several words, without its last full stop: `z. B`, `т. е`, `n. Chr`."""
 _LIST_NUMBER = re.compile(r"(?:\d{1,3}|[A-Za-z]|[ivxIVX]{1,4})$")
 _SYMBOLS = frozenset("$£€#@*•~+§")
+
+
+def cut_warning(texts: Sequence[str], by_sentence: bool) -> str:
+    """Return a warning if plain text is cut into documents too short to learn from, or sentences are cut by line ends.
+
+    Empty if neither is so, or the texts are fewer than 20.
+    """
+    lines = [line for text in texts for line in text.rstrip().splitlines()[:-1] if line.strip()]
+    open_texts, open_lines = ([_ENDS.search(part.rstrip()) is None for part in parts] for parts in (texts, lines))
+    warnings = []
+    if len(texts) >= FEWEST_JUDGED and median(map(len, texts)) < SHORT_CHARACTERS:
+        words = median(len(text.split()) for text in texts)
+        warnings.append(
+            f"documents of {words:.0f} words (median of the first {len(texts)}), {fmean(open_texts):.0%} of which do "
+            "not end like a sentence: if they are pieces of longer texts, say what a document is with --document file, "
+            "blank or lines:N"
+        )
+    if by_sentence and len(lines) >= FEWEST_JUDGED and fmean(open_lines) > 0.5:
+        warnings.append(
+            f"{fmean(open_lines):.0%} of the line ends inside documents cut a sentence into two: join hard-wrapped "
+            "lines first (tools/corpus.py --clean join_lines)"
+        )
+    return "; ".join(warnings)
 
 
 def split_sentences(text: str, keep_newlines: bool = False) -> list[str]:

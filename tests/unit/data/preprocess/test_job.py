@@ -128,6 +128,42 @@ def test_no_text_at_all(tmp_path: Path, tokenizers: dict[str, Path]) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
+WRAPPED = "The first line of a paragraph goes on\nin a second one, where it ends.\n\n" * 30
+
+
+@pytest.mark.parametrize(
+    ("document", "split_sentences", "told"),
+    [
+        ("line", False, ["documents of 8 words (median of the first 60), 50% of which do not end like a sentence"]),
+        (
+            "blank",
+            True,
+            [
+                "documents of 15 words (median of the first 30), 0% of which",
+                "100% of the line ends inside documents cut a sentence",
+            ],
+        ),
+        ("file", False, []),
+    ],
+)
+def test_plain_text_that_is_cut_into_pieces_is_a_warning(
+    tmp_path: Path, tokenizers: dict[str, Path], caplog: pytest.LogCaptureFixture, document: str,
+    split_sentences: bool, told: list[str],
+) -> None:  # fmt: skip
+    (tmp_path / "corpus.txt").write_text(WRAPPED.replace("\n\n", "\n") if document == "line" else WRAPPED)
+    run(tmp_path / "corpus.txt", tokenizers["wordpiece"], document=document, split_sentences=split_sentences)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * bool(told)
+    assert all(words in caplog.text for words in told)
+
+
+def test_short_records_of_json_are_no_warning(
+    tmp_path: Path, tokenizers: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "corpus.jsonl").write_text('{"text": "short"}\n' * 30)
+    run(tmp_path / "corpus.jsonl", tokenizers["wordpiece"])
+    assert not caplog.records
+
+
 def test_wrong_settings(corpus: Path, tmp_path: Path, tokenizers: dict[str, Path]) -> None:
     with pytest.raises(DataError, match="--workers 0"):
         run(corpus, tokenizers["wordpiece"], workers=0)
