@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ctxlm_ds.apps.init.settings import Translation, plain_value
+from ctxlm_ds.apps.init.settings import Translation, canonical, plain_value
 from ctxlm_ds.apps.init.start import num_rows, preprocess_options
 from ctxlm_ds.console import counted
 from ctxlm_ds.errors import ConfigError
@@ -168,7 +168,9 @@ def _precision(result: Translation, names: Names) -> None:
 
 def _power(result: Translation, names: Names) -> None:
     if result.value("training.precision") == "fp16":
-        power = round(math.log2(max(1.0, float(result.number(names[0], 2.0**32)))))
+        power = result.number(names[0], 2.0**32)
+        if result.typed.get(canonical(names[0]), "--").startswith("--"):  # DeepSpeed's JSON has the power itself
+            power = round(math.log2(max(1.0, float(power))))
         result.set("training.initial_loss_scale_power", power, result.source(*names))
 
 

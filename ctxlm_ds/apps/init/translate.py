@@ -12,6 +12,8 @@ from ctxlm_ds.apps.init.rules import RULES
 from ctxlm_ds.apps.init.settings import Translation, canonical, plain_value
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.choices import CHOICES
+from ctxlm_ds.recipe.deepspeed_rules import AUTO
+from ctxlm_ds.recipe.json_source import load_deepspeed_json
 from ctxlm_ds.recipe.problems import nearest_name
 from ctxlm_ds.recipe.yaml_source import read_yaml
 
@@ -45,6 +47,7 @@ def translate(
         settings |= changes if result.has(name) else {}
     for key, value in settings.items():
         result.set(key, value, result.script)
+    _read_engine_json(result)
     rules = _apply_rows(result, script.get("defaults", {}))
     for name in (name for name in RULES if name in rules):
         try:
@@ -64,6 +67,31 @@ def _drop_flags_that_are_off(result: Translation) -> None:
         is_flag = row.get("flag", "given" in row)
         if is_flag and " ".join(result.texts(name)).lower() in _FALSE:
             del result.arguments[canonical(name)]
+
+
+def _read_engine_json(result: Translation) -> None:
+    """Take the values of DeepSpeed's JSON for arguments that are not given; note a ZeRO stage that it does not have."""
+    name = next((name for name, row in result.table["arguments"].items() if "json" in row), "")
+    file = result.text(name) if name else None
+    if file is None:
+        return
+    try:
+        values = load_deepspeed_json(file)
+    except ConfigError:  # The command notes why a run will refuse it.
+        values = {}
+    # DeepSpeed's scale begins at 2^16 whatever Megatron's default is.
+    found: dict[str, Any] = {"fp16.initial_scale_power": 16}
+    for section, inside in values.items():
+        leaves = {f"{section}.{key}": value for key, value in inside.items()} if isinstance(inside, dict) else None
+        found |= {section: inside} if leaves is None else leaves
+    for path, argument in result.table["arguments"][name]["json"].items():
+        value = found.get(path)
+        if value not in (None, AUTO) and value is not False and not result.has(argument):
+            result.arguments[canonical(argument)] = [] if value is True else [str(value)]
+            result.typed[canonical(argument)] = f"{file}: {path}"
+    stage = found.get("zero_optimization.stage", 0)
+    if result.text("--zero-stage") not in (None, str(stage)):
+        result.notes.append(f"{result.given('--zero-stage')}: not taken; {file} decides, and has stage {stage}")
 
 
 def _count_shares(result: Translation) -> None:

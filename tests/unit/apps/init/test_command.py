@@ -77,6 +77,38 @@ def test_the_scripts_deepspeed_json_is_taken_over(tmp_path, capsys):
         assert (load_config(output).deepspeed, refused) == (str(file), name == "bad")
 
 
+@pytest.mark.parametrize(
+    ("values", "arguments", "expected"),
+    [
+        ({"train_batch_size": 96, "fp16": {"enabled": True, "initial_scale_power": 11}, "gradient_clipping": 0.0},
+         "", (96, 11, 0.0)),
+        ({"train_batch_size": "auto", "fp16": {"enabled": True}}, "", (4, 16, 1.0)),
+        ({"fp16": {"enabled": "auto"}}, "--fp16 --global-batch-size 8 --initial-loss-scale 4096", (8, 12, 1.0)),
+    ],
+)  # fmt: skip
+def test_values_of_the_deepspeed_json_go_for_arguments_that_are_not_given(
+    values, arguments, expected, tmp_path, capsys
+):
+    file, output = tmp_path / "of script.json", tmp_path / "x.yaml"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 1}} | values))
+    main(["--from-megatron", "--output", str(output), "--", *f"{GPT}{REST} {arguments} --deepspeed_config".split(),
+          str(file)])  # fmt: skip
+    training = (config := load_config(output)).training
+    found = (training.global_batch_size, training.initial_loss_scale_power, config.optimizer.gradient_clipping)
+    assert (found, training.precision) == (expected, "fp16")
+    assert "will refuse" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("stage", "noted"), [(2, True), (1, False)])
+def test_a_zero_stage_that_the_deepspeed_json_does_not_have_is_noted(stage, noted, tmp_path, capsys):
+    file = tmp_path / "x.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 1}}))
+    words = f"{GPT}{REST} --zero-stage {stage} --deepspeed_config {file}".split()
+    main(["--from-megatron", "--output", str(tmp_path / "x.yaml"), "--", *words])
+    note = f"note: --zero-stage {stage}: not taken; {file} decides, and has stage 1"
+    assert (note in capsys.readouterr().out) == noted
+
+
 def test_arguments_that_are_not_utf8_are_written_and_printed_as_escapes(tmp_path):
     output = tmp_path / "x.yaml"
     words = [b"--output", bytes(output), b"--", *(GPT + REST).encode().split(), b"--seed", b"1", b"\xff", b"--\xff"]
