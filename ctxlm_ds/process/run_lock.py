@@ -81,7 +81,7 @@ class RunLock:
                 raise RunLockedError(self._refusal(holder, wait_s))
             if not announced:
                 announced = True
-                logger.info("waiting for %s, held by %s", self.run_dir, _who(holder))
+                logger.info("waiting for %s, held by %s", self.run_dir, describe_holder(holder))
             time.sleep(POLL_S if waited_s > HANDOVER_S else min(POLL_S, HANDOVER_POLL_S))
         for pattern in LEFTOVERS:
             for path in self.run_dir.glob(pattern):
@@ -110,8 +110,8 @@ class RunLock:
             self._confirm()
         if not self.held:
             raise RunLockedError(
-                f"{self.run_dir} is no longer locked by this process: {_who(look_at_lock(self._path))} has it now; "
-                "this process must not write there and stops"
+                f"{self.run_dir} is no longer locked by this process: {describe_holder(look_at_lock(self._path))} has it "
+                "now; this process must not write there and stops"
             )
 
     def release(self) -> None:
@@ -242,7 +242,8 @@ class RunLock:
                 f"{self._path} is not a lock this program wrote{waited}; if no job uses {self.run_dir}, remove the file"
             )
         by_pid = f"kill {holder.record.pid} on {holder.record.host}"
-        stop = f"scancel {holder.record.job_id}" if holder.record.job_id else by_pid
+        of_another_job = holder.record.job_id not in (None, self._record.job_id)
+        stop = f"scancel {holder.record.job_id}" if of_another_job else by_pid
         age_s = max(0.0, holder.age_s)
         return (
             f"{self.run_dir} is in use by {holder.record.describe()}, last heartbeat {age_s:.0f} s "
@@ -269,14 +270,15 @@ class RunLock:
         if self._still_ours() or (look_at_lock(self._path) is None and self._link_own(self._path)):
             return
         self._lost = True
-        logger.error("%s was taken over by %s", self.run_dir, _who(look_at_lock(self._path)))
+        logger.error("%s was taken over by %s", self.run_dir, describe_holder(look_at_lock(self._path)))
 
     def _still_ours(self) -> bool:
         current = look_at_lock(self._path)
         return current is not None and current.record is not None and current.record.token == self._record.token
 
 
-def _who(holder: ObservedLock | None) -> str:
+def describe_holder(holder: ObservedLock | None) -> str:
+    """Return who holds a lock that was looked at, for a message."""
     return holder.record.describe() if holder is not None and holder.record is not None else "another process"
 
 

@@ -40,6 +40,7 @@ from ctxlm_ds.errors import EXIT_UNEXPECTED, EXIT_USER_ERROR, ClusterError, Conf
 from ctxlm_ds.process.run_files import read_status
 from ctxlm_ds.process.run_history import (
     ATTEMPTS_DIR,
+    CUT_SHORT,
     FAILURE,
     GIVE_UP,
     JOB_ATTEMPT,
@@ -298,7 +299,9 @@ class Supervisor:
             job = slurm.show_job(self._context.job_id, patience_s=0.0)
             may_continue = self._context.settings.restarts and job.restarts <= self._context.restarts
             if job.state != "RUNNING" and slurm.still_ours(job) and may_continue:
-                log(f"Slurm ends the job ({job.given('Reason') or 'preempted'}): {self._put_back()}")
+                why = f"Slurm ends the job ({job.given('Reason') or 'preempted'})"
+                append_event(self._run_dir, CUT_SHORT, why=why, attempt=list_starts(self._run_dir)[-1].name)
+                log(f"{why}: {self._put_back()}")
         except ClusterError as error:
             log(str(error))
 

@@ -26,7 +26,16 @@ from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR
 from ctxlm_ds.process.failure import FailureRecord
 from ctxlm_ds.process.launch import free_port
 from ctxlm_ds.process.run_files import read_value, update_status
-from ctxlm_ds.process.run_history import ATTEMPTS_DIR, END, FAILURE, GIVE_UP, REQUEUE, append_event, read_history
+from ctxlm_ds.process.run_history import (
+    ATTEMPTS_DIR,
+    CUT_SHORT,
+    END,
+    FAILURE,
+    GIVE_UP,
+    REQUEUE,
+    append_event,
+    read_history,
+)
 from ctxlm_ds.process.run_lock import LOCK_NAME
 
 # Deadly to a rank that is still importing, and to an srun that has hardly begun.
@@ -208,7 +217,8 @@ def note_cut_short(run_dir: Path, job_id: str) -> Iterator[str]:
             why = str(ends[-1].get("reason"))
             finish(run_dir, attempt, REQUEUE, why, how="Slurm ended the job")
         else:
-            why = "node failure or kill of the job"
+            told = [event for event in events if event["event"] == CUT_SHORT and event.get("attempt") == attempt.name]
+            why = str(told[-1].get("why")) if told else "node failure or kill of the job"
             finish(run_dir, attempt, FAILURE, why, exit_status=None, first_rank=None)
         yield f"start {attempt.name} on {attempt.nodes} ended with its job: {why}"
 

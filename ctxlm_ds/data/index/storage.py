@@ -30,7 +30,7 @@ from ctxlm_ds.atomic import fsync_path, fsync_tree, read_object, write_text
 from ctxlm_ds.console import logger
 from ctxlm_ds.data.dataset.metadata import check_digest, file_digest
 from ctxlm_ds.errors import DataError, RunLockedError
-from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock
+from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock, describe_holder, look_at_lock
 from ctxlm_ds.untrusted_json import read_json_object
 
 META_NAME = "meta.json"
@@ -158,7 +158,7 @@ def build_once(final: Path, fill: Callable[[Path], None]) -> bool:
     tries next. Raises DataError if `final` exists without its meta.json, or the disk refuses.
     """
     workplace = final.with_name(f"{final.name}{BUILDING_SUFFIX}")
-    lock = RunLock(workplace, remedy="set data.sample_index_dir to another folder")
+    lock = RunLock(workplace)
     try:
         return _build_or_wait(final, fill, lock)
     except OSError as error:
@@ -182,9 +182,10 @@ def _build_or_wait(final: Path, fill: Callable[[Path], None], lock: RunLock) -> 
         final.parent.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire()
-        except RunLockedError as error:
+        except RunLockedError:
             if not is_announced:
-                logger.info("waiting for the sample index %s: %s", final, error)
+                holder = describe_holder(look_at_lock(lock.run_dir / LOCK_NAME))
+                logger.info("waiting for the sample index %s, which %s builds", final, holder)
             is_announced = True
             # Nodes that started together must not look at one file server at the same moments.
             time.sleep(poll_s * random.uniform(0.5, 1.0))

@@ -231,8 +231,8 @@ def test_a_live_process_of_the_same_machine_is_waited_for(tmp_path: Path, monkey
     """An earlier start that Slurm is about to kill."""
     _write_lock(tmp_path, 0, job_id="7", restart_count=1)
     _be_job(monkeypatch, "7", "2")
-    with pytest.raises(RunLockedError):
-        RunLock(tmp_path).acquire()
+    with pytest.raises(RunLockedError, match=r"\(Slurm job 7\).*stop it \(kill \d+ on "):
+        RunLock(tmp_path).acquire()  # scancel 7 would end this process, too
 
 
 def _be_job(monkeypatch: pytest.MonkeyPatch, job: str, restart: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,6 +95,22 @@ def test_a_job_that_slurm_ends_says_whether_it_goes_on(
     monkeypatch.setattr(job.slurm, "show_job", lambda job_id: shown)
     assert Supervisor(context(tmp_path), JobSignals()).end(Action.LEAVE, stopped(tmp_path)) == 0
     assert capfd.readouterr().out.endswith(f"job: stopped as asked: stopped by signal SIGTERM; {told}\n")
+
+
+def test_a_start_that_slurm_kills_at_the_time_limit_is_not_called_a_node_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shown = Job("9", {"JobState": "COMPLETING", "Reason": "TimeLimit"})
+    monkeypatch.setattr(job.slurm, "show_job", lambda *_, **__: shown)
+    monkeypatch.setattr(job.slurm, "requeue", lambda job_id: None)
+    stopped(tmp_path)
+    signals = JobSignals()
+    signals.name, signals.count = "SIGTERM", 1
+    step = rank_start.start_srun(["sleep", "60"], os.environ)
+    assert Supervisor(context(tmp_path), signals).watch(step, print) == -signal.SIGUSR1
+    assert "Slurm ends the job (TimeLimit): job 9 is requeued" in capfd.readouterr().out
+    (told,) = rank_start.note_cut_short(tmp_path, "9")
+    assert told == "start job-9-0-0 on n1 ended with its job: Slurm ends the job (TimeLimit)"
 
 
 def test_where_requeueing_is_disabled_the_next_task_of_an_array_continues(

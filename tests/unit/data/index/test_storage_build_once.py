@@ -126,7 +126,7 @@ def test_another_hosts_living_lock_is_waited_for(
     assert not waiter.is_alive() and not log.exists()
     messages = [record.getMessage() for record in caplog.records]
     (waiting,) = (message for message in messages if "waiting for the sample index" in message)
-    assert "on elsewhere" in waiting
+    assert "on elsewhere" in waiting and waiting.endswith(" builds") and "scancel" not in waiting
 
 
 def test_a_builder_that_lost_its_lock_leaves_the_folder_to_its_successor(tmp_path: Path) -> None:
