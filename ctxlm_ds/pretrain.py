@@ -23,6 +23,7 @@ from ctxlm_ds.process.failure import FailureReport
 from ctxlm_ds.process.launch import RankInfo, discover_ranks, prepare_process
 from ctxlm_ds.process.launchers import LOCAL_RANKS, run_ranks
 from ctxlm_ds.process.run_files import OutputLog, update_status
+from ctxlm_ds.process.run_history import own_job_id
 from ctxlm_ds.process.run_lock import RunLock, make_run_dir
 from ctxlm_ds.process.signals import StopSignal
 from ctxlm_ds.process.watchdog import Watchdog, Watched
@@ -114,8 +115,7 @@ def pretrain(
                 watchdog.clear_old_evidence()
                 if output_log is not None:
                     output_log.open(lock.run_dir)
-                job_id = os.environ.get("SLURM_JOB_ID")
-                update_status(lock.run_dir, state="starting", why=None, job_id=job_id, verdict=None)
+                update_status(lock.run_dir, state="starting", why=None, job_id=own_job_id(), verdict=None)
             with explain_out_of_memory(config):
                 check_judged_tasks(config.evaluation.downstream, config.model.family, topology)
                 trainer = build_run(config, deepspeed_config, lock, topology, stop_signal)

@@ -71,6 +71,15 @@ def attempt_folder(run_dir: Path) -> Path:
     return run_dir / ATTEMPTS_DIR / (os.environ.get(ATTEMPT_VARIABLE) or "by-hand")
 
 
+def own_job_id() -> str | None:
+    """Return this process's Slurm job in the form of squeue and scancel, of an array's task ARRAY_TASK; None without.
+
+    The number of a task's job may be that of its array, and would mean all tasks.
+    """
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
+
+
 def in_job() -> bool:
     """Return whether this rank was started by a Slurm job of ours, which may start it again."""
     return os.environ.get(ATTEMPT_VARIABLE, "").startswith(JOB_ATTEMPT)

@@ -26,6 +26,7 @@ from ctxlm_ds.atomic import PARTIAL_MARK
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ConfigError, RunLockedError
 from ctxlm_ds.process.cgroups import read_text
+from ctxlm_ds.process.run_history import own_job_id
 from ctxlm_ds.untrusted_json import open_regular, parse_json
 
 LOCK_NAME = "lock.json"
@@ -110,8 +111,8 @@ class RunLock:
             self._confirm()
         if not self.held:
             raise RunLockedError(
-                f"{self.run_dir} is no longer locked by this process: {describe_holder(look_at_lock(self._path))} has it "
-                "now; this process must not write there and stops"
+                f"{self.run_dir} is no longer locked by this process, but by "
+                f"{describe_holder(look_at_lock(self._path))}; this process must not write there and stops"
             )
 
     def release(self) -> None:
@@ -372,7 +373,7 @@ def this_process() -> LockRecord:
         process_start_ticks=process_start_ticks(os.getpid()) or 0,
         boot_id=read_text(Path("/proc/sys/kernel/random/boot_id")).strip(),
         pid_namespace=pid_namespace,
-        job_id=os.environ.get("SLURM_JOB_ID"),
+        job_id=own_job_id(),
         acquired_unix_s=time.time(),
         restart_count=int(os.environ.get("SLURM_RESTART_COUNT") or "0"),
     )

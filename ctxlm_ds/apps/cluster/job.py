@@ -116,9 +116,10 @@ def refuse_run_of_another(run_dir: Path, own_id: str | None, show: Callable[[str
             ends = newest is not None and newest.name.startswith(f"job-{job_id}-{job.restarts - 1}-")
             requeued = job.state == "COMPLETING" and ends
             if job_id != own_id and (job.state in OWNS or requeued):
+                state = "requeued" if requeued else job.state.lower()
                 raise ConfigError(
-                    f"{run_dir} is the run of job {job_id}, which is {'requeued' if requeued else job.state.lower()}. "
-                    f"Wait until it ends, cancel it (scancel {job_id}), or choose another run_dir"
+                    f"{run_dir} is the run of job {job.name}, which is {state}. Wait until it ends, "
+                    f"cancel it (scancel {job.name}), or choose another run_dir"
                 )
 
 
@@ -273,7 +274,7 @@ class Supervisor:
         job_id = self._context.job_id
         try:
             slurm.requeue(job_id)
-            return f"job {job_id} is requeued"
+            return f"job {slurm.named(job_id)} is requeued"
         except ClusterError as error:
             if slurm.DISABLED not in str(error):
                 raise

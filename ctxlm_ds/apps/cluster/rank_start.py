@@ -110,7 +110,7 @@ def read_outcome(
     if asked_to_stop and (status < 0 or (first is not None and first.signal in STOP_SIGNALS)):
         return Outcome.STOPPED, f"asked to stop before it could ({why})", exit_status
     holder = (read_object(run_dir / LOCK_NAME) or {}).get("job_id")
-    if first is not None and first.error == "RunLockedError" and holder == context.job_id:
+    if first is not None and first.error == "RunLockedError" and holder == named(context.job_id):
         return Outcome.FAILED, f"an earlier start of this job still holds {run_dir}: {why}", exit_status
     outcomes = {EXIT_USER_ERROR: Outcome.USER_ERROR, EXIT_TRAINING_ERROR: Outcome.TRAINING_ERROR}
     return outcomes.get(exit_status, Outcome.FAILED), why, exit_status

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ctxlm_ds.errors import ClusterError
+from ctxlm_ds.process.run_history import own_job_id
 
 TIMEOUT_S = 120.0
 PATIENCE_S = 600.0
@@ -39,6 +40,12 @@ class Job:
     def state(self) -> str:
         """RUNNING, COMPLETING, PENDING, CANCELLED, ..."""
         return self.fields.get("JobState", "")
+
+    @property
+    def name(self) -> str:
+        """The job as squeue shows it: a task of an array as ARRAY_TASK."""
+        array, task = self.given("ArrayJobId"), self.given("ArrayTaskId")
+        return f"{array}_{task}" if array and task.isdigit() else self.job_id
 
     @property
     def restarts(self) -> int:
@@ -116,12 +123,8 @@ def show_job(job_id: str, patience_s: float = PATIENCE_S) -> Job:
 
 
 def named(job_id: str) -> str:
-    """Return a job as commands that change it must name it: a task of an array (this process's) as ARRAY_TASK.
-
-    The id of the task may be that of the array, and would mean all tasks.
-    """
-    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task and job_id == os.environ.get("SLURM_JOB_ID") else job_id
+    """Return a job as commands that change it must name it (own_job_id)."""
+    return own_job_id() or job_id if job_id == os.environ.get("SLURM_JOB_ID") else job_id
 
 
 def parse_fields(text: str) -> dict[str, str]:

@@ -86,15 +86,24 @@ def main(argv: Sequence[str] | None = None, submits: bool = True) -> None:
     args.ranks = args.ranks or max(1, int(number) if number.isdigit() else 1)
     # As it is before torch is imported for the check.
     environ = {**os.environ, "CTXLM_ENV": str(profile), "CTXLM_HOME": str(scripts.parent)}
-    config, tasks, is_complete = check(args, waits=any(word.startswith(WAITS) for word in options))
-    if submits and is_complete:
-        print("not queued, there is nothing to train; a larger training.max_steps continues a run")
-        return
+    whole = load_config(args.recipe, args.set, args.nodes * args.ranks)
+    run_dir, tasks = whole.directory, [] if args.sweep is None else _sweep_tasks(args.sweep, args.array)
     gpus = [] if args.gpus_per_node is None else [f"--gpus-per-node={args.gpus_per_node}"]
     array = args.array or (f"0-{tasks[-1].number}" if tasks else None)
     arrays = [] if array is None else [f"--array={array}"]
     job = [f"--nodes={args.nodes}", f"--ntasks-per-node={args.ranks}", *gpus, *arrays, *options]
-    hand_over(args, config.directory, tasks, [*job, str(scripts / "pretrain.sbatch")], environ, submits)
+    job = _job_words(args, run_dir, tasks, [*job, str(scripts / "pretrain.sbatch")])
+    is_asked = shutil.which("sbatch") is not None
+    if submits and not is_asked:
+        raise ConfigError("sbatch: not found; submit on a login node of the cluster")
+    # Before what takes minutes. The number of its trial is not that of the job.
+    trial = TRIAL_NUMBER.sub("to start", _sbatch("--test-only", job, environ).strip()) if is_asked else ""
+    is_complete = check(args, whole, tasks, waits=any(word.startswith(WAITS) for word in options))
+    print(f"  {trial}" if is_asked else "  sbatch: not asked, it is not installed here")
+    if submits and is_complete:
+        print("not queued, there is nothing to train; a larger training.max_steps continues a run")
+    elif submits:
+        queue(args, run_dir, tasks, job, environ)
 
 
 def check_main(argv: Sequence[str] | None = None) -> None:
@@ -102,24 +111,25 @@ def check_main(argv: Sequence[str] | None = None) -> None:
     main(argv, submits=False)
 
 
-def check(args: argparse.Namespace, waits: bool = False) -> tuple[RunConfig, list[SweepTask], bool]:
+def check(args: argparse.Namespace, whole: RunConfig, tasks: list[SweepTask], waits: bool = False) -> bool:
     """Check the recipe of every task, what it reads and what it has done, and describe the first.
 
-    Returns the recipe without a sweep, the sweep's tasks, and whether all runs are complete. A job that `waits` for
-    others may find them in its run.
+    `whole` is the recipe without a sweep, whose tasks `tasks` are. Returns whether all runs are complete. A job that
+    `waits` for others may find them in its run.
 
     Raises:
         ConfigError: a setting is wrong, an input is missing or does not fit, or another job has the run.
         CheckpointError: a run cannot be continued with these settings.
     """
     world_size = args.nodes * args.ranks
-    whole = load_config(args.recipe, args.set, world_size)
-    tasks = [] if args.sweep is None else _sweep_tasks(args.sweep, args.array)
     common = [setting for setting in args.set if not (tasks and setting.startswith(RUN_DIR))]
     runs = [(task.settings_in(whole.directory), task.place) for task in tasks] or [([], "")]
     configs = [load_config(args.recipe, [*common, *own], world_size, dict.fromkeys(own, place)) for own, place in runs]
     first = argparse.Namespace(**vars(args), config=args.recipe, world_size=world_size, print=False)
     first.set = [*common, *runs[0][0]]
+    kept = whole.directory / SWEEP_NAME
+    if tasks and kept.exists() and read_text(kept, ConfigError) != read_text(args.sweep, ConfigError):
+        raise ConfigError(f"{kept} has other settings than {args.sweep}; set run_dir to another folder")
     for config in configs:  # before what takes minutes
         try:
             refuse_run_of_another(config.directory, None, partial(show_job, patience_s=PATIENCE_S))
@@ -136,7 +146,7 @@ def check(args: argparse.Namespace, waits: bool = False) -> tuple[RunConfig, lis
     with suppress(ImportError):  # check_only has said so
         if problems := dict.fromkeys(line for config in configs for line in input_problems(config)):
             raise ConfigError("\n  ".join([f"{args.recipe}: the job would end at its beginning", *problems]))
-    return whole, tasks, num_complete == len(runs)
+    return num_complete == len(runs)
 
 
 def _sweep_tasks(sweep: Path, array: str | None) -> list[SweepTask]:
@@ -180,37 +190,25 @@ def read_profile(path: Path) -> list[str]:
     return words
 
 
-def hand_over(
-    args: argparse.Namespace,
-    run_dir: Path,
-    tasks: list[SweepTask],
-    job: list[str],
-    environ: Mapping[str, str],
-    submits: bool,
-) -> None:
-    """Ask sbatch whether a checked job can run; queue it if `submits`.
-
-    `run_dir` is the folder of the runs of a sweep's `tasks`; `job` has options of sbatch, and the script. Raises
-    ConfigError if sbatch refuses the job, or is not there.
-    """
-    if shutil.which("sbatch") is None:
-        if submits:
-            raise ConfigError("sbatch: not found; submit on a login node of the cluster")
-        print("  sbatch: not asked, it is not installed here")
-        return
+def _job_words(args: argparse.Namespace, run_dir: Path, tasks: list[SweepTask], job: list[str]) -> list[str]:
+    """Return sbatch's arguments; `run_dir` is the folder of the runs of `tasks`, `job` has options and the script."""
     # sbatch replaces what follows a percent sign.
     log = str(run_dir).replace("%", "%%") + ("/%a/slurm-%A.log" if tasks else "/slurm-%j.log")
     words = [f"--job-name={run_dir.name}", f"--output={log}", *job, args.recipe]
     words += [] if args.deepspeed_config is None else ["--deepspeed_config", args.deepspeed_config]
     words += [OPTION, str(run_dir / SWEEP_NAME)] if tasks else []
-    words += ["--set", *args.set] if args.set else []
-    # The number of its trial is not that of the job.
-    print(f"  {TRIAL_NUMBER.sub('to start', _sbatch('--test-only', words, environ).strip())}")
-    if not submits:
-        return
+    return [*words, "--set", *args.set] if args.set else words
+
+
+def queue(
+    args: argparse.Namespace, run_dir: Path, tasks: list[SweepTask], words: list[str], environ: Mapping[str, str]
+) -> None:
+    """Queue a checked job, and name it in its runs. Raises ConfigError if sbatch refuses it."""
     make_run_dir(run_dir)  # Slurm needs it for the log
     if tasks:
-        _make_sweep(run_dir, args.sweep)
+        (run_dir / SWEEP_NAME).write_text(read_text(args.sweep, ConfigError), encoding="utf-8")
+    for task in read_sweep(args.sweep) if tasks else ():
+        (run_dir / str(task.number)).mkdir(exist_ok=True)
     job_id = _sbatch("--parsable", words, environ).strip().split(";")[0]
     size = f"{counted(args.nodes, 'node')} x {counted(args.ranks, 'rank')}"
     of_sweep, logs = (f"{counted(len(tasks), 'task')} of ", f"{run_dir}/*") if tasks else ("", str(run_dir))
@@ -222,16 +220,6 @@ def hand_over(
         update_status(run_dir, submitted=job_id)
     for task in tasks:
         update_status(run_dir / str(task.number), submitted=f"{job_id}_{task.number}")
-
-
-def _make_sweep(run_dir: Path, sweep: Path) -> None:
-    """Keep the sweep, and make a run directory for each of its tasks."""
-    kept, text = run_dir / SWEEP_NAME, read_text(sweep, ConfigError)
-    if kept.exists() and read_text(kept, ConfigError) != text:
-        raise ConfigError(f"{kept} has other settings than {sweep}; set run_dir to another folder")
-    kept.write_text(text, encoding="utf-8")
-    for number, _ in enumerate(read_sweep(kept)):
-        (run_dir / str(number)).mkdir(exist_ok=True)
 
 
 def _sbatch(mode: str, words: Sequence[str], environ: Mapping[str, str]) -> str:

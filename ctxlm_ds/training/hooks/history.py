@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.process.launch import RankInfo
 from ctxlm_ds.process.run_files import read_status, update_status
-from ctxlm_ds.process.run_history import END, START, append_event, attempt_folder
+from ctxlm_ds.process.run_history import END, START, append_event, attempt_folder, own_job_id
 from ctxlm_ds.process.watchdog import Watchdog
 from ctxlm_ds.training.hooks.hooks import Hook, IntervalHook, Phase, RunEnd, RunStart, StepMetrics
 
@@ -66,7 +66,7 @@ class RecordHook(IntervalHook):
         self._last_step, self._interval_steps = start.last_step, start.config.logging.interval_steps
         restarts = os.environ.get("SLURM_RESTART_COUNT", "")
         place = {
-            "job_id": os.environ.get("SLURM_JOB_ID"), "attempt": attempt_folder(self._run_dir).name, "log": _log_file(),
+            "job_id": own_job_id(), "attempt": attempt_folder(self._run_dir).name, "log": _log_file(),
         }  # fmt: skip
         known = {"environment": self._environment, "changed_settings": list(start.changed_settings)}
         append_event(

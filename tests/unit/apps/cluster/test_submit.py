@@ -200,6 +200,18 @@ def test_each_task_of_a_sweep_goes_on(site: Path, capsys: pytest.CaptureFixture[
         submit.main(["mine.yaml", "--sweep", "lr.txt"])
 
 
+def test_a_changed_sweep_is_told_although_its_runs_are_complete(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (site / "lr.txt").write_text("optimizer.learning_rate=1e-4\n")
+    told("mine.yaml --sweep lr.txt")
+    checkpoint(Path("runs/mine/0"), 4)
+    submit.main(["mine.yaml", "--sweep", "lr.txt"])
+    assert "not queued, there is nothing to train" in capsys.readouterr().out
+    (site / "lr.txt").write_text("optimizer.learning_rate=3e-4\n")
+    for main in (submit.main, submit.check_main):
+        with pytest.raises(ConfigError, match=r"runs/mine/sweep.txt has other settings than lr.txt"):
+            main(["mine.yaml", "--sweep", "lr.txt"])
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -215,11 +227,14 @@ def test_a_mistake_is_told_before_anything_is_written(site: Path, words: str, me
     assert not Path("told").exists() and not Path("runs").exists()
 
 
-def test_what_sbatch_refuses_is_not_submitted(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_sbatch_refuses_is_told_before_the_checks_that_take_long(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("REFUSED", "invalid partition specified")
-    with pytest.raises(ConfigError, match="invalid partition specified"):
-        told("mine.yaml --partition=gup")
-    assert not Path("told").exists() and not Path("runs").exists()
+    for main in (submit.main, submit.check_main):
+        with pytest.raises(ConfigError, match="invalid partition specified"):
+            main(["mine.yaml", "--partition=gup", "--set", "data.train=[gone]"])
+    assert not Path("told").exists() and not Path("runs").exists() and capsys.readouterr().out == ""
 
 
 def test_a_check_submits_nothing(

@@ -6,14 +6,24 @@ from pathlib import Path
 
 import pytest
 
+from ctxlm_ds.apps.cluster.slurm_commands import Job, named
 from ctxlm_ds.process.launch import RankInfo
 from ctxlm_ds.process.run_files import read_status
 from ctxlm_ds.process.run_history import read_history
+from ctxlm_ds.process.run_lock import this_process
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.hooks.history import RecordHook
 from ctxlm_ds.training.hooks.hooks import Hook, RunEnd, RunStart, StepMetrics
 
 RANKS = RankInfo(0, 8, 0, 4, "n1", 1, "srun", 0)
+
+
+def test_a_task_of_an_array_is_recorded_as_squeue_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_JOB_ID": "15", "SLURM_ARRAY_JOB_ID": "15", "SLURM_ARRAY_TASK_ID": "3"}.items():
+        monkeypatch.setenv(name, value)
+    RecordHook(tmp_path, RANKS, {}, lambda: None).on_run_start(RunStart(20, 100, RunConfig()))
+    assert read_status(tmp_path)["job_id"] == this_process().job_id == named("15") == "15_3" != named("16")
+    assert Job("15", {"ArrayJobId": "15", "ArrayTaskId": "3"}).name == "15_3" and Job("15", {}).name == "15"
 
 
 def test_starts_and_ends_are_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
