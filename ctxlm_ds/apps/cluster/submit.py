@@ -86,8 +86,8 @@ def main(argv: Sequence[str] | None = None, submits: bool = True) -> None:
     args.ranks = args.ranks or max(1, int(number) if number.isdigit() else 1)
     # As it is before torch is imported for the check.
     environ = {**os.environ, "CTXLM_ENV": str(profile), "CTXLM_HOME": str(scripts.parent)}
-    whole = load_config(args.recipe, args.set, args.nodes * args.ranks)
-    run_dir, tasks = whole.directory, [] if args.sweep is None else _sweep_tasks(args.sweep, args.array)
+    base = load_config(args.recipe, args.set, args.nodes * args.ranks)
+    run_dir, tasks = base.directory, [] if args.sweep is None else _sweep_tasks(args.sweep, args.array)
     gpus = [] if args.gpus_per_node is None else [f"--gpus-per-node={args.gpus_per_node}"]
     array = args.array or (f"0-{tasks[-1].number}" if tasks else None)
     arrays = [] if array is None else [f"--array={array}"]
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None, submits: bool = True) -> None:
         raise ConfigError("sbatch: not found; submit on a login node of the cluster")
     # Before what takes minutes. The number of its trial is not that of the job.
     trial = TRIAL_NUMBER.sub("to start", _sbatch("--test-only", job, environ).strip()) if is_asked else ""
-    is_complete = check(args, whole, tasks, waits=any(word.startswith(WAITS) for word in options))
+    is_complete = check(args, base, tasks, waits=any(word.startswith(WAITS) for word in options))
     print(f"  {trial}" if is_asked else "  sbatch: not asked, it is not installed here")
     if submits and is_complete:
         print("not queued, there is nothing to train; a larger training.max_steps continues a run")
@@ -111,10 +111,10 @@ def check_main(argv: Sequence[str] | None = None) -> None:
     main(argv, submits=False)
 
 
-def check(args: argparse.Namespace, whole: RunConfig, tasks: list[SweepTask], waits: bool = False) -> bool:
+def check(args: argparse.Namespace, base: RunConfig, tasks: list[SweepTask], waits: bool = False) -> bool:
     """Check the recipe of every task, what it reads and what it has done, and describe the first.
 
-    `whole` is the recipe without a sweep, whose tasks `tasks` are. Returns whether all runs are complete. A job that
+    `base` is the recipe without a sweep of these tasks. Returns whether all runs are complete. A job that
     `waits` for others may find them in its run.
 
     Raises:
@@ -123,11 +123,11 @@ def check(args: argparse.Namespace, whole: RunConfig, tasks: list[SweepTask], wa
     """
     world_size = args.nodes * args.ranks
     common = [setting for setting in args.set if not (tasks and setting.startswith(RUN_DIR))]
-    runs = [(task.settings_in(whole.directory), task.place) for task in tasks] or [([], "")]
+    runs = [(task.settings_in(base.directory), task.place) for task in tasks] or [([], "")]
     configs = [load_config(args.recipe, [*common, *own], world_size, dict.fromkeys(own, place)) for own, place in runs]
     first = argparse.Namespace(**vars(args), config=args.recipe, world_size=world_size, print=False)
     first.set = [*common, *runs[0][0]]
-    kept = whole.directory / SWEEP_NAME
+    kept = base.directory / SWEEP_NAME
     if tasks and kept.exists() and read_text(kept, ConfigError) != read_text(args.sweep, ConfigError):
         raise ConfigError(f"{kept} has other settings than {args.sweep}; set run_dir to another folder")
     for config in configs:  # before what takes minutes

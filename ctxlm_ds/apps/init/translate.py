@@ -79,7 +79,7 @@ def _read_engine_json(result: Translation) -> None:
         values = load_deepspeed_json(file)
     except ConfigError:  # The command notes why a run will refuse it.
         values = {}
-    # DeepSpeed's scale begins at 2^16 whatever Megatron's default is.
+    # DeepSpeed's scale begins at 2^16; Megatron's default does not count.
     found: dict[str, Any] = {"fp16.initial_scale_power": 16}
     for section, inside in values.items():
         leaves = {f"{section}.{key}": value for key, value in inside.items()} if isinstance(inside, dict) else None

@@ -276,7 +276,7 @@ def test_a_holder_that_was_taken_over_notices_and_leaves_the_new_lock_alone(tmp_
     lock = RunLock(tmp_path, heartbeat_s=0.05, on_loss=told.set).acquire()
     _write_lock(tmp_path, 0, token="new", pid=4242)
     assert told.wait(10) and not lock.held
-    with pytest.raises(RunLockedError, match="process 4242 on .* has it now"):
+    with pytest.raises(RunLockedError, match="but by process 4242 on .*; this"):
         lock.check()
     lock.release()
     assert json.loads((tmp_path / LOCK_NAME).read_text())["token"] == "new"
