@@ -17,14 +17,20 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from ctxlm_ds.console import at_least, run_command, setup_logging
-from ctxlm_ds.recipe.json_source import DEFAULT_CONFIG
-from tools.benchmark.steps import PEERS, StepBenchmark, compare_steps
+from ctxlm_ds.errors import ConfigError
+
+PEERS = ("bare", "autocast", "bf16", "trainer")
+"""Names for --against."""
+PARTS = ("kernels", "operations", "settings", "steps")
+"""Of `device`, each in at most eight minutes."""
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ctxlm_ds.apps.evaluate.targets import Targets
     from ctxlm_ds.recipe.schema import RunConfig
+    from tools.benchmark.steps import StepBenchmark
+    from tools.benchmark.tables import Table
 
 
 def _recipe_options(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +64,8 @@ def _device_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="override settings")
     parser.add_argument("--rows", type=at_least(1), default=64, metavar="N", help="rows of a micro-batch (64)")
+    parts = ", ".join(PARTS)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=f"{parts} (all)")
 
 
 def _packing_options(parser: argparse.ArgumentParser) -> None:
@@ -125,6 +133,8 @@ def _steps(args: argparse.Namespace) -> Iterable[str]:
     from ctxlm_ds.recipe.load import load_config
 
     config = load_config(args.config, args.set)
+    from tools.benchmark.steps import compare_steps
+
     tables = compare_steps(config, _step_benchmark(args, config, args.against))
     return (line for table in tables for line in table.text())
 
@@ -153,16 +163,34 @@ def _document(args: argparse.Namespace) -> Iterable[str]:
 
 
 def _device(args: argparse.Namespace) -> Iterable[str]:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError("torch finds no GPU here; run this on one (python tools/benchmark steps measures a CPU)")
+    for part in args.only:
+        for table in _device_part(part, args):
+            yield from table.text()
+
+
+def _device_part(part: str, args: argparse.Namespace) -> Iterable[Table]:
+    """Return the tables of a part; the kernels' part needs no package but torch, triton and numpy."""
+    if part == "kernels":
+        from tools.benchmark.kernels import measure_kernels
+
+        return measure_kernels("cuda")
     from ctxlm_ds.recipe.load import load_config
+    from tools.benchmark.device import measure_anchored, measure_device
 
+    if part == "steps":
+        return measure_anchored(args.rounds)
     sizes = [f"training.micro_batch_size={args.rows}", f"training.global_batch_size={args.rows}"]
-    config = load_config(args.config, [*args.set, *sizes])
-    from tools.benchmark.device import measure_device
-
-    return (line for table in measure_device(config, args.rounds) for line in table.text())
+    return measure_device(load_config(args.config, [*args.set, *sizes]), part, args.rounds)
 
 
 def _step_benchmark(args: argparse.Namespace, config: RunConfig, against: Sequence[str] = ()) -> StepBenchmark:
+    from ctxlm_ds.recipe.json_source import DEFAULT_CONFIG
+    from tools.benchmark.steps import StepBenchmark
+
     return StepBenchmark(
         deepspeed=args.deepspeed_config or config.deepspeed or DEFAULT_CONFIG,
         against=against,
@@ -284,7 +312,7 @@ COMMANDS = (
     ("steps", "the engine's training step against transformers", _pretrain_options, _steps, 5),
     ("packing", "the engine on short documents: packed rows against padded ones", _packing_options, _packing, 5),
     ("document", "the tables of docs/benchmarks.md that need no data (make bench)", _document_options, _document, 3),
-    ("device", "kernels, products and engine settings on this GPU, in ten minutes", _device_options, _device, 3),
+    ("device", "kernels, products, settings and recipes on this GPU, in half an hour", _device_options, _device, 3),
     ("loader", "rows of the loader against transformers' collator", _recipe_options, _loader, 5),
     ("preprocess", "ctxlm preprocess against encode_batch_fast", _preprocess_options, _preprocess, 5),
     ("merge", "ctxlm merge against a copy of the files", _merge_options, _merge, 5),

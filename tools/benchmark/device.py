@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,9 +19,10 @@ from torch.utils.benchmark import Timer
 from ctxlm_ds.errors import ConfigError, CtxlmError
 from ctxlm_ds.kernels.dispatch import DTYPES, OPERATIONS
 from ctxlm_ds.recipe.json_source import DEFAULT_CONFIG
+from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
 from tools.benchmark.our_sides import EngineSteps
-from tools.benchmark.steps import LEAST_STEPS, measured_recipe, refuse
+from tools.benchmark.steps import LEAST_STEPS, StepBenchmark, compare_steps, measured_recipe, refuse
 from tools.benchmark.tables import NOTHING, Table, spread
 from tools.benchmark.turns import SideProcess, alternate, started
 
@@ -36,16 +38,35 @@ REPETITIONS = 10
 DROPOUTS = (0.1, 0.0)
 
 
-def measure_device(config: RunConfig, rounds: int) -> Iterator[Table]:
-    """Yield the tables of the GPU, the single operations first.
+ANCHORED = {
+    "bert-base": (30522, "ModernBERT-base, 8 H100: 304,000 tokens/s a GPU, MFU 20 % (arXiv 2412.13663)"),
+    "bert-large": (30522, "MLPerf 4.1, 8 H100 in FP8: about 248,000 real tokens/s a GPU, 46 % of the FP8 peak"),
+    "gpt2-small": (50257, "SmolLM-135M, 64 H100: about 108,000 tokens/s a GPU, MFU 7 %"),
+    "llama-1b": (32000, "llm-foundry 1B, rows of 2,048, 8 H100: 45,455 tokens/s a GPU, MFU 41.8 %"),
+    "t5-base": (32128, "nanoT5, one A100: about 117,000 tokens/s"),
+}
+"""Recipes that are measured as they are: size of the published vocabulary, and the published figure next to it."""
+
+
+def measure_anchored(rounds: int) -> Iterator[Table]:
+    """Yield the step of each recipe of ANCHORED, with its own dropout, against transformers and published figures."""
+    for name, (words, published) in ANCHORED.items():
+        config = load_config(name, [f"model.vocab_size={words}"])
+        benchmark = StepBenchmark(DEFAULT_CONFIG, ("autocast", "trainer"), (None,), rounds=rounds)
+        for table in compare_steps(config, benchmark):
+            yield replace(table, notes=[*table.notes, f"Published: {published}."])
+
+
+def measure_device(config: RunConfig, part: str, rounds: int) -> Iterator[Table]:
+    """Yield the single operations, or the recipe's step with each setting.
 
     Raises:
-        ConfigError: torch finds no GPU, or the recipe's step cannot be measured.
+        ConfigError: the recipe's step cannot be measured.
     """
-    if not torch.cuda.is_available():
-        raise ConfigError("torch finds no GPU here; run this on one (python tools/benchmark steps measures a CPU)")
     refuse(config)
-    yield from measure_operations(config, "cuda", REPETITIONS)
+    if part == "operations":
+        yield from measure_operations(config, "cuda", REPETITIONS)
+        return
     for dropout in DROPOUTS:
         case = measured_recipe(config, dropout, config.training.precision, micro_batches=2)
         yield from compare_settings(case, rounds, f"{case.name}, dropout {dropout:g}")

@@ -12,7 +12,15 @@ from ctxlm_ds.objectives.masked_lm import Masking
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import OBJECTIVES
 from tools.benchmark.our_sides import EngineSteps
-from tools.benchmark.steps import LEAST_STEPS, StepBenchmark, measured_precision, measured_recipe, place, refuse
+from tools.benchmark.steps import (
+    LEAST_STEPS,
+    StepBenchmark,
+    dropout_text,
+    measured_precision,
+    measured_recipe,
+    place,
+    refuse,
+)
 from tools.benchmark.tables import NOTHING, Table, spread
 from tools.benchmark.turns import Facts, SideProcess, alternate, started
 
@@ -81,7 +89,7 @@ def compare_packing(config: RunConfig, benchmark: StepBenchmark, dataset: str | 
     for dropout in benchmark.dropouts:
         case = measured_recipe(config, dropout, precision, benchmark.micro_batches)
         sides = {way: DocumentSteps(recipe_for(case, way), benchmark.deepspeed, way, dataset) for way in WAYS}
-        yield _measure(case, sides, benchmark, dropout, [note] if note else [])
+        yield _measure(case, sides, benchmark, dropout_text(dropout), [note] if note else [])
 
 
 def recipe_for(config: RunConfig, way: str) -> RunConfig:
@@ -107,7 +115,7 @@ def recipe_for(config: RunConfig, way: str) -> RunConfig:
 
 
 def _measure(
-    config: RunConfig, sides: Mapping[str, DocumentSteps], benchmark: StepBenchmark, dropout: float, notes: list[str]
+    config: RunConfig, sides: Mapping[str, DocumentSteps], benchmark: StepBenchmark, kept: str, notes: list[str]
 ) -> Table:
     import torch
 
@@ -119,7 +127,7 @@ def _measure(
     source = f"lengths of {dataset}" if dataset else "drawn lengths"
     title = (
         f"{config.name}, documents of {lengths.mean():.0f} tokens ({source}), {config.training.precision}, "
-        f"dropout {dropout:g}, {place(benchmark.threads)}"
+        f"dropout {kept}, {place(benchmark.threads)}"
     )
     fills = {way: side.fill() for way, side in sides.items()}
     return Table(title, ("", *HEADER), packing_rows(processes, facts, fills), notes)

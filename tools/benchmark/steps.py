@@ -14,6 +14,7 @@ from ctxlm_ds.console import counted, format_size
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.check import check_config
+from ctxlm_ds.recipe.hardware import GPUS, TERA
 from ctxlm_ds.recipe.schema import RunConfig
 from tools.benchmark.ceiling import MatrixProducts, step_flops
 from tools.benchmark.our_sides import BareSteps, EngineSteps
@@ -22,8 +23,6 @@ from tools.benchmark.transformers_sides import TrainerSteps, TransformersSteps, 
 from tools.benchmark.turns import Facts, Side, SideProcess, Turn, alternate, started
 
 OURS, BARE, CEILING = "ctxlm_ds", "bare model", "matrix product"
-PEERS = ("bare", "autocast", "bf16", "trainer")
-"""Names for --against."""
 LEAST_STEPS = {"cpu": 1, "cuda": 5}
 """Of a turn."""
 HEADER = (
@@ -38,8 +37,9 @@ class StepBenchmark:
 
     deepspeed: str
     """DeepSpeed JSON: a path or a name."""
-    against: Sequence[str] = PEERS
-    dropouts: Sequence[float] = (0.1, 0.0)
+    against: Sequence[str] = ("bare", "autocast", "bf16", "trainer")
+    dropouts: Sequence[float | None] = (0.1, 0.0)
+    """None keeps the recipe's."""
     micro_batches: int = 2
     """Of a step."""
     rounds: int = 5
@@ -127,6 +127,11 @@ def peers_of(config: RunConfig, against: Sequence[str], threads: int) -> dict[st
     return sides
 
 
+def dropout_text(dropout: float | None) -> str:
+    """Return a probability, or that it is the recipe's, for the title of a table."""
+    return "of the recipe" if dropout is None else f"{dropout:g}"
+
+
 def place(threads: int) -> str:
     """Return the device, for the title of a table."""
     import torch
@@ -134,7 +139,7 @@ def place(threads: int) -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else counted(threads, "CPU thread")
 
 
-def _measure(config: RunConfig, benchmark: StepBenchmark, dropout: float, notes: Sequence[str]) -> Table:
+def _measure(config: RunConfig, benchmark: StepBenchmark, dropout: float | None, notes: Sequence[str]) -> Table:
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -148,9 +153,18 @@ def _measure(config: RunConfig, benchmark: StepBenchmark, dropout: float, notes:
     training = config.training
     title = (
         f"{config.name}, {benchmark.micro_batches} x {training.micro_batch_size} rows of {config.data.seq_length}, "
-        f"{training.precision}, dropout {dropout:g}, {place(benchmark.threads)}"
+        f"{training.precision}, dropout {dropout_text(dropout)}, {place(benchmark.threads)}"
     )
     return Table(title, ("", *HEADER), figures.rows(), (*figures.notes(), *notes))
+
+
+def peak_note(flops_per_s: float, precision: str, card: str) -> list[str]:
+    """Return the share of a card's dense peak that a step reaches, as a line; none for unknown cards."""
+    gpu = next((gpu for gpu in GPUS if gpu.name.partition("-")[0] in card), None)
+    if gpu is None:
+        return []
+    peak = gpu.flops_per_s(precision)
+    return [f"MFU of the engine's step: {flops_per_s / peak:.1%} of {peak / TERA:,.0f} TFLOP/s ({gpu.name})."]
 
 
 def model_flops_per_row(config: RunConfig) -> float:
@@ -167,6 +181,7 @@ class StepFigures:
         self, config: RunConfig, device: str, sides: Mapping[str, SideProcess], facts: Mapping[str, Facts]
     ) -> None:
         self._sides, self._facts = sides, facts
+        self._precision, self._card = config.training.precision, place(1)
         rows = config.training.global_batch_size
         self._tokens = rows * config.data.seq_length
         self._flops = rows * model_flops_per_row(config)
@@ -177,13 +192,15 @@ class StepFigures:
         return [self._row(name) for name in self._sides if name != CEILING] + [self._ceiling_row()]
 
     def notes(self) -> list[str]:
-        """Return the cost of the engine over the bare model."""
+        """Return the cost of the engine over the bare model, and the share of a GPU's peak."""
+        speed = statistics.median(self._flops / turn.seconds for turn in self._sides[OURS].turns)
+        peak = peak_note(speed, self._precision, self._card)
         if BARE not in self._sides:
-            return []
+            return peak
         ratios = self._ratios(OURS, BARE)
         ours, bare = (statistics.median(turn.cpu_seconds for turn in self._sides[name].turns) for name in (OURS, BARE))
         time = spread(ratios, "{:.3f}")
-        return [f"Time of the engine's step over the bare model's: {time}; CPU seconds {ours / bare:.3f}."]
+        return [f"Time of the engine's step over the bare model's: {time}; CPU seconds {ours / bare:.3f}.", *peak]
 
     def _ratios(self, name: str, other: str) -> list[float]:
         """Return the time of one side over that of another in each round."""

@@ -12,13 +12,13 @@ from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.load import load_config
 from tests.dist.forks import prepare_to_fork
 from tools.benchmark import device, turns
+from tools.benchmark.__main__ import PARTS, build_parser
 from tools.benchmark.device import (
     BACKENDS,
     DROPOUTS,
     MASKS,
     attention_table,
     compare_settings,
-    measure_device,
     measure_operations,
     seconds_of,
     settings_to_compare,
@@ -29,10 +29,30 @@ SMALL = ["model.vocab_size=300", "training.micro_batch_size=1", "data.seq_length
 CONFIG = measured_recipe(load_config("bert-tiny", SMALL), 0.0, "fp32", 1)
 
 
-def test_a_machine_without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", PARTS)
+def test_a_machine_without_gpu(monkeypatch: pytest.MonkeyPatch, part: str) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    arguments = build_parser().parse_args(["device", "--only", part])
     with pytest.raises(ConfigError, match="torch finds no GPU here"):
-        next(measure_device(CONFIG, 1))
+        list(arguments.measure(arguments))
+
+
+def test_recipes_are_compared_with_transformers_and_published_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a small model; the sides of the comparison are those of a GPU."""
+    sizes = ["model.num_layers=1", "training.micro_batch_size=1", "data.seq_length=32", "training.precision=fp32"]
+    monkeypatch.setattr(device, "ANCHORED", {"bert-tiny": (300, "a rival: 1 token/s")})
+    monkeypatch.setattr(device, "load_config", lambda name, settings: load_config(name, [*settings, *sizes]))
+    prepare_to_fork()
+    monkeypatch.setattr(turns, "CONTEXT", multiprocessing.get_context("fork"))
+    (table,) = device.measure_anchored(1)
+    assert [row[0] for row in table.rows] == [
+        "ctxlm_ds",
+        "transformers, fp32",
+        "transformers.Trainer",
+        "matrix product",
+    ]
+    assert table.notes[-1] == "Published: a rival: 1 token/s."
+    assert "dropout of the recipe" in table.title
 
 
 def test_single_operations(monkeypatch: pytest.MonkeyPatch) -> None:

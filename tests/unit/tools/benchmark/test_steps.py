@@ -8,12 +8,14 @@ from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.training.measure import training_flops_per_row
 from tools.benchmark import steps
+from tools.benchmark.__main__ import PEERS
 from tools.benchmark.process_counters import DeviceCalls
 from tools.benchmark.steps import (
     StepFigures,
     measured_precision,
     measured_recipe,
     model_flops_per_row,
+    peak_note,
     peers_of,
     refuse,
 )
@@ -35,12 +37,18 @@ def test_a_second_phase_is_measured_from_fresh_weights() -> None:
     assert case.initialize_from is None and not case.initialize_moments
 
 
+def test_the_share_of_a_card_s_peak() -> None:
+    share = ["MFU of the engine's step: 40.0% of 989 TFLOP/s (H100)."]
+    assert peak_note(395.6e12, "bf16", "NVIDIA H100 80GB HBM3") == share
+    assert peak_note(1e12, "bf16", "2 CPU threads") == []
+
+
 def test_peers_by_precision() -> None:
     half = measured_recipe(TINY, 0.0, "bf16", 1)
     full = measured_recipe(TINY, 0.0, "fp32", 1)
     everything = ["bare model", "transformers, autocast", "transformers, bf16", "transformers.Trainer"]
-    assert list(peers_of(half, steps.PEERS, 1)) == everything
-    assert list(peers_of(full, steps.PEERS, 1)) == ["bare model", "transformers, fp32", "transformers.Trainer"]
+    assert list(peers_of(half, PEERS, 1)) == everything
+    assert list(peers_of(full, PEERS, 1)) == ["bare model", "transformers, fp32", "transformers.Trainer"]
     assert list(peers_of(half, ["bf16"], 1)) == ["transformers, bf16"]
 
 

@@ -1,0 +1,225 @@
+"""This project's Triton kernels on a GPU: right, the same twice, inside a CUDA graph, and their time next to torch's.
+
+It needs torch, triton and numpy only. The times go into ctxlm_ds/kernels/figures.json, by which `auto` chooses.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ctxlm_ds.atomic import write_text
+from ctxlm_ds.kernels import figures
+from ctxlm_ds.kernels.dispatch import OPERATIONS
+from ctxlm_ds.kernels.figures import Figure
+from ctxlm_ds.kernels.implementation import Need
+from tools.benchmark.tables import NOTHING, Table
+
+ROW = "triton"
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+FP32_ERROR = 2e-6
+"""Largest error of a kernel in fp32, over the largest value."""
+Timer = Callable[[Callable[[], object]], float]
+"""Returns the microseconds of a function."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operation at one shape."""
+
+    operation: str
+    torch_row: str
+    """The row that is right, and that the kernel is timed against."""
+    shape: tuple[int, ...]
+    inputs: Callable[[tuple[int, ...], torch.dtype], list[Tensor]]
+    """Draws the inputs on the CPU."""
+    run: Callable[[Any, Sequence[Tensor]], Sequence[Tensor]]
+    """Returns values and gradients of a kernel; it may write into the inputs."""
+    is_exact: bool = False
+    """Whether the kernel's numbers are those of torch's row on a CPU, bit for bit."""
+    spec: Any = None
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What was found of a case in one type."""
+
+    case: Case
+    dtype: torch.dtype
+    is_right: bool
+    error: float
+    """Over the largest value, against float64."""
+    torch_error: float
+    repeats: bool
+    """Whether two runs gave equal bits."""
+    in_graph: bool | None
+    """Whether a replayed CUDA graph gave equal bits; None on a CPU."""
+
+
+def _normal(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape))).to(dtype)
+
+
+def _dropout_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+    return [_normal(shape, dtype), _normal((*shape, 1), dtype)[..., 0], torch.tensor(0x5DEECE66D1234567)]
+
+
+def _dropout(kernel: Any, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    x, upstream, key = inputs
+    x = x.detach().requires_grad_()
+    value = kernel(x, 0.1, key)
+    return value.detach(), *torch.autograd.grad(value, x, upstream)
+
+
+def _loss_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+    logits = 4 * _normal(shape, torch.float32)
+    return [logits.to(dtype), torch.arange(shape[0]) * 12 % shape[1]]
+
+
+def _loss(kernel: Any, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    logits, labels = inputs
+    largest, word, total, of_label = kernel.statistics(logits, labels)
+    gradient = kernel.gradient(logits, labels, largest + total.log())
+    return largest, word, total, of_label, gradient
+
+
+CASES = (
+    Case("dropout", "torch", (16384, 768), _dropout_inputs, _dropout, is_exact=True),
+    Case("dropout", "torch", (16384, 1024), _dropout_inputs, _dropout, is_exact=True),
+    Case("cross_entropy", "chunked", (2048, 30592), _loss_inputs, _loss),
+    Case("cross_entropy", "chunked", (1024, 50304), _loss_inputs, _loss),
+)
+
+
+def measure_kernels(device: str, cases: Sequence[Case] = CASES, path: Path = figures.PATH) -> Iterator[Table]:
+    """Yield the checks and the times, and write the times of kernels that are right into the file."""
+    dtypes = [dtype for dtype in DTYPES if dtype != torch.bfloat16 or torch.cuda.get_device_capability() >= (8, 0)]
+    pairs = [(case, dtype) for case in cases for dtype in dtypes]
+    checked = [check(case, dtype, device) for case, dtype in pairs]
+    yield checks_table(checked)
+    measured = [time_of(case, dtype, device, microseconds) for case, dtype in pairs]
+    yield times_table(measured)
+    right = [figure for figure, found in zip(measured, checked, strict=True) if found.is_right]
+    add_figures(right, path)
+
+
+def kernel_of(case: Case, row: str, device: str, dtype: torch.dtype) -> Any:
+    """Return what a row of the case's table makes, whether or not it thinks that it can run."""
+    need = Need(case.spec, device, dtype)
+    return next(entry for entry in OPERATIONS[case.operation] if entry.name == row).make(need)
+
+
+def check(case: Case, dtype: torch.dtype, device: str) -> Checks:
+    """Compare a kernel with torch's row in float64 on the CPU, with itself, and with its CUDA graph."""
+    inputs = case.inputs(case.shape, dtype)
+    there = [x.to(device) for x in inputs]
+    kernel, plain = (kernel_of(case, row, device, dtype) for row in (ROW, case.torch_row))
+
+    def run(function: Any) -> list[Tensor]:
+        return [x.cpu() for x in case.run(function, [x.clone() for x in there])]
+
+    found, again, of_torch = run(kernel), run(kernel), run(plain)
+    on_cpu = kernel_of(case, case.torch_row, "cpu", dtype)
+    if case.is_exact:
+        exact = list(case.run(on_cpu, inputs))
+        is_right = all(map(torch.equal, found, exact))
+    else:
+        exact = list(case.run(on_cpu, [x.double() if x.is_floating_point() else x for x in inputs]))
+        is_right = all(
+            _error(own, of) <= (FP32_ERROR if dtype == torch.float32 else max(FP32_ERROR, _error(torchs, of)))
+            for own, torchs, of in zip(found, of_torch, exact, strict=True)
+        )
+    error, torch_error = (max(map(_error, values, exact)) for values in (found, of_torch))
+    in_graph = None if device == "cpu" else all(map(torch.equal, found, _replayed(case, kernel, there)))
+    return Checks(case, dtype, is_right, error, torch_error, all(map(torch.equal, found, again)), in_graph)
+
+
+def _error(found: Tensor, exact: Tensor) -> float:
+    """Return the largest difference over the largest value; whole numbers have to be equal."""
+    if not found.is_floating_point():
+        return 0.0 if torch.equal(found, exact) else float("inf")
+    return ((found.double() - exact.double()).abs().max() / exact.double().abs().max().clamp_min(1e-30)).item()
+
+
+def _replayed(case: Case, kernel: Any, inputs: Sequence[Tensor]) -> list[Tensor]:
+    static = [x.clone() for x in inputs]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        case.run(kernel, static)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = case.run(kernel, static)
+    for target, source in zip(static, inputs, strict=True):
+        target.copy_(source)
+    graph.replay()
+    return [x.cpu() for x in results]
+
+
+def microseconds(function: Callable[[], object]) -> float:
+    """Return the median time on the device, each run with an empty second-level cache."""
+    from triton.testing import do_bench
+
+    return 1e3 * float(do_bench(function, return_mode="median"))
+
+
+def time_of(case: Case, dtype: torch.dtype, device: str, timer: Timer) -> Figure:
+    """Time the kernel and torch's row, forward and backward."""
+    import triton
+
+    inputs = [x.to(device) for x in case.inputs(case.shape, dtype)]
+    kernels = [kernel_of(case, row, device, dtype) for row in (ROW, case.torch_row)]
+    own, plain = (timer(partial(case.run, kernel, inputs)) for kernel in kernels)
+    on_gpu = device != "cpu"
+    capability = "{}.{}".format(*torch.cuda.get_device_capability()) if on_gpu else NOTHING
+    return Figure(
+        case.operation, ROW, capability, str(dtype).removeprefix("torch."), case.shape, round(own, 2), round(plain, 2),
+        torch.__version__, triton.__version__, torch.cuda.get_device_name() if on_gpu else "CPU",
+    )  # fmt: skip
+
+
+def add_figures(found: Sequence[Figure], path: Path) -> None:
+    """Write figures into the file in place of those of the same operation, row, capability, type and shape."""
+    known = {(*figure[:4], tuple(figure.shape)): figure for figure in (*figures.measured(path), *found)}
+    lines = [json.dumps(figure._asdict()) for _, figure in sorted(known.items())]
+    write_text(path, "[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n")
+    figures.measured.cache_clear()
+
+
+def checks_table(found: Sequence[Checks]) -> Table:
+    """Return the table of the checks."""
+    header = ("", "shape", "type", "right", "error", "of torch", "equal twice", "equal in a graph")
+    answers = {True: "yes", False: "NO", None: NOTHING}
+    rows = [
+        [
+            *_names(one.case.operation, one.case.shape, str(one.dtype)), answers[one.is_right],
+            f"{one.error:.1e}", f"{one.torch_error:.1e}", answers[one.repeats], answers[one.in_graph],
+        ]
+        for one in found
+    ]  # fmt: skip
+    return Table("Triton kernels against float64 on the CPU", header, rows)
+
+
+def times_table(found: Sequence[Figure]) -> Table:
+    """Return the table of the times."""
+    header = ("", "shape", "type", "us", "torch us", "torch / triton")
+    rows = [
+        [
+            *_names(one.operation, one.shape, one.dtype), f"{one.microseconds:,.1f}",
+            f"{one.torch_microseconds:,.1f}", f"{one.torch_microseconds / one.microseconds:.2f}",
+        ]
+        for one in found
+    ]  # fmt: skip
+    return Table(f"forward and backward, {found[0].card}" if found else "no kernels", header, rows)
+
+
+def _names(operation: str, shape: Sequence[int], dtype: str) -> list[str]:
+    return [operation, " x ".join(map(str, shape)), dtype.removeprefix("torch.")]
