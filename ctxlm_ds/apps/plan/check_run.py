@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ctxlm_ds.apps.cluster.inputs import input_lines
+from ctxlm_ds.apps.plan.inputs import input_lines
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.checkpoint.saved_state import read_progress
 from ctxlm_ds.console import at_least, counted, logger, program

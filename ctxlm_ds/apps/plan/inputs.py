@@ -1,0 +1,76 @@
+"""What a run reads: opened before the run starts, or before its job is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ctxlm_ds.console import counted
+from ctxlm_ds.errors import ConfigError, CtxlmError
+from ctxlm_ds.recipe.schema import RunConfig
+
+if TYPE_CHECKING:
+    from ctxlm_ds.data.index.build import IndexPlace
+
+
+def input_lines(config: RunConfig) -> list[str]:
+    """Return how many documents a run reads, or which inputs are not here yet.
+
+    Raises ConfigError if tokenizer and datasets are here and the run would refuse them.
+    """
+    data = config.data
+    named = [("tokenizer.path", config.tokenizer.path), *([] if data.train else [("data.train", None)])]
+    named += [("data.train", f"{source.path}.idx") for source in data.train]
+    named += [("data.validation", f"{source.path}.idx") for source in data.validation]
+    folders = ("initialize_from", config.initialize_from), ("teacher.path", config.teacher.path)
+    named += [(setting, path) for setting, path in folders if path is not None]
+    missing = {f"{name} {path or '(not set)'}": name for name, path in named if not path or not Path(path).exists()}
+    lines = [f"  not found from {Path.cwd()}: {', '.join(missing)}"] if missing else []
+    if {"tokenizer.path", "data.train", "data.validation"} & set(missing.values()):
+        return [*lines, "  tokenizer and data: not checked, for they are not all here"]
+    try:
+        places = list(index_places(config))
+    except ImportError as error:
+        return [*lines, f"  tokenizer and data: not checked, {error.name} is not installed here"]
+    if problems := dict.fromkeys(str(place) for place in places if isinstance(place, CtxlmError)):
+        raise ConfigError("\n  ".join([f"{config.name}: the run would end at its beginning", *problems]))
+    counts = [place.documents[1] - place.documents[0] for place in places if not isinstance(place, CtxlmError)]
+    train, held_out = sum(counts[: len(data.train)]), sum(counts[len(data.train) :])
+    return [*lines, f"  tokenizer and data: found, {counted(train, 'document')} to train on, {held_out:,} held out"]
+
+
+def input_problems(config: RunConfig) -> list[str]:
+    """Return a line for each wrong or missing input. Raises ImportError if numpy or tokenizers is not installed."""
+    problems = []
+    if config.tokenizer.path is None or not config.data.train:
+        problems.append("tokenizer.path and data.train are needed; name them in the recipe or with --set")
+    else:
+        problems += [str(place) for place in index_places(config) if isinstance(place, CtxlmError)]
+    start = config.initialize_from
+    if start is not None and not Path(start).is_dir():
+        problems.append(f"initialize_from: {start} is not a folder")
+    return problems
+
+
+def index_places(config: RunConfig) -> Iterator[IndexPlace | CtxlmError]:
+    """Yield the place of the sample index of each part of a dataset that a run reads, or what is wrong with it."""
+    from ctxlm_ds.data.index.build import IndexPlace
+    from ctxlm_ds.data.stream.run_datasets import held_out_parts, train_parts
+    from ctxlm_ds.objectives.base import build_objective
+    from ctxlm_ds.tokenizers.load import resolve
+
+    try:
+        tokenizer = resolve(config)[1]
+        build_objective(config.objective, tokenizer)
+        train, held_out = train_parts(config.data, copies=False), held_out_parts(config.data, copies=False)
+    except CtxlmError as error:
+        yield error
+        return
+    for part, is_held_out in [*((part, False) for part in train), *((part, True) for part in held_out.values())]:
+        try:
+            place = IndexPlace.of(part, tokenizer, config.row_settings, is_held_out)
+            next(place.make(tokenizer).pieces, None)
+            yield place
+        except CtxlmError as error:
+            yield error
