@@ -10,16 +10,16 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
-from glob import glob
 from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.console import at_least, counted, run_command
-from ctxlm_ds.data.sources.types import DOCUMENT_HELP, text_format
-from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.data.sources.types import DOCUMENT_HELP, NOT_UTF8, text_format
+from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.installed import shipped_folder
 
 MAX_HOURS = 8760
+READ_BYTES = 4_000_000
 FEW_STEPS = 50
 """Steps below which the hours are too few for a run that learns anything."""
 
@@ -83,9 +83,9 @@ def _start(args: argparse.Namespace) -> None:
 
     if args.data is not None and args.text is not None:
         raise ConfigError("--data is a finished dataset, --text is made into one; give one of them")
-    if args.text is not None and not glob(args.text):
-        raise ConfigError(f"--text {args.text}: no such file; check its name")
     text_format(args.document)
+    if args.text is not None:
+        _read_beginning(args.text, args.document)
     if args.hours is not None and not 0 < args.hours <= MAX_HOURS:
         raise ConfigError(f"--hours {args.hours:g}: expected a number above 0 and up to {MAX_HOURS:,}, a year")
     base, output = shipped_recipe(args.family, args.size), args.output or Path(f"{args.family}.yaml")
@@ -94,13 +94,34 @@ def _start(args: argparse.Namespace) -> None:
     settings = new_settings(args, machine, output.stem)
     head = [f"{base}, for {machine}. Written by `ctxlm init`."]
     write_recipe(output, recipe_text(head, settings))
-    steps = settings["training.max_steps"].value
-    print(f"{output}: {base} for {machine}, {counted(steps, 'step')}")
+    steps, why, _ = settings["training.max_steps"]
+    other = "; for another length: --hours H" if args.hours is None else ""
+    print(f"{output}: {base} for {machine}, {counted(steps, 'step')} ({why}{other})")
     if args.hours is not None and steps < FEW_STEPS:
         told = f"{args.hours:g} hours allow {counted(steps, 'step')}"
         print(f"warning: {told}; give more --hours, or a smaller --size")
     for line in [*_preparation(args, base, output.stem), _launch(output, machine.ranks)]:
         print(f"next: {line}")
+
+
+def _read_beginning(text: str, document: str) -> None:
+    """Read the first megabytes as preprocess will; raise DataError for what it refuses with any options."""
+    from ctxlm_ds.data.sources.corpus import Corpus
+
+    num_bytes = 0
+    corpus = Corpus([text], document=document)
+    try:
+        for one in corpus:
+            num_bytes += len(one)
+            if num_bytes > READ_BYTES:
+                break
+    except DataError as error:
+        if NOT_UTF8 in str(error) or not (num_bytes or "--json-keys" in str(error)):
+            raise
+        print(f"warning: {error}")
+    else:
+        if not num_bytes:
+            raise DataError(f"--text {text}: the files hold no text")
 
 
 def _preparation(args: argparse.Namespace, base: str, name: str) -> list[str]:

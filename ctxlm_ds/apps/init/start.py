@@ -252,13 +252,16 @@ def _length(
 ) -> dict[str, Setting]:
     """Return steps, and what a shorter run changes: warmup, decay, evaluations and checkpoints."""
     steps, why = shipped.training.max_steps, "of the shipped recipe"
+    speed = f"at an estimated {step_seconds:.3g} s a step"
     if hours is not None:
-        why = f"{hours:g} hours, a tenth for evaluation, at an estimated {step_seconds:.3g} s a step"
+        why = f"{hours:g} hours, a tenth for evaluation, {speed}"
         steps = max(1, int(hours * 3600 * (1 - _EVALUATED) / step_seconds))
     elif rows is not None and rows * MOST_EPOCHS / batch < steps:
         steps, why = max(1, math.ceil(rows * MOST_EPOCHS / batch)), f"{MOST_EPOCHS:g} epochs of about {rows:,} rows"
     if rows is not None:
         why += f"; {steps * batch / rows:.3g} epochs" if "epochs of" not in why else ""
+    if hours is None:
+        why += f"; about {steps * step_seconds / (1 - _EVALUATED) / 3600:,.3g} hours {speed}"
     found = {"training.max_steps": Setting(steps, why)}
     if steps == shipped.training.max_steps:
         return found

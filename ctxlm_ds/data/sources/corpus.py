@@ -113,8 +113,9 @@ class Corpus:
         input_format: str = "auto",
         max_bad_records: int = 0,
         key_flags: str = "--json-keys",
+        document: str = "blank",
     ) -> None:
-        self.sources = find_sources(inputs, input_format)
+        self.sources = find_sources(inputs, input_format, document)
         self.json_keys = tuple(json_keys)
         self.max_bad_records = max_bad_records
         self._key_flags = key_flags

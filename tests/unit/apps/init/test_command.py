@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.apps.init.command import main
-from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.load import load_config
 
 GPT = "pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 32 --lr 1e-3 --my-own"
@@ -30,11 +31,44 @@ def test_flags_write_a_recipe(tmp_path, monkeypatch, capsys):
     Path("gpt2.yaml").write_text("name: old\n")
     main(["--family", "gpt2", "--tokenizer", "other", "--force"])
     assert load_config("gpt2.yaml").tokenizer.path == "other"
-    with pytest.raises(ConfigError, match=r"--text none.txt: no such file"):
-        main(["--family", "gpt2", "--text", "none.txt", "--output", "other.yaml"])
     for hours in ("0", "9e9", "inf", "nan"):
         with pytest.raises(ConfigError, match=r"--hours \S+: expected a number above 0 and up to 8,760"):
             main(["--family", "gpt2", "--hours", hours, "--output", "other.yaml"])
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("none.txt", "none.txt: no such file"),
+        (".", ". is a folder; name its files"),
+        ("text.docx", "archives, documents and Arrow files are not read"),
+        ("latin.txt", "latin.txt, line 3: not valid UTF-8"),
+        ("empty.txt", "the files hold no text"),
+    ],
+)
+def test_text_that_preprocess_refuses_is_refused_at_once(
+    text: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, content in (("text.docx", b"PK"), ("latin.txt", b"Fine.\n\nf\xfcr\n"), ("empty.txt", b"\n")):
+        Path(name).write_bytes(content)
+    with pytest.raises(DataError, match=told):
+        main(["--text", text])
+    assert not Path("bert.yaml").exists()
+
+
+def test_what_an_option_of_preprocess_settles_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without --hours the duration is printed, too."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("keys.jsonl", '{"content": "a"}\n'), ("bad.jsonl", '{"text": "a"}\n{"te\n')):
+        Path(name).write_text(text)
+        main(["--text", name, "--force"])
+        printed = capsys.readouterr().out
+        assert printed.startswith(f"warning: {name}, line ") and "; for another length: --hours H)\n" in printed
+        steps, hours, per_step = re.findall(r"([\d,]+) steps .* about (\S+) hours at an estimated (\S+) s", printed)[0]
+        assert float(hours) == pytest.approx(int(steps.replace(",", "")) * float(per_step) / 0.9 / 3600, rel=0.02)
 
 
 def test_few_steps_and_a_small_vocabulary_are_told(tmp_path, monkeypatch, capsys):
@@ -42,7 +76,10 @@ def test_few_steps_and_a_small_vocabulary_are_told(tmp_path, monkeypatch, capsys
     (tmp_path / "corpus.txt").write_text("some text\n" * 50_000)
     main(["--family", "bert", "--text", "corpus.txt", "--hours", "1e-9"])
     printed = capsys.readouterr().out
-    assert ", 1 step\n" in printed and "warning: 1e-09 hours allow 1 step; give more --hours" in printed
+    assert (
+        ", 1 step (1e-09 hours, a tenth" in printed
+        and "warning: 1e-09 hours allow 1 step; give more --hours" in printed
+    )
     assert "--type wordpiece --vocab-size 4000 --output-dir bert-tokenizer" in printed
 
 
