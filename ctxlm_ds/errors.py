@@ -50,6 +50,10 @@ class KernelError(CtxlmError):
     """A kernel that was asked for by name cannot run here."""
 
 
+class VerifyError(CtxlmError):
+    """Something of a run cannot be proved here, or is wrong."""
+
+
 _ELSEWHERE = "_raised_on_another_rank"
 
 

@@ -7,7 +7,7 @@ line between them. meter.py counts, plan.py adds pipeline stages and data parall
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -192,12 +192,18 @@ def _kernels(asked: KernelsConfig, platform: Platform, precision: str) -> Kernel
     return KernelSet(dict(asked) | plain, platform.device, DTYPES[precision])
 
 
-def describe(config: RunConfig, parallel: ParallelContext | None = None, platform: Platform = CUDA) -> Program:
+def describe(
+    config: RunConfig,
+    parallel: ParallelContext | None = None,
+    platform: Platform = CUDA,
+    kernels_of: Callable[[str], KernelSet] | None = None,
+) -> Program:
     """Return the program of a run, with the teacher that the recipe describes.
 
-    By default of the complete model, which is cached.
+    By default of the complete model, which is cached. `kernels_of` chooses kernels for a precision; None takes those
+    that run on `meta`.
     """
-    if parallel is None:
+    if parallel is None and kernels_of is None:
         key = config.model_dump_json(include=MEASURED), platform
         if key not in _described:
             _described[key] = describe(config, ParallelContext(), platform)
@@ -206,15 +212,15 @@ def describe(config: RunConfig, parallel: ParallelContext | None = None, platfor
     if teacher.model is not None and not teacher.model.vocab_size:
         theirs = teacher.model.model_copy(update={"vocab_size": model.vocab_size})
         teacher = teacher.model_copy(update={"model": theirs})
+    kernels_of = kernels_of or partial(_kernels, config.kernels, platform)
     build = ModelBuild(
         outputs=(*objective.outputs, *objective.taps),
-        kernels=_kernels(config.kernels, platform, config.training.precision),
-        parallel=parallel,
+        kernels=kernels_of(config.training.precision),
+        parallel=parallel or ParallelContext(),
         recompute=True,
         shares_rows=config.data.shares_rows,
     )
     fields = [field.name for field in objective.fields(config.data)]
-    kernels_of = partial(_kernels, config.kernels, platform)
     read = [str(objective.written_tokens)] if config.evaluation.continues else ()
     return build_program(model, build, objective, teacher, kernels_of, read, fields)
 

@@ -1,0 +1,159 @@
+"""Run a recipe's model forward and backward on fake CUDA tensors, which have shapes and types and no data.
+
+The branches, kernels and operators are those of a GPU; the planner's `meta` device takes none of them. Functions that
+torch.compile would make one kernel of run operator by operator. device_guard.py must be loaded first.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ctxlm_ds.errors import VerifyError
+from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
+from ctxlm_ds.models.layers import LayerDescription, LayerSequence
+from ctxlm_ds.models.program import Program
+from ctxlm_ds.objectives.base import build_objective
+from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.random import DropoutStreams
+from ctxlm_ds.process.patches import replaced
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.training.engine.losses import TermLosses
+from ctxlm_ds.training.measure import describe
+
+DEVICE = torch.device("cuda", 0)
+OF_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+Place = tuple[torch.dtype, torch.device]
+
+
+@dataclass(frozen=True)
+class FakePass:
+    """What a forward and a backward pass of one micro-batch did."""
+
+    kernels: dict[str, str]
+    """FakeModel.kernels, of all layers."""
+    outputs: dict[str, tuple[tuple[int, ...], Place]]
+    """Shape and place of each tensor that the loss terms read."""
+    parameters: dict[str, Place]
+    """The trained ones."""
+    gradients: dict[str, Place]
+    """Those of the parameters that have one."""
+    forward: Counter[str]
+    """Operators that reached the device, by name, with their number of calls."""
+    backward: Counter[str]
+
+
+@contextmanager
+def fake_cuda(capability: tuple[int, int]) -> Iterator[None]:
+    """Make torch find a CUDA device of this compute capability, and make every new tensor a fake one."""
+    with ExitStack() as stack, warnings.catch_warnings():
+        # torch warns that the CPU's build has no such device.
+        warnings.simplefilter("ignore")
+        stack.enter_context(replaced(torch.cuda, "is_available", lambda: True))
+        stack.enter_context(replaced(torch.cuda, "get_device_capability", lambda device=None: capability))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        # Keys of dropout come from numpy.
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        yield
+
+
+class FakeModel:
+    """The model of a recipe, built under `fake_cuda` in the run's type with the kernels that the run would take."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Choose the kernels and build the layers. Raises KernelError if one that the recipe names cannot run."""
+        self._kernels_of = cache(lambda precision: KernelSet(dict(config.kernels), DEVICE.type, DTYPES[precision]))
+        parallel = ParallelContext(
+            vocab_multiple=config.parallel.vocab_multiple,
+            dropout=DropoutStreams(config.training.seed, enabled=config.model.drops),
+        )
+        self._config = config
+        self._program = describe(config, parallel, kernels_of=self._kernels_of)
+        dtype = DTYPES[config.training.precision]
+        self._module = _build(self._program, dtype, config.training.activation_checkpointing)
+
+    @property
+    def kernels(self) -> dict[str, str]:
+        """Operation -> name of its implementation, of those that layers use."""
+        return self._kernels_of(self._config.training.precision).names
+
+    def run(self) -> FakePass:
+        """Run one micro-batch and its losses forward and backward. Raises VerifyError if an operator stops it."""
+        config, program = self._config, self._program
+        fields, rows = build_objective(config.objective).fields(config.data), config.training.micro_batch_size
+        with DEVICE:
+            batch = {f.name: torch.zeros(rows, f.columns, dtype=getattr(torch, f.dtype)) for f in fields}
+            factors = torch.ones(len(program.terms))
+        losses = TermLosses(program.terms, program.outputs, program.parallel)
+        forward, backward = _Operators(), _Operators()
+        with forward:
+            program.parallel.dropout.begin(0, 0, DEVICE)
+            outputs = self._module.run(batch)
+            loss, _ = losses(outputs, batch, factors)
+        with backward:
+            loss.backward()
+        named = self._module.named_parameters()
+        trained = {name: value for name, value in named if program.facts[name].trained}
+        return FakePass(
+            self.kernels,
+            {name: (tuple(value.shape), _place(value)) for name, value in outputs.items()},
+            {name: _place(value) for name, value in trained.items()},
+            {name: _place(value.grad) for name, value in trained.items() if value.grad is not None},
+            forward.calls,
+            backward.calls,
+        )
+
+
+def _place(value: torch.Tensor) -> Place:
+    return value.dtype, value.device
+
+
+def _build(program: Program, dtype: torch.dtype, recomputes: bool) -> LayerSequence:
+    """Build the model in the run's type, a teacher in its own: a module of fake tensors cannot be converted."""
+
+    def in_own_type(layer: LayerDescription) -> LayerDescription:
+        def build(**arguments: Any) -> nn.Module:
+            before = torch.get_default_dtype()
+            torch.set_default_dtype(layer.dtype or dtype)
+            try:
+                return layer.factory(**arguments)
+            finally:
+                torch.set_default_dtype(before)
+
+        return replace(layer, factory=build, recompute=layer.recompute and recomputes)
+
+    with DEVICE:
+        return replace(program, layers=[in_own_type(layer) for layer in program.layers]).module()
+
+
+class _Operators(TorchDispatchMode):
+    """Counts operators, and names one that has no fake form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace != "prim":  # questions to a tensor
+            self.calls[str(func)] += 1
+        try:
+            return func(*args, **(kwargs or {}))
+        except OF_VALUES as error:
+            raise VerifyError(f"the shape of {func}'s result depends on values, so a GPU would wait for it") from error
+        except (UnsupportedOperatorException, NotImplementedError) as error:
+            raise VerifyError(f"{func} has no fake form; register one by torch.library.register_fake") from error

@@ -1,0 +1,165 @@
+"""Passes of every family on fake CUDA tensors, for a process of their own, which loads the device guard before torch.
+
+    python -c "from tests.unit.apps.verify import fake_passes; fake_passes.main(FILE)"
+
+writes them to FILE.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ctxlm_ds.apps.verify.device_guard import load_device_guard
+
+CAPABILITIES = {(7, 5): "fp16", (8, 0): "bf16", (9, 0): "bf16", (10, 0): "bf16"}
+"""Turing, Ampere, Hopper and Blackwell, with the 16-bit type that each multiplies."""
+ROWS = 2
+SMALL = ("model.num_layers=1", f"training.micro_batch_size={ROWS}")
+OF_DECODER = (*SMALL, "model.num_decoder_layers=1")
+RECIPES: dict[str, tuple[str, ...]] = {
+    "bert": ("bert-base", *SMALL),
+    "roberta": ("roberta-base", *SMALL),
+    "xlm_roberta": ("xlm-roberta-base", *SMALL),
+    "albert": ("albert-base", *SMALL),
+    "electra": ("electra-small", *SMALL, "model.generator_num_layers=1"),
+    "distilbert": ("distilbert-base", *SMALL),
+    "tinybert": ("tinybert-4l", SMALL[1]),
+    "modernbert": ("modernbert-base", "model.num_layers=2", SMALL[1]),
+    "t5": ("t5-v1_1-base", *OF_DECODER),
+    "bart": ("bart-base", *OF_DECODER),
+    "mbart": ("mbart-base", *OF_DECODER),
+    "xlnet": ("xlnet-base", *SMALL),
+    "unilm": ("unilm-base", *SMALL),
+    "megatron_bert": ("bert-base", "model.family=megatron_bert", *SMALL),
+    "gpt2": ("gpt2-small", *SMALL),
+    "gpt1": ("gpt1", *SMALL),
+    "llama": ("llama-1b", *SMALL),
+    "elmo": ("elmo-original", *SMALL, "data.seq_length=4"),
+}
+"""Family -> a shipped recipe with its widths, heads and lengths, and few layers and rows."""
+PACKED = "data.packing=true", "data.max_sequences_per_row=4"
+ALONE, SHARED = ({shares: (f"data.reset_at_documents={shares}".lower(),)} for shares in (False, True))
+SHARING: dict[str, dict[bool, tuple[str, ...]]] = {
+    **{name: {False: (), True: PACKED} for name in ("bert", "roberta", "albert", "electra", "unilm", "tinybert")},
+    "modernbert": {False: ("data.packing=false",), True: PACKED},
+    "gpt2": ALONE | SHARED,
+    "llama": ALONE | SHARED,
+    "gpt1": SHARED,
+}
+"""Whether sequences share rows -> settings; other families run as their recipes say."""
+OF_EVERY_ROW = ("bert", "llama", "t5")
+"""Families with LayerNorm and RMSNorm, plain and gated activations, dropout, and a bias of the scores."""
+
+
+class Case(NamedTuple):
+    """One model on one device."""
+
+    family: str
+    shares_rows: bool
+    capability: tuple[int, int]
+
+
+class Outcome(NamedTuple):
+    """What became of a case."""
+
+    config: Any
+    kernels: dict[str, str]
+    done: Any
+    """A FakePass; None if an earlier device took the same kernels in the same type."""
+
+
+def config_of(family: str, shares_rows: bool, precision: str, *settings: str) -> Any:
+    from ctxlm_ds.recipe.load import load_config
+
+    recipe, *own = RECIPES[family]
+    rows = SHARING.get(family, {False: ()})[shares_rows]
+    return load_config(recipe, [*own, *rows, f"training.precision={precision}", *settings])
+
+
+def run_families() -> dict[Case, Outcome]:
+    """Every family with what `auto` chooses on every device."""
+    from ctxlm_ds.apps.verify.fake_cuda import FakeModel, fake_cuda
+
+    found: dict[Case, Outcome] = {}
+    for family in RECIPES:
+        ran = []
+        for shares_rows in SHARING.get(family, (False,)):
+            for capability, precision in CAPABILITIES.items():
+                config = config_of(family, shares_rows, precision)
+                with fake_cuda(capability):
+                    model = FakeModel(config)
+                    what = (model.kernels, precision, shares_rows)
+                    done = None if what in ran else model.run()
+                ran.append(what)
+                found[Case(family, shares_rows, capability)] = Outcome(config, what[0], done)
+    return found
+
+
+def run_named_rows() -> list[tuple[str, dict[str, str], Any]]:
+    """Passes in which a recipe names each row that runs on Hopper, whether `auto` takes it or not."""
+    from ctxlm_ds.apps.verify.fake_cuda import FakeModel, fake_cuda
+    from ctxlm_ds.kernels.attention_spec import AttentionSpec
+    from ctxlm_ds.kernels.dispatch import DTYPES, OPERATIONS
+    from ctxlm_ds.kernels.implementation import Need
+
+    found = []
+    for family in OF_EVERY_ROW:
+        shares_rows = family in SHARING
+        spec = AttentionSpec(64, shares_rows=shares_rows, bias=not shares_rows)
+        with fake_cuda((9, 0)):
+            need = Need(spec, "cuda", DTYPES["bf16"])
+            rows = {
+                operation: [row.name for row in table if row.why_not(need) is None]
+                for operation, table in OPERATIONS.items()
+            }
+            for number in range(max(map(len, rows.values()))):
+                names = {operation: able[number % len(able)] for operation, able in rows.items()}
+                settings = [f"kernels.{operation}={name}" for operation, name in names.items()]
+                found.append((family, names, FakeModel(config_of(family, shares_rows, "bf16", *settings)).run()))
+    return found
+
+
+def run_without_fake_form() -> list[str]:
+    """What is said of a product that has no fake form, and of one whose shape depends on values."""
+    import torch
+
+    from ctxlm_ds.apps.verify.fake_cuda import FakeModel, fake_cuda
+    from ctxlm_ds.errors import VerifyError
+    from ctxlm_ds.kernels import linear
+    from ctxlm_ds.process.patches import replaced
+
+    library = torch.library.Library("toy", "FRAGMENT")
+    library.define("product(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor")
+
+    said = []
+    for function in (torch.ops.toy.product, lambda x, weight, bias=None: x[x != 0]):
+        with fake_cuda((9, 0)), replaced(linear, "torch_linear", function):
+            try:
+                FakeModel(config_of("bert", False, "bf16")).run()
+            except VerifyError as error:
+                said.append(str(error))
+    return said
+
+
+def operators_without_fake_form() -> tuple[list[str], list[str]]:
+    """Every operator of this package, by name, and those that no fake tensor can pass."""
+    import importlib
+    import pkgutil
+
+    import torch
+    from torch._library.simple_registry import singleton
+
+    from ctxlm_ds import kernels
+
+    for module in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
+        importlib.import_module(module.name)
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(("ctxlm::", "ctxlm_ds::"))]
+    return names, [name for name in names if singleton.find(name).fake_impl.kernel is None]
+
+
+def main(path: str) -> None:
+    load_device_guard()
+    parts = run_families(), run_named_rows(), run_without_fake_form(), operators_without_fake_form()
+    Path(path).write_bytes(pickle.dumps(parts))
