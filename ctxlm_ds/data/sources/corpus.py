@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,13 +28,14 @@ def remedy(bad: BadRecord) -> str:
         return one_value_remedy(bad.excerpt.decode("utf-8", "replace"), shlex.quote(bad.path))
     if bad.reason != NOT_UTF8 or bad.unit != "line":
         return ""
-    is_utf16 = bad.position == 1 and bad.excerpt.startswith(_UTF16_MARKS)
-    # Windows has quotes and dashes where ISO-8859 has control characters.
-    other = "WINDOWS-1252" if bad.detail.startswith(("byte 0x8", "byte 0x9")) else "ISO-8859-2"
-    found, encoding = ("the file is UTF-16", "UTF-16") if is_utf16 else ("if its encoding is another", other)
-    example = "" if is_utf16 else "e.g. "
     file = "FILE, unpacked" if bad.path.endswith(_COMPRESSED) else shlex.quote(bad.path)
-    return f"{found}: convert it, {example}iconv -f {encoding} -t UTF-8 {file} > NEW"
+    found, encoding = "if its encoding is another (`file -bi` tries to find it)", "ENCODING"
+    if bad.position == 1 and bad.excerpt.startswith(_UTF16_MARKS):
+        found, encoding = "the file is UTF-16", "UTF-16"
+    # Windows has quotes and dashes where ISO-8859 has control characters; other scripts have letters there.
+    elif re.match("byte 0x(85|9[1-7])", bad.detail) and not re.search(rb"[\x80-\xff]{3}", bad.excerpt):
+        found, encoding = "its encoding is probably WINDOWS-1252", "WINDOWS-1252"
+    return f"{found}: convert it, iconv -f {encoding} -t UTF-8 {file} > NEW"
 
 
 class BadRecords:

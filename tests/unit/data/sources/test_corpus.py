@@ -71,14 +71,19 @@ def test_too_many_bad_records_are_told_with_their_reasons(tmp_path: Path, tokeni
         run([path], tokenizer, tmp_path / "more", max_bad_records=29)
 
 
-ANOTHER = "if its encoding is another: convert it, e.g. iconv -f"
+UNKNOWN = "if its encoding is another (`file -bi` tries to find it): convert it, iconv -f ENCODING"
 
 
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (POLISH.encode("iso-8859-2"), f"{ANOTHER} ISO-8859-2"),
-        ("No one came \u2014 ever.".encode("windows-1252"), f"{ANOTHER} WINDOWS-1252"),
+        (POLISH.encode("iso-8859-2"), UNKNOWN),
+        ("Привет, мир — да.".encode("windows-1251"), UNKNOWN),
+        ("こんにちは世界。".encode("shift_jis"), UNKNOWN),
+        (
+            "No one came \u2014 ever.".encode("windows-1252"),
+            "its encoding is probably WINDOWS-1252: convert it, iconv -f WINDOWS-1252",
+        ),
         (POLISH.encode("utf-16"), "the file is UTF-16: convert it, iconv -f UTF-16"),
     ],
 )
