@@ -46,7 +46,7 @@ def open_tokenizer(dataset: IndexedDataset, tokenizer_path: str | Path | None) -
     """
     metadata = dataset.metadata or {}
     path = tokenizer_path or metadata.get("tokenizer_path")
-    if not path or (tokenizer_path is None and not os.path.isdir(path)):
+    if not path or (tokenizer_path is None and not os.path.exists(path)):
         return None
     tokenizer = load_tokenizer(path, metadata.get("split_special_tokens"))
     recorded = metadata.get("tokenizer_fingerprint")
@@ -162,7 +162,7 @@ def show_documents(dataset: IndexedDataset, tokenizer: Tokenizer | None, count: 
 def verify_dataset(dataset: IndexedDataset, tokenizer_path: str | Path | None = None, write: bool = False) -> list[str]:
     """Verify a dataset and return what was verified, one line each. Raises DataError at the first error.
 
-    The tokenizer is the one given, else the one that the JSON names, if that folder still exists. With `write`,
+    The tokenizer is the one given, else the one that the JSON names, if that still exists. With `write`,
     `PREFIX.sha256` is written at the end.
     """
     proofs = [

@@ -120,6 +120,15 @@ def test_long_documents_are_cut_for_the_eye(tmp_path: Path) -> None:
     assert lines[-1] == "  … (2,980 more sequences, 8,940 tokens)"
 
 
+def test_the_tokenizer_may_be_a_vocabulary_file(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "some", "text"]))
+    (tmp_path / "text.txt").write_text("some text\n\ntext\n")
+    (result,) = preprocess([str(tmp_path / "text.txt")], tmp_path / "vocab.txt", tmp_path / "set", PreprocessConfig())
+    proofs = verify_dataset(IndexedDataset(result.prefix))
+    assert any(line.startswith(f"tokenizer: {tmp_path}/vocab.txt has the recorded fingerprint") for line in proofs)
+    assert "is not here" not in "\n".join(proofs)
+
+
 def test_a_missing_or_other_tokenizer(made: tuple[IndexedDataset, list[str]], tmp_path: Path) -> None:
     dataset, documents = made
     train_tokenizer("bpe", documents, 600, tmp_path / "other")
