@@ -72,7 +72,7 @@ def check_only(arguments: argparse.Namespace) -> None:
     if arguments.print:
         sys.stdout.write(dump_config(config))
         return
-    config, run_dir = _with_vocabulary(config), config.directory
+    config, run_dir = with_tokenizer_size(config), config.directory
     progress = read_progress(run_dir, config)
     for line in schedule_warnings(config.schedule, config.training.max_steps):
         logger.warning("%s", line)
@@ -86,7 +86,7 @@ def check_only(arguments: argparse.Namespace) -> None:
     sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
-def _with_vocabulary(config: RunConfig) -> RunConfig:
+def with_tokenizer_size(config: RunConfig) -> RunConfig:
     """Return the recipe with the size of its tokenizer's vocabulary; unchanged if the tokenizer cannot be opened."""
     if config.tokenizer.path is None:
         return config

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from ctxlm_ds.apps.plan.check_run import with_tokenizer_size
 from ctxlm_ds.apps.plan.layouts import launch_command
 from ctxlm_ds.console import aligned
 from ctxlm_ds.errors import ConfigError
@@ -74,8 +75,8 @@ def build_cluster(args: argparse.Namespace) -> Cluster:
 
 
 def load_recipe(args: argparse.Namespace, cluster: Cluster) -> RunConfig:
-    """Return the recipe; ConfigError if the GPU does not have its precision."""
-    config = load_config(args.config, args.set)
+    """Return the recipe with its tokenizer's vocabulary; ConfigError if the GPU does not have its precision."""
+    config = with_tokenizer_size(load_config(args.config, args.set))
     if config.teacher.path is not None:
         from ctxlm_ds.export.teacher import with_teacher
 

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ctxlm_ds.apps.plan.plan import Planner
-from ctxlm_ds.apps.plan.plan_run import COLUMNS, NARROW_COLUMNS, WIDE_TERMINAL, describe_recommendation, plan_table
+from ctxlm_ds.apps.plan.plan_run import (
+    COLUMNS,
+    NARROW_COLUMNS,
+    WIDE_TERMINAL,
+    build_cluster,
+    build_parser,
+    describe_recommendation,
+    load_recipe,
+    plan_table,
+)
 from ctxlm_ds.apps.plan.search import Search, search_layouts
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.json_source import load_deepspeed_json
 from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.tokenizers.train import train_tokenizer
+from tests.text import make_documents
 
 
 @pytest.fixture(scope="module")
@@ -33,3 +46,13 @@ def test_the_recommendation_names_what_moves_and_what_fills(found: Search) -> No
     text = "\n".join(describe_recommendation(plan, "the command", load_config("roberta-large").training.max_steps))
     for words in ("the command", "optimizer", "activations", "data all-reduce", "MB", "days for 500,000 steps"):
         assert words in text
+
+
+@pytest.mark.parametrize("family", ["bert", "elmo"])
+def test_the_vocabulary_is_that_of_the_tokenizer_if_there_is_one(family: str, tmp_path: Path) -> None:
+    kind = "elmo" if family == "elmo" else "wordpiece"
+    size = train_tokenizer(kind, make_documents(60, seed=1), 300, tmp_path / "tok").output_size
+    for path, expected in ((tmp_path / "tok", size), (tmp_path / "none", None)):
+        words = ["--config", f"{family}-laptop", "--gpu", "H100", "--set", f"tokenizer.path={path}"]
+        args = build_parser().parse_args(words)
+        assert load_recipe(args, build_cluster(args)).model.vocab_size == expected
