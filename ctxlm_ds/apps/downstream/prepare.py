@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,25 +121,34 @@ def longest_input(folder: Path, tokenizer: Any, limit: int) -> int:
     return int(min(limit, tokenizer.model_max_length, positions))
 
 
-def check_names(kind: Kind, examples: Sequence[Example]) -> None:
-    """Warn of names of special tokens in texts; refuse one that the head would take for a text's end (DataError)."""
-    if kind.tokenizer is None or kind.tokenizer.split_special_tokens:
-        return
-    pattern = special_names(kind.tokenizer.backend_tokenizer)
-    found = [(one.origin, match[0]) for one in examples for match in pattern.finditer("\0".join(one.texts()))]
+def check_names(tokenizer: Any, texts: Iterable[tuple[str, str]], reads_end: bool = False) -> bool:
+    """Warn of names of special tokens in texts, which come with their places; return whether there are any.
+
+    Raises DataError for the token of a text's end if the model's head `reads_end`.
+    """
+    if tokenizer is None or tokenizer.split_special_tokens:
+        return False
+    pattern = special_names(tokenizer.backend_tokenizer)
+    found = [(origin, match[0]) for origin, text in texts for match in pattern.finditer(text)]
     choice = "--split-special-tokens (or split_special_tokens: true of the task) reads such names as text"
     for origin, name in found:
-        if kind.reads_end and name == kind.tokenizer.eos_token:
+        if reads_end and name == tokenizer.eos_token:
             raise DataError(f"{origin}: the text has {name}, the token whose vector the model's head reads; {choice}")
     if found:
-        logger.warning("%s: the text has %s, which is read as that special token, as are %d such names in all; %s",
+        logger.warning("%s: the text has %s, which is read as that special token (%d such names here); %s",
                        *found[0], len(found), choice)  # fmt: skip
+    return bool(found)
+
+
+def check_examples(kind: Kind, examples: Sequence[Example]) -> None:
+    """Check some examples and their texts; DataError for what the kind cannot read."""
+    kind.check(examples)
+    check_names(kind.tokenizer, ((one.origin, "\0".join(one.texts())) for one in examples), kind.reads_end)
 
 
 def make_sets(kind: Kind, parts: Parts) -> dict[str, Features]:
     """Check all examples, then make the features of all parts."""
     found = {name: getattr(parts, name) for name in ("train", "dev", "test") if getattr(parts, name) is not None}
     for examples in found.values():
-        kind.check(examples)
-        check_names(kind, examples)
+        check_examples(kind, examples)
     return {name: kind.features(examples) for name, examples in found.items()}

@@ -68,7 +68,7 @@ def answer(
     arguments: argparse.Namespace, task: TaskDescription, prompt: PromptDescription, folders: dict[int, Path],
     wanted: dict[str, Any],
 ) -> None:  # fmt: skip
-    from ctxlm_ds.apps.downstream.prepare import check_names, kind_class, load_tokenizer, longest_input, read_parts
+    from ctxlm_ds.apps.downstream.prepare import check_examples, kind_class, load_tokenizer, longest_input, read_parts
     from ctxlm_ds.apps.downstream.prompting import Prompting, load_scorer
 
     parts = read_parts(task, arguments.data)
@@ -78,8 +78,7 @@ def answer(
     longest = longest_input(arguments.model, tokenizer, arguments.max_length or 2**20)
     kind = kind_class(task)(task, tokenizer, parts.labels, longest)
     for examples in (parts.train, parts.dev):
-        kind.check(examples)
-        check_names(kind, examples)
+        check_examples(kind, examples)
     prompting = Prompting(kind, prompt, scorer, arguments.score == "mean", arguments.calibrate)
     for seed, folder in folders.items():
         predictions = prompting.predict(parts.dev, draw_examples(parts.train, arguments.shots, seed))

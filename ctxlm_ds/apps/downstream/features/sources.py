@@ -21,11 +21,11 @@ from ctxlm_ds.apps.downstream.examples import OPENERS
 from ctxlm_ds.apps.downstream.kinds.base import quiet_transformers
 from ctxlm_ds.apps.downstream.kinds.tagging import encode_windows, word_places
 from ctxlm_ds.apps.downstream.model_folder import check_weights
-from ctxlm_ds.apps.downstream.prepare import load_tokenizer, longest_input
+from ctxlm_ds.apps.downstream.prepare import check_names, load_tokenizer, longest_input
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.export.base import WordLayers, own_format_in
 from ctxlm_ds.installed import check_extra
-from ctxlm_ds.recipe.problems import show_value
+from ctxlm_ds.recipe.problems import shortened, show_value
 
 Words = Sequence[str]
 Vectors = NDArray[np.float32]
@@ -156,12 +156,14 @@ class TransformersSource(FeatureSource):
         check_weights(folder, model)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.model = (model.get_encoder() if model.config.is_encoder_decoder else model).eval().to(self.device)
-        self.pooling = pooling
+        self.pooling, self._has_names = pooling, False
         probe = self._hidden({"input_ids": [[0]], "attention_mask": [[1]]})
         super().__init__(str(folder), probe.shape[0], probe.shape[-1])
 
     def block(self, sentences: Sequence[Words]) -> list[Vectors]:
         texts = [list(words) or [""] for words in sentences]
+        named = ((shortened(" ".join(words)), "\0".join(words)) for words in texts)
+        self._has_names = self._has_names or check_names(self.tokenizer, named)  # one warning of a long text
         rows, sources = encode_windows(self.tokenizer, texts, self.max_length, self.max_length)
         found = [np.zeros((self.num_layers, len(words), self.width), dtype=np.float32) for words in sentences]
         words_of: list[list[tuple[Vectors, list[int]]]] = [[] for _ in rows]

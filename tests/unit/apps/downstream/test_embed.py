@@ -79,6 +79,18 @@ def test_mistakes_are_refused(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("option", "warned"), [("--lines", True), ("--split-special-tokens", False)])
+def test_names_of_special_tokens_in_a_text_are_told_as_for_a_task(
+    option: str, warned: bool, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "text.txt").write_text("the film\nAnn met [MASK] in [SEP]\n")
+    output = ["--input", tmp_path / "text.txt", "--words", "whitespace", "--output", tmp_path / "v.safetensors"]
+    run(monkeypatch, files, *output, option)
+    told = "Ann met [MASK] in [SEP]: the text has [MASK], which is read as that special token (2 such names here)"
+    assert (told in capsys.readouterr().err) == warned
+
+
 def test_words_without_a_static_vector_are_counted(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
