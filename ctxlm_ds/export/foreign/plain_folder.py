@@ -67,7 +67,7 @@ def write_plain_folder(weights: ForeignWeights, tokenizer: Tokenizer, output: Pa
     key_map = export.key_map(model, weights.outputs, tokenizer.pad_id)
     problem = export.tokenizer_problem(tokenizer.pad_id, tokenizer)
     if problem is not None:
-        raise ExportError(problem)
+        raise ExportError(f"{tokenizer.facts.source}: {problem}")
     for warning in weights.warnings:
         logger.warning("%s: %s", weights.folder, warning)
     with output_folder(output) as folder:

@@ -127,6 +127,10 @@ class EncoderExport(FamilyExport):
             )
         super().check(model, outputs)
 
+    def tokenizer_problem(self, pad_id: int, tokenizer: Tokenizer) -> str | None:
+        missing = "the tokenizer has no mask token, which the model needs; name one in tokenizer_config.json"
+        return None if tokenizer.has_mask else missing
+
     def text_rows(
         self, loaded: Any, model: TransformerSection, tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]]
     ) -> Rows:

@@ -106,7 +106,7 @@ class RobertaExport(EncoderExport):
 
     def tokenizer_problem(self, pad_id: int, tokenizer: Tokenizer) -> str | None:
         if tokenizer.pad_id == pad_id:
-            return None
+            return super().tokenizer_problem(pad_id, tokenizer)
         return (
             f"config.json has pad_token_id {pad_id}, after which RoBERTa counts positions, but the tokenizer pads "
             f"with {tokenizer.pad_id}; make them equal"

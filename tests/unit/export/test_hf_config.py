@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +104,18 @@ def test_a_config_that_does_not_fit_the_weights_is_refused(
     with pytest.raises(ExportError, match=reason):
         from_hf(original, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
+
+
+def test_a_tokenizer_without_a_mask_token_is_named_by_its_folder(tmp_path: Path, wordpiece_folder: Path) -> None:
+    original = hf_folder("bert", wordpiece_folder, tmp_path / "original")
+    content = json.loads((original / "tokenizer.json").read_text())
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["content"] != "[MASK]"]
+    content["model"]["vocab"]["word"] = content["model"]["vocab"].pop("[MASK]")
+    (original / "tokenizer.json").write_text(json.dumps(content))
+    (original / "tokenizer_config.json").write_text('{"sep_token": "[SEP]"}')
+    for new_head in (False, True):
+        with pytest.raises(ExportError, match=re.escape(f"{original}: the tokenizer has no mask token")):
+            from_hf(original, tmp_path / "ours", new_head)
 
 
 def test_config_fields_come_back(tmp_path: Path) -> None:
