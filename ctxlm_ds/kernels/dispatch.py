@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ctxlm_ds.kernels import attention, bias_gelu, cross_entropy, dropout, linear, norm, sampling
+from ctxlm_ds.kernels import add_norm, attention, bias_gelu, cross_entropy, dropout, linear, norm, sampling
+from ctxlm_ds.kernels.add_norm import AddNormKernel, AddNormSpec
 from ctxlm_ds.kernels.attention_spec import AttentionKernel, AttentionSpec
 from ctxlm_ds.kernels.bias_gelu import BiasGeluKernel, GatedKernel
 from ctxlm_ds.kernels.cross_entropy import CrossEntropyKernel
@@ -27,6 +28,7 @@ OPERATIONS: dict[str, tuple[Implementation, ...]] = {
     "bias_gelu": bias_gelu.IMPLEMENTATIONS,
     "linear": linear.IMPLEMENTATIONS,
     "dropout": (TRITON["dropout"], *dropout.IMPLEMENTATIONS),
+    "add_norm": (TRITON["add_norm"], *add_norm.IMPLEMENTATIONS),
     "sampling": sampling.IMPLEMENTATIONS,
     "cross_entropy": (TRITON["cross_entropy"], *cross_entropy.IMPLEMENTATIONS),
 }
@@ -68,6 +70,10 @@ class KernelSet:
     def rms_norm(self) -> RmsNormKernel:
         """RMSNorm by the implementation of `kernels.layer_norm`; raises KernelError if it cannot run."""
         return self._kernel("layer_norm", norm.RMS)
+
+    def add_norm(self, kind: str, width: int) -> AddNormKernel:
+        """Return the implementation for a norm of this kind (kernels/norm.py) and width, with sum and dropout."""
+        return self._kernel("add_norm", AddNormSpec(kind, width, self._kernel("layer_norm", kind), self.dropout))
 
     @property
     def sampling(self) -> SamplingKernel:

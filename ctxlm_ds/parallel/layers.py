@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ctxlm_ds.kernels.add_norm import Drop
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.dropout import keyed_row_dropout
 from ctxlm_ds.kernels.linear import LinearKernel, float32_linear
@@ -262,10 +263,15 @@ class HiddenDropout(nn.Module):
 
     def forward(self, x: Tensor, place: int) -> Tensor:
         """Drop from x [..., h]; `place` is the number of the place in the layer."""
+        drop = self.of(x, place)
+        return x if drop is None else self.kernel(x, *drop)
+
+    def of(self, x: Tensor, place: int) -> Drop | None:
+        """Return what a kernel needs to drop from x [..., h] itself, or None if nothing is dropped."""
         if not self.training or self.p == 0.0:
-            return x
+            return None
         first = self.parallel.rank * x.numel() if self.parallel.splits_tokens else 0
-        return self.kernel(x, self.p, self.parallel.dropout.key(place, x), first)
+        return Drop(self.p, self.parallel.dropout.key(place, x), first)
 
 
 class InnerDropout(HiddenDropout):

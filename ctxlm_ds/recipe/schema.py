@@ -232,6 +232,9 @@ class KernelsConfig(Section):
     dropout: Annotated[str, _kernel("dropout", "auto", "torch", "compiled", "loop", "triton")] = "auto"
     """Dropout of hidden states: `torch` (plain operations), `compiled` (one kernel), `loop` (one pass, CPU), `triton`
     (one pass, CUDA). All drop the same elements."""
+    add_norm: Annotated[str, _kernel("add_norm", "auto", "torch", "triton")] = "auto"
+    """Dropout, residual sum and the norm after it: `torch` (the kernels of `dropout` and `layer_norm`, one after
+    another), `triton` (one pass, CUDA, at most 8,192 wide). Both drop the same elements."""
     sampling: Annotated[str, _kernel("sampling", "auto", "torch", "compiled")] = "auto"
     """Words drawn from a generator's logits: `torch` (plain operations), `compiled` (one kernel)."""
     cross_entropy: Annotated[str, _kernel("cross_entropy", "auto", "full", "chunked", "compiled", "triton")] = "auto"

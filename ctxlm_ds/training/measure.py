@@ -186,6 +186,7 @@ def _kernels(asked: KernelsConfig, platform: Platform, precision: str) -> Kernel
         "attention": "auto" if platform.device == "cpu" and asked.attention == "auto" else attention,
         "layer_norm": "reference" if asked.layer_norm == "reference" else "torch",
         "bias_gelu": "reference" if asked.bias_gelu == "reference" else "torch",
+        "add_norm": "torch",
         "sampling": "torch",
         "cross_entropy": asked.cross_entropy if asked.cross_entropy in ("auto", "full") else "chunked",
     }

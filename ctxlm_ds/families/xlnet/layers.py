@@ -177,8 +177,9 @@ class XlnetLayer(nn.Module):
         keys = length + (0 if memory is None else memory.shape[1])
         places = distances[:, 1 - length - keys :], hidden_keys[..., -keys:], others[..., -keys:]
         attended = self.attention(tokens, memory, *places, slots)
-        hidden_after = self.attention_layer_norm(hidden + self.dropout(attended, ATTENTION_OUTPUT))
-        out = self.mlp_layer_norm(hidden_after + self.dropout(self.mlp(hidden_after), MLP_OUTPUT))
+        hidden = self.attention_layer_norm(attended, hidden, drop=self.dropout.of(attended, ATTENTION_OUTPUT))
+        found = self.mlp(hidden)
+        out = self.mlp_layer_norm(found, hidden, drop=self.dropout.of(found, MLP_OUTPUT))
         if not self.mem_len:
             return out
         # The next row begins after the first half of this one.

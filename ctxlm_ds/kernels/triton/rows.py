@@ -7,12 +7,15 @@ from typing import Any
 
 import torch
 
+from ctxlm_ds.kernels.add_norm import AddNormKernel
 from ctxlm_ds.kernels.cross_entropy import CrossEntropyKernel
 from ctxlm_ds.kernels.dropout import DropoutKernel
 from ctxlm_ds.kernels.figures import wins
 from ctxlm_ds.kernels.implementation import Implementation, Need
 
 MIN_CAPABILITY, MIN_CAPABILITY_BF16 = (7, 5), (8, 0)
+WIDEST_NORM = 8192
+"""Width of a norm above which a thread has more values than registers."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -35,9 +38,19 @@ def why_triton_cannot_run(need: Need) -> str | None:
     return None
 
 
-def _row(operation: str, make: Callable[[Need], Any]) -> Implementation:
+def why_add_norm_cannot_run(need: Need) -> str | None:
+    """Return the reason, or None if the norm is narrow enough as well; the spec is an AddNormSpec."""
+    problem = why_triton_cannot_run(need)
+    if problem is None and need.spec.width > WIDEST_NORM:
+        return f"a norm must be at most {WIDEST_NORM} wide, and this model has one of {need.spec.width}"
+    return problem
+
+
+def _row(
+    operation: str, make: Callable[[Need], Any], why_not: Callable[[Need], str | None] = why_triton_cannot_run
+) -> Implementation:
     """Return a row that `auto` takes where a measured figure says that it is faster."""
-    return Implementation("triton", make, why_triton_cannot_run, lambda need: wins(operation, "triton", need))
+    return Implementation("triton", make, why_not, lambda need: wins(operation, "triton", need))
 
 
 def _dropout(need: Need) -> DropoutKernel:
@@ -46,11 +59,21 @@ def _dropout(need: Need) -> DropoutKernel:
     return triton_dropout
 
 
+def _add_norm(need: Need) -> AddNormKernel:
+    from ctxlm_ds.kernels.triton.norm import triton_add_norm
+
+    return triton_add_norm
+
+
 def _cross_entropy(need: Need) -> CrossEntropyKernel:
     from ctxlm_ds.kernels.triton.cross_entropy import KERNEL
 
     return KERNEL
 
 
-ROWS = {"dropout": _row("dropout", _dropout), "cross_entropy": _row("cross_entropy", _cross_entropy)}
+ROWS = {
+    "dropout": _row("dropout", _dropout),
+    "add_norm": _row("add_norm", _add_norm, why_add_norm_cannot_run),
+    "cross_entropy": _row("cross_entropy", _cross_entropy),
+}
 """Operation -> its Triton row."""

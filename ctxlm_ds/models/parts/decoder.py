@@ -74,12 +74,7 @@ class DecoderLayer(TransformerLayer):
         `memory` [b, s, h] is the output of the encoder; memory_ids [b, s] and memory_starts [b, m + 1] are those of its
         rows, sequence_ids [b, t] and sequence_starts those of the decoder's. `bias` [n, t, t] is for self-attention.
         """
-        hidden = self.attend_to_self(hidden, sequence_ids, sequence_starts, bias=bias)[0]
-        sequences = Sequences(sequence_ids, sequence_starts, memory_ids, memory_starts)
-        if self.pre_layer_norm:
-            found = self.cross_attention(self.cross_attention_layer_norm(hidden), memory, sequences)
-            hidden = hidden + self.dropout(found, CROSS_ATTENTION_OUTPUT)
-        else:
-            found = self.cross_attention(hidden, memory, sequences)
-            hidden = self.cross_attention_layer_norm(hidden + self.dropout(found, CROSS_ATTENTION_OUTPUT))
-        return self.feed_forward(hidden)
+        own_norm = self.cross_attention_layer_norm
+        hidden, read, _ = self.attend_to_self(hidden, own_norm, sequence_ids, sequence_starts, bias=bias)
+        found = self.cross_attention(read, memory, Sequences(sequence_ids, sequence_starts, memory_ids, memory_starts))
+        return self.feed_forward(*self.add(found, hidden, CROSS_ATTENTION_OUTPUT, own_norm, self.mlp_layer_norm))

@@ -126,10 +126,10 @@ class InputEmbeddings(nn.Module):
             hidden = hidden * self.word_factor
         if self.token_type_embeddings is not None:
             hidden = hidden + self.token_type_embeddings(token_type_ids)
-        hidden = hidden + self.position_embeddings(position_ids + self.position_offset)
-        if self.layer_norm is not None:
-            hidden = self.layer_norm(hidden)
-        return self.dropout(hidden, EMBEDDINGS)
+        positions = self.position_embeddings(position_ids + self.position_offset)
+        if self.layer_norm is None:
+            return self.dropout(hidden + positions, EMBEDDINGS)
+        return self.layer_norm(hidden, positions, drop=self.dropout.of(hidden, EMBEDDINGS), drop_last=True)
 
 
 class SharedEmbedding(nn.Embedding):

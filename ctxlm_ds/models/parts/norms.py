@@ -5,17 +5,24 @@ Shape letters: h width; `...` any leading dimensions. Under sequence parallelism
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import ClassVar
+
 import torch
 from torch import Tensor, nn
 
+from ctxlm_ds.kernels.add_norm import Drop
 from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.kernels.norm import LAYER, RMS
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.mappings import share_parameters
 from ctxlm_ds.parallel.parameters import ONES, ZEROS, ParameterFacts, declare
 
 
 class LayerNorm(nn.Module):
-    """LayerNorm over the width, computed by a kernel."""
+    """LayerNorm over the width, alone or with the residual sum before it, computed by a kernel."""
+
+    KIND: ClassVar[str] = LAYER
 
     def __init__(
         self,
@@ -34,26 +41,42 @@ class LayerNorm(nn.Module):
         if bias:
             declare(self, bias=ParameterFacts(ZEROS, decays=False, optional=optional))
         self.eps = eps
-        self.kernel = kernels.layer_norm
+        self.kernel: Callable[..., Tensor] = kernels.rms_norm if self.KIND == RMS else kernels.layer_norm
+        self.add_kernel = kernels.add_norm(self.KIND, width)
         self.parallel = parallel or ParallelContext()
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise x [..., h]."""
+    def forward(
+        self,
+        x: Tensor,
+        residual: Tensor | None = None,
+        drop: Drop | None = None,
+        drop_last: bool = False,
+        with_sum: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Normalise x [..., h], or its sum with `residual` [..., h]; `with_sum`: return the sum before the result.
+
+        `drop` says what is dropped, of x or with `drop_last` of the result (kernels/add_norm.py). It is no positional
+        argument, because DeepSpeed's hooks change these.
+        """
+        if residual is None:
+            return self.kernel(x, *self._parameters_of_all(), self.eps)
+        found = self.add_kernel(x, residual, self._parameters_of_all(), self.eps, drop, drop_last)
+        return found if with_sum else found[1]
+
+    def _parameters_of_all(self) -> tuple[Tensor | None, ...]:
+        """Return the kernel's parameters, whose gradients are those of all tokens."""
         if self.bias is None:
-            (weight,) = share_parameters(self.parallel, self.weight)
-            return self.kernel(x, weight, None, self.eps)
-        weight, bias = share_parameters(self.parallel, self.weight, self.bias)
-        return self.kernel(x, weight, bias, self.eps)
+            return *share_parameters(self.parallel, self.weight), None
+        return share_parameters(self.parallel, self.weight, self.bias)
 
 
 class RMSNorm(LayerNorm):
     """RMSNorm over the width (Zhang & Sennrich 2019, arXiv:1910.07467), computed by a kernel; it has no bias."""
 
+    KIND = RMS
+
     def __init__(self, width: int, eps: float, kernels: KernelSet, parallel: ParallelContext | None = None) -> None:
         super().__init__(width, eps, kernels, parallel, bias=False)
-        self.rms_kernel = kernels.rms_norm
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Divide x [..., h] by the root of its mean square."""
-        (weight,) = share_parameters(self.parallel, self.weight)
-        return self.rms_kernel(x, weight, self.eps)
+    def _parameters_of_all(self) -> tuple[Tensor | None, ...]:
+        return share_parameters(self.parallel, self.weight)

@@ -321,21 +321,39 @@ class TransformerLayer(nn.Module):
 
         The arguments are those of SelfAttention; `others` are its arguments of these names.
         """
-        named = dict(zip(names, others, strict=True))
-        hidden, scores = self.attend_to_self(hidden, sequence_ids, sequence_starts, with_scores=with_scores, **named)
-        hidden = self.feed_forward(hidden)
+        named = {"with_scores": with_scores, **dict(zip(names, others, strict=True))}
+        hidden, read, scores = self.attend_to_self(hidden, self.mlp_layer_norm, sequence_ids, sequence_starts, **named)
+        hidden = self.feed_forward(hidden, read)
         return (hidden, scores) if with_scores else hidden
 
-    def attend_to_self(self, hidden: Tensor, *arguments: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
-        """Run the first half of the layer; the arguments and the scores are those of SelfAttention."""
-        if self.pre_layer_norm:
-            attended, scores = self.attention(self.attention_layer_norm(hidden), *arguments, **named)
-            return hidden + self.dropout(attended, ATTENTION_OUTPUT), scores
-        attended, scores = self.attention(hidden, *arguments, **named)
-        return self.attention_layer_norm(hidden + self.dropout(attended, ATTENTION_OUTPUT)), scores
+    def attend_to_self(
+        self, hidden: Tensor, next_norm: nn.Module, *arguments: Any, **named: Any
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Run the attention; return the two results of `add` and the scores.
 
-    def feed_forward(self, hidden: Tensor) -> Tensor:
-        """Run the second half of the layer."""
+        The further arguments and the scores are those of SelfAttention.
+        """
+        read = self.attention_layer_norm(hidden) if self.pre_layer_norm else hidden
+        attended, scores = self.attention(read, *arguments, **named)
+        return *self.add(attended, hidden, ATTENTION_OUTPUT, self.attention_layer_norm, next_norm), scores
+
+    def add(
+        self, found: Tensor, hidden: Tensor, place: int, own_norm: nn.Module, next_norm: nn.Module
+    ) -> tuple[Tensor, Tensor]:
+        """Add the output of an attention to hidden; return the sum and what the next part of the layer reads.
+
+        The sum has a norm: that of the attention, after it, or that of the next part, before it.
+        """
+        drop = self.dropout.of(found, place)
         if self.pre_layer_norm:
-            return hidden + self.mlp_dropout(self.mlp(self.mlp_layer_norm(hidden)), MLP_OUTPUT)
-        return self.mlp_layer_norm(hidden + self.mlp_dropout(self.mlp(hidden), MLP_OUTPUT))
+            return next_norm(found, hidden, drop=drop, with_sum=True)
+        hidden = own_norm(found, hidden, drop=drop)
+        return hidden, hidden
+
+    def feed_forward(self, hidden: Tensor, read: Tensor) -> Tensor:
+        """Run the feed-forward part on `read`, and add its output to hidden."""
+        found = self.mlp(read)
+        if self.pre_layer_norm:
+            # The norm of this sum is in the next layer.
+            return hidden + self.mlp_dropout(found, MLP_OUTPUT)
+        return self.mlp_layer_norm(found, hidden, drop=self.mlp_dropout.of(found, MLP_OUTPUT))

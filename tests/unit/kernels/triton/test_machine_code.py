@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from ctxlm_ds.kernels.add_norm import Drop
 from ctxlm_ds.kernels.triton.launch import Launch, recorded
 from ctxlm_ds.kernels.triton.machine_code import MachineCode, compiled
 
@@ -47,6 +48,18 @@ def cross_entropy_launches(dtype: torch.dtype) -> list[Launch]:
     return launches
 
 
+def norm_launches(dtype: torch.dtype, width: int = 1024, layer: bool = True) -> list[Launch]:
+    """LayerNorm as after a part of a layer, RMSNorm as before one: the sum has a gradient as well."""
+    from ctxlm_ds.kernels.triton.norm import triton_add_norm
+
+    parameters = [empty(width, dtype=dtype).requires_grad_() for _ in range(1 + layer)]
+    x, residual = (empty(32, 512, width, dtype=dtype).requires_grad_() for _ in range(2))
+    with recorded() as launches:
+        results = triton_add_norm(x, residual, tuple(parameters), 1e-5, Drop(0.1, KEY))[layer:]
+        torch.autograd.backward(results, [torch.empty_like(result) for result in results])
+    return launches
+
+
 @pytest.mark.parametrize("launches", [dropout_launches, cross_entropy_launches])
 def test_complete_blocks_move_16_bytes_at_once_and_nothing_spills(launches: Launches) -> None:
     for code in codes(launches):
@@ -54,6 +67,24 @@ def test_complete_blocks_move_16_bytes_at_once_and_nothing_spills(launches: Laun
         assert code.spills == 0 and code.registers <= 64, code
         assert code.count("LDG.E.128") == values, code.instructions
         assert code.count("STG.E.128") == (0 if "statistics" in code.name else values), code.instructions
+
+
+def test_rows_of_a_norm_move_16_bytes_at_once_and_nothing_spills() -> None:
+    for code in codes(norm_launches):
+        assert code.spills == 0 and code.registers <= (80 if "gradient" in code.name else 48), code
+        # A thread has 8 elements, those of x, residual, weight and bias, or of the gradient, z and weight.
+        assert code.count("LDG.E.128") == (3 if "gradient" in code.name else 4), code.instructions
+        assert code.count("STG.E.128") >= 2 and not code.count("LDG.E.U", "STG.E.U"), code.instructions
+        assert code.count("IMAD.WIDE", "IMAD.HI", "UIMAD.WIDE") <= 2 * 3 + 9, code.instructions
+
+
+@pytest.mark.parametrize("capability", [90, 100])
+@pytest.mark.parametrize(("width", "layer"), [(4096, False), (8192, True)])
+def test_wide_norms_do_not_spill(capability: int, width: int, layer: bool) -> None:
+    for launch in norm_launches(torch.bfloat16, width, layer):
+        assert launch.num_warps == 16
+        code = compiled(launch, capability)
+        assert code.spills == 0 and not code.count("LDG.E.U", "STG.E.U"), code
 
 
 def test_neighbours_share_one_hash() -> None:
