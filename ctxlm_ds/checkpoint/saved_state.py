@@ -27,9 +27,11 @@ from ctxlm_ds.untrusted_json import read_json_object
 
 STATE_NAME = "state.json"
 SOURCES = "sources"
+JSON_SETTINGS = "deepspeed"
+"""Section of the optimizer that a DeepSpeed JSON describes, by dotted name."""
 LEARNING_RATE = ("schedule.", "optimizer.learning_rate", "training.max_steps")
 """Settings that change the curve only if they change the rate of a step that is still to come."""
-CURVE = ("optimizer.", "training.global_batch_size", "training.batch_ramp", "anomalies.")
+CURVE = ("optimizer.", f"{JSON_SETTINGS}.", "training.global_batch_size", "training.batch_ramp", "anomalies.")
 """Other settings that change the curve, or can change it."""
 ROUNDING = ("kernels.", "training.compile", "training.grad_accum_dtype", "training.deterministic", "teacher.precision")
 """Settings that change the rounding."""
@@ -63,6 +65,7 @@ class _SavedState(BaseModel):
     train_state: TrainState
     data: _Data = _Data()
     environment: dict[str, Any] = {}
+    deepspeed: dict[str, Any] | None = None
 
 
 def read_saved_state(folder: Path) -> dict[str, Any]:
@@ -188,12 +191,19 @@ def read_progress(run_dir: Path, config: RunConfig) -> Progress | None:
 
 
 def report_resume(
-    saved: RunConfig, config: RunConfig, step: int, environment: Sequence[str], *, log: bool = True
+    saved: RunConfig,
+    config: RunConfig,
+    step: int,
+    environment: Sequence[str],
+    json_settings: tuple[Mapping[str, Any] | None, Mapping[str, Any]] = (None, {}),
+    *,
+    log: bool = True,
 ) -> list[str]:
     """Log how a resume after `step` steps differs from a run without an interruption, one line per changed setting.
 
-    `environment` are other differences, as `name old -> new`, that change the rounding. Return every changed setting in
-    the same form; without `log` that is all.
+    `environment` are other differences, as `name old -> new`, that change the rounding, `json_settings` the optimizer's
+    of the DeepSpeed JSON before (None in older checkpoints) and now. Return every changed setting in the same form;
+    without `log` that is all.
     """
     before, now = saved.flat(), config.flat()
     # Another optimizer or schedule has other settings: its name says so.
@@ -207,6 +217,9 @@ def report_resume(
         for name in dict.fromkeys((*before, *now))
         if before.get(name) != now.get(name) and name not in of_one_entry and not name.startswith(NOT_COMPARED)
     }
+    was, now_is = json_settings[0] or {}, {} if json_settings[0] is None else json_settings[1]
+    for key in (key for key in dict.fromkeys((*was, *now_is)) if was.get(key) != now_is.get(key)):
+        changes[f"{JSON_SETTINGS}.{key}"] = f"{JSON_SETTINGS}.{key} {was.get(key)} -> {now_is.get(key)}"
     if not log:
         return list(changes.values())
     old, new = (

@@ -72,3 +72,17 @@ def test_lion_without_a_gpu_or_offload_is_refused_in_a_sentence(bert_route: Prep
     done = call(*launcher("forked", 1), *words, check=False)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "DeepSpeed's FusedLion cannot be built here" in done.stderr
+
+
+def test_a_resume_tells_what_changed_in_the_optimizer_of_the_json(bert_route: Prepared, tmp_path: Path) -> None:
+    recipe = bert_route.recipe(tmp_path / "recipe.yaml", optimizer={"name": "from_ds_config"})
+    words = ["--config", recipe, "--deepspeed_config", tmp_path / "my.json", "--set", f"run_dir={tmp_path / 'run'}"]
+    for beta, last_step in ((0.9, 2), (0.9, 3), (0.8, 4)):
+        optimizer = {"type": "Adam", "params": {"betas": [beta, 0.95], "weight_decay": "auto"}}
+        (tmp_path / "my.json").write_text(json.dumps({"zero_optimization": {"stage": 1}, "optimizer": optimizer}))
+        limits = [f"training.max_steps={last_step}", "schedule.total_steps=9"]
+        output = call(*launcher("forked", 1), *words, *limits).stderr
+        line = "deepspeed.optimizer.params.betas [0.9, 0.95] -> [0.8, 0.95]"
+        assert (f"  {line}" in output) == ("its curve is not" in output) == (last_step == 4)
+    events = (tmp_path / "run" / "history.jsonl").read_text().splitlines()
+    assert any(line in json.loads(event).get("changed_settings", []) for event in events)

@@ -103,6 +103,11 @@ class Engine:
             name: holding_of(self.parallel, name, self._facts[name], self._shapes[name], parameter)
             for name, parameter in self.named_parameters
         }
+        section = deepspeed_config.get("optimizer", {"params": {}})  # whose learning rate is the recipe's
+        values = {f"params.{name}": value for name, value in section["params"].items() if name != "lr"}
+        values |= {"type": section["type"]} if "type" in section else {}
+        self.json_optimizer = {f"optimizer.{name}": value for name, value in values.items()}
+        """Settings of an optimizer of the JSON by dotted name; empty for another optimizer."""
         optimizer, self.optimizer_choice = self._build_optimizer(deepspeed_config, zero.offload_optimizer)
         self._initialize(deepspeed_config, model, optimizer)
 

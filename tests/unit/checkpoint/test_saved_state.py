@@ -293,6 +293,27 @@ def test_a_longer_run_of_a_fixed_schedule_keeps_its_curve(report: Any) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("before", "changed"),
+    [
+        ({"optimizer.type": "Adam", "optimizer.params.betas": [0.9, 0.99]}, True),
+        ({"optimizer.type": "Adam"}, True),
+        ({"optimizer.type": "Adam", "optimizer.params.betas": [0.9, 0.95]}, False),
+        (None, False),
+    ],
+)
+def test_a_changed_optimizer_of_a_deepspeed_json_changes_the_curve(
+    before: dict[str, Any] | None, changed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Checkpoints of older versions do not record it."""
+    now = {"optimizer.type": "Adam", "optimizer.params.betas": [0.9, 0.95]}
+    config = changed_config(RESUMED, {})
+    old = (before or {}).get("optimizer.params.betas")
+    line = f"deepspeed.optimizer.params.betas {old} -> [0.9, 0.95]"
+    assert report_resume(config, config, 100, [], (before, now)) == [line] * changed
+    assert ("its curve is not" in caplog.text) == (f"  {line}" in caplog.text) == changed
+
+
 def test_another_layout_or_kernel_is_exact_but_not_bitwise(report: Any) -> None:
     changes = {"parallel.tensor_parallel_size": 2, "kernels.attention": "reference"}
     found, lines = report(changes, ["tensor_parallel_size 1 -> 2"])
