@@ -40,7 +40,7 @@ def gather_tokens(x: Tensor, parallel: ParallelContext) -> Tensor:
 
 def own_tokens(x: Tensor, parallel: ParallelContext) -> Tensor:
     """Return this rank's tokens [t / n, ...] of values [t, ...] that every rank holds, without a gradient."""
-    return x.chunk(parallel.size)[parallel.rank]
+    return x.unflatten(0, (parallel.size, -1)).select(0, parallel.rank)
 
 
 def share_parameters(parallel: ParallelContext, *parameters: Tensor) -> tuple[Tensor, ...]:
@@ -80,7 +80,8 @@ class _ReduceFromRanks(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, parallel: ParallelContext) -> Tensor:
         ctx.mark_dirty(x)
-        return all_reduce(x, parallel)
+        all_reduce(x, parallel)
+        return x
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
