@@ -1,6 +1,9 @@
 """Write vectors of words or sentences: of any layer of a model, joined layers, or static ones.
 
-The file is safetensors (a tensor, and where each sentence begins) or Arrow (a row for each word or sentence).
+A row is a word, or with `--unit sentences` a sentence; numbers are fp32. FILE.safetensors has `vectors` [rows, layers,
+width] and `offsets` [sentences + 1]: sentence i has the rows from offsets[i] to before offsets[i + 1]. FILE.arrow has
+the columns `sentence` (number from 0), `word` (or the words of the sentence) and `layer_0`, `layer_1`, ... (lists of
+the width). The metadata of both name source, layers, unit and pooling.
 """
 
 from __future__ import annotations

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from safetensors.numpy import load_file
 
-from ctxlm_ds.apps.downstream.embed import main, write_vectors
+from ctxlm_ds.apps.downstream.embed import build_parser, main, write_vectors
 from ctxlm_ds.errors import ConfigError
 from tests.downstream_models import hidden_states, write_bert
 
@@ -51,7 +53,6 @@ def test_words_are_hidden_states(files: Path, tmp_path: Path, monkeypatch: pytes
 
 
 def test_sentences_are_the_mean_of_their_words(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import pyarrow as pa
 
     for unit in ("words", "sentences"):
         run(monkeypatch, files, "--layers", "all", "--unit", unit, "--output", tmp_path / f"{unit}.arrow")
@@ -97,6 +98,16 @@ def test_words_without_a_static_vector_are_counted(
     (tmp_path / "glove.txt").write_text("the 1 2\nfilm 2 3\nann 1 1\n")
     run(monkeypatch, files, "--features", tmp_path / "glove.txt", "--output", tmp_path / "v.safetensors")
     assert f"72.7 % of 11 words have no vector in {tmp_path / 'glove.txt'}; theirs is zero" in capsys.readouterr().err
+
+
+def test_help_describes_the_files(tmp_path: Path) -> None:
+    shown = build_parser().format_help()
+    vectors = np.zeros((2, 1, 3), dtype=np.float32)
+    write_vectors(tmp_path / "a.safetensors", iter([(["a", "b"], vectors)]), {})
+    write_vectors(tmp_path / "a.arrow", iter([(["a", "b"], vectors)]), {"unit": "words"})
+    columns = pa.ipc.open_file(str(tmp_path / "a.arrow")).schema.names
+    for name in (*load_file(tmp_path / "a.safetensors"), *columns):
+        assert f"`{name}`" in shown
 
 
 def test_nothing_incomplete_stays(tmp_path: Path) -> None:
