@@ -5,6 +5,7 @@ Trained are everything, the last layers, the head, gradually more, slower below,
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -22,13 +23,14 @@ from transformers.trainer_callback import EarlyStoppingCallback, PrinterCallback
 
 from ctxlm_ds.apps.downstream.kinds.base import Features, Kind, quiet_transformers
 from ctxlm_ds.apps.downstream.model_folder import read_config
-from ctxlm_ds.apps.downstream.results import PARTS, FitSettings, Point, Tuning, write_point
+from ctxlm_ds.apps.downstream.results import PARTS, FitSettings, Point, Tuning, most_frequent, write_point
 from ctxlm_ds.atomic import output_folder
 from ctxlm_ds.console import PLAIN_INTERVAL_S, logger
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.installed import check_extra
 from ctxlm_ds.recipe.json_source import deepspeed_for_trainer
 
+SHOWN_EPOCHS = 10
 HIDDEN_FIGURES = {"epoch", "runtime", "samples_per_second", "steps_per_second"}
 Sets = Mapping[str, Features]
 """Features of the task's parts: train, dev and, if there is one, test."""
@@ -103,6 +105,7 @@ def run_point(
             if all(example.shown_label() or kind.task.unanswerable for example in examples):
                 scores[part] = kind.score(predictions, examples)
         result = {"task": kind.task.title, "model": str(model_folder), "point": asdict(point), **scores,
+                  "most_frequent": most_frequent(kind, sets["train"].examples, sets["dev"].examples),
                   **kind.facts(trainer.model), "log": trainer.state.log_history}  # fmt: skip
         if settings.save_model:
             _save_model(trainer, kind, scratch / "model")
@@ -156,19 +159,23 @@ def make_trainer(model_folder: Path, kind: Kind, sets: Sets, point: Point, setti
 
 
 class ProgressLines(TrainerCallback):
-    """Logs each epoch, and every ten seconds the step."""
+    """Logs up to SHOWN_EPOCHS epochs, also the last, and in between the step, ten seconds and a twentieth apart."""
 
     def __init__(self) -> None:
-        self.shown_s = time.monotonic()
+        self.shown_s, self.shown_step = time.monotonic(), 0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if time.monotonic() - self.shown_s >= PLAIN_INTERVAL_S:
-            self.shown_s = time.monotonic()
+        is_due = (state.global_step - self.shown_step) * 2 * SHOWN_EPOCHS >= state.max_steps
+        if is_due and time.monotonic() - self.shown_s >= PLAIN_INTERVAL_S:
+            self.shown_s, self.shown_step = time.monotonic(), state.global_step
             logger.info("step %d of %d", state.global_step, state.max_steps)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         shown = {name.removeprefix("eval_"): value for name, value in (logs or {}).items()}
-        if "loss" in shown:
+        every = math.ceil(state.num_train_epochs / SHOWN_EPOCHS)
+        is_due = math.ceil(state.epoch or 0) % every == 0 or state.global_step >= state.max_steps
+        if "loss" in shown and is_due:
+            self.shown_s, self.shown_step = time.monotonic(), state.global_step
             figures = [f"{name} {value:.4g}" for name, value in shown.items() if name not in HIDDEN_FIGURES]
             where = "dev" if "eval_loss" in logs else "train"
             logger.info("epoch %.4g, %s: %s", state.epoch or 0, where, ", ".join(figures))

@@ -57,6 +57,21 @@ def test_results_equal_a_plain_trainer(tmp_path: Path) -> None:
     assert losses[0] == losses[1] and len(losses[0]) == 3
 
 
+def test_a_run_of_many_epochs_shows_few_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = write_bert(tmp_path / "model")
+    task, examples = sentiment()
+    kind = make_kind(task, folder, Parts(examples[:4], examples[16:], None, LABELS))
+    sets = make_sets(kind, Parts(examples[:4], examples[16:], None, LABELS))
+    caplog.set_level("INFO", "ctxlm_ds")
+    point = Point(batch_size=4, learning_rate=5e-3, epochs=23, seed=3)
+    result = run_point(folder, kind, sets, point, FitSettings(), tmp_path / "ours", {})
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("epoch ")]
+    shown = [int(line.removeprefix("epoch ").split(",")[0]) for line in lines if "train" in line]
+    assert shown == [3, 6, 9, 12, 15, 18, 21, 23] and len(lines) == 2 * len(shown)
+    assert len([line for line in result["log"] if "eval_loss" in line]) == 23, "metrics.json has every epoch"
+    assert result["most_frequent"]["accuracy"] == 0.5 and result["most_frequent"]["matthews"] == 0.0
+
+
 def test_a_failed_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_bert(tmp_path / "model")
     task, examples = sentiment(8)

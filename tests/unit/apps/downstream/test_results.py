@@ -14,7 +14,19 @@ import pytest
 
 from ctxlm_ds.apps.downstream.examples import Example
 from ctxlm_ds.apps.downstream.fit import Point
-from ctxlm_ds.apps.downstream.results import PUBLISHED, grid_points, is_done, read_results, summarize, write_report
+from ctxlm_ds.apps.downstream.kinds.base import Kind
+from ctxlm_ds.apps.downstream.kinds.sequence import Classification, Regression
+from ctxlm_ds.apps.downstream.kinds.tagging import Tagging
+from ctxlm_ds.apps.downstream.results import (
+    PUBLISHED,
+    grid_points,
+    is_done,
+    most_frequent,
+    read_results,
+    result_rows,
+    summarize,
+    write_report,
+)
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.errors import ConfigError
 
@@ -52,6 +64,32 @@ def test_a_report_of_each_kind(tmp_path: Path, settings: dict[str, Any], example
 
 def result(rate: float, seed: int, accuracy: float) -> dict[str, Any]:
     return {"point": asdict(Point(8, rate, 3, seed)), "dev": {"accuracy": accuracy, "mse": accuracy}, "log": []}
+
+
+@pytest.mark.parametrize(
+    ("kind", "train", "dev", "scores"),
+    [
+        (Classification, ["x", "y", "y"], ["x", "y", "y", "x"], {"accuracy": 0.5}),
+        (Tagging, [("N", "N", "V")], [("N", "V", "V"), ("N",)], {"accuracy": 0.5}),
+        (Regression, ["1.0", "1.0"], ["2.0"], {}),
+    ],
+)
+def test_the_table_has_a_row_of_the_most_frequent_label(
+    kind: type[Kind], train: list[Any], dev: list[Any], scores: dict[str, float]
+) -> None:
+    name = kind.__name__.lower()
+    task = TaskDescription(kind=name, format="conll" if kind is Tagging else "tsv", train="t", dev="d", header=False,
+                           columns=COLUMNS, metrics=["mse" if kind is Regression else "accuracy"])  # fmt: skip
+    sides = [
+        [Example("f:1", words=one, tags=one) if kind is Tagging else Example("f:1", "a", label=one) for one in side]
+        for side in (train, dev)
+    ]
+    found = most_frequent(kind(task, None, ["x", "y"], 8), *sides)
+    assert found == scores
+    head, *rows = result_rows(summarize([result(1e-3, 1, 0.9) | {"most_frequent": found}], "accuracy"))
+    assert [row[0] for row in rows] == ["chosen", *(["most frequent label"] if scores else [])]
+    assert all(len(row) == len(head) for row in rows)
+    assert not scores or rows[1][head.index("accuracy")] == "0.5000"
 
 
 def test_the_published_grid_has_18_points_a_seed() -> None:
