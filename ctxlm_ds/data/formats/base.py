@@ -120,6 +120,11 @@ class SampleFormat(ABC):
     sequence_labels: ClassVar[tuple[str, ...]] = ()
     """The meaning of each label of a sequence; empty if sequences have no label."""
 
+    def __init__(self) -> None:
+        """Import the loops, so that a name that is not there is a ConfigError before data is read."""
+        for role in (role for role in ("framing", "chooser") if hasattr(self, role)):
+            load_object(getattr(self, role), f"the {role} of data.sample_format {self.name}")
+
     def own_settings(self, data: DataSection) -> dict[str, Any]:
         """Return the settings that change the samples and that other formats do not have."""
         return {}

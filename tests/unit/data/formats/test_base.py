@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ctxlm_ds.data.formats.pairs import SegmentPair
+from ctxlm_ds.data.index.record import sample_settings
 from ctxlm_ds.errors import ConfigError, DataError
 from tests.sample_data import FakeTokenizer, build_sample_index, random_documents, write_dataset
 from tests.unit.data.index.test_index import BERT, config_of, ids_of
@@ -20,6 +22,15 @@ def test_short_sequences_empty_data_and_foreign_tokenizers_are_refused(tmp_path:
     empty = write_dataset(tmp_path / "empty", [[], []])
     with pytest.raises(DataError, match="no text"):
         build_sample_index(empty, BERT, config_of("full_sentences"))
+
+
+@pytest.mark.parametrize("role", ["framing", "chooser"])
+def test_a_loop_that_cannot_be_imported_is_told_before_data_is_read(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SegmentPair, role, "no_such_package:loop")
+    with pytest.raises(
+        ConfigError, match=rf"the {role} of data.sample_format segment_pair \(no_such_package:loop\)"
+    ):
+        sample_settings(config_of("segment_pair").row_settings)
 
 
 def test_empty_documents_and_sentences_vanish(tmp_path: Path) -> None:
