@@ -69,7 +69,8 @@ class PlainPasses:
 
     def train(self, step: Step, step_index: int, factors: torch.Tensor) -> Sums:
         """Compute the gradients of all micro-batches; return this rank's sums. Raises StepInterrupted."""
-        self._deepspeed.train()
+        if not self._deepspeed.module.training:
+            self._deepspeed.train()
         sums: Sums = {}
         for index, batch in enumerate(step.micro_batches):
             if self._context.interrupted(index):
