@@ -25,7 +25,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 OPERATIONS: dict[str, tuple[Implementation, ...]] = {
     "attention": attention.IMPLEMENTATIONS,
     "layer_norm": norm.IMPLEMENTATIONS,
-    "bias_gelu": bias_gelu.IMPLEMENTATIONS,
+    "bias_gelu": (TRITON["bias_gelu"], *bias_gelu.IMPLEMENTATIONS),
     "linear": linear.IMPLEMENTATIONS,
     "dropout": (TRITON["dropout"], *dropout.IMPLEMENTATIONS),
     "add_norm": (TRITON["add_norm"], *add_norm.IMPLEMENTATIONS),

@@ -225,8 +225,9 @@ class KernelsConfig(Section):
     by FlashAttention-3, Hopper), `bmm` (products of matrices and a compiled loop, CPU)."""
     layer_norm: Annotated[str, _kernel("layer_norm", "auto", "reference", "torch", "apex")] = "auto"
     """`reference` (plain), `torch` (fused native), `apex` (FusedLayerNorm)."""
-    bias_gelu: Annotated[str, _kernel("bias_gelu", "auto", "reference", "torch", "compiled")] = "auto"
-    """`reference` (plain erf), `torch` (native gelu), `compiled` (torch.compile fuses bias and gelu)."""
+    bias_gelu: Annotated[str, _kernel("bias_gelu", "auto", "reference", "torch", "compiled", "triton")] = "auto"
+    """`reference` (plain erf), `torch` (native gelu), `compiled` (torch.compile fuses bias and gelu), `triton` (gated
+    activations in one pass, CUDA; the others are torch's)."""
     linear: Annotated[str, _kernel("linear", "auto", "torch", "float32")] = "auto"
     """`torch`, or `float32` (bf16 products computed in float32: 10 to 50 times faster on CPUs without bf16 units)."""
     dropout: Annotated[str, _kernel("dropout", "auto", "torch", "compiled", "loop", "triton")] = "auto"

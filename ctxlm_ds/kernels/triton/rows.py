@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ctxlm_ds.kernels.add_norm import AddNormKernel
+from ctxlm_ds.kernels.bias_gelu import GATED, BiasGeluKernel, GatedKernel, torch_bias_gelu
 from ctxlm_ds.kernels.cross_entropy import CrossEntropyKernel
 from ctxlm_ds.kernels.dropout import DropoutKernel
 from ctxlm_ds.kernels.figures import wins
@@ -71,9 +72,18 @@ def _cross_entropy(need: Need) -> CrossEntropyKernel:
     return KERNEL
 
 
+def _bias_gelu(need: Need) -> BiasGeluKernel | GatedKernel:
+    if need.spec != GATED:
+        return torch_bias_gelu  # reads and writes each number once already
+    from ctxlm_ds.kernels.triton.activation import triton_gated
+
+    return triton_gated
+
+
 ROWS = {
     "dropout": _row("dropout", _dropout),
     "add_norm": _row("add_norm", _add_norm, why_add_norm_cannot_run),
+    "bias_gelu": _row("bias_gelu", _bias_gelu),
     "cross_entropy": _row("cross_entropy", _cross_entropy),
 }
 """Operation -> its Triton row."""

@@ -60,6 +60,25 @@ def norm_launches(dtype: torch.dtype, width: int = 1024, layer: bool = True) -> 
     return launches
 
 
+def gated_launches(dtype: torch.dtype) -> list[Launch]:
+    from ctxlm_ds.kernels.triton.activation import triton_gated
+
+    x = empty(32, 512, 2 * 2624, dtype=dtype).requires_grad_()
+    with recorded() as launches:
+        triton_gated(x, "gelu").sum().backward()
+    return launches
+
+
+@pytest.mark.parametrize("launches", [gated_launches])
+def test_eight_neighbours_of_a_thread_move_at_once(launches: Launches) -> None:
+    """A mask of whole rows keeps that width."""
+    accesses = {"gated_kernel": (2, 1), "gated_gradient_kernel": (3, 2)}
+    for code in codes(launches):
+        assert code.spills == 0 and code.registers <= 64, code
+        assert (code.count("LDG.E.128"), code.count("STG.E.128")) == accesses[code.name], code.instructions
+        assert code.count("STG") == code.count("STG.E.128"), code.instructions
+
+
 @pytest.mark.parametrize("launches", [dropout_launches, cross_entropy_launches])
 def test_complete_blocks_move_16_bytes_at_once_and_nothing_spills(launches: Launches) -> None:
     for code in codes(launches):

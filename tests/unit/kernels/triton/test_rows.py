@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ctxlm_ds.errors import KernelError
+from ctxlm_ds.kernels import bias_gelu
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.implementation import Need
 from ctxlm_ds.kernels.triton.rows import ROWS, why_triton_cannot_run
@@ -45,3 +46,11 @@ def test_an_installation_without_triton_is_told_what_to_install(monkeypatch: pyt
 @pytest.mark.parametrize("operation", ROWS)
 def test_each_row_loads_its_kernel(operation: str) -> None:
     assert ROWS[operation].make(Need(None, "cuda", torch.bfloat16)) is not None
+
+
+def test_gated_activations_alone_have_a_kernel() -> None:
+    from ctxlm_ds.kernels.triton.activation import triton_gated
+
+    make = ROWS["bias_gelu"].make
+    assert make(Need(bias_gelu.GATED, "cuda", torch.bfloat16)) is triton_gated
+    assert make(Need(None, "cuda", torch.bfloat16)) is bias_gelu.torch_bias_gelu
