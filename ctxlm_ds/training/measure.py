@@ -187,6 +187,8 @@ def _kernels(asked: KernelsConfig, platform: Platform, precision: str) -> Kernel
         "layer_norm": "reference" if asked.layer_norm == "reference" else "torch",
         "bias_gelu": "reference" if asked.bias_gelu == "reference" else "torch",
         "add_norm": "torch",
+        # Keeps a mask, as compiled layers do whichever row they take.
+        "dropout": asked.dropout if platform.device == "cpu" else "torch",
         "sampling": "torch",
         "cross_entropy": asked.cross_entropy if asked.cross_entropy in ("auto", "full") else "chunked",
     }
