@@ -63,7 +63,7 @@ MUTANTS = (
     # Models.
     ("embeddings:InputEmbeddings.forward", "position_ids + self.position_offset", "position_ids",
      "test_embeddings.py"),
-    ("rotary:Rotary.rotate", "first * cos - second * sin", "first * cos + second * sin", "test_rotary.py"),
+    ("rotary:torch_rotary", "first * cos - second * sin", "first * cos + second * sin", "test_rotary.py"),
     ("layers:distance_buckets", "distances > 0", "distances >= 0", "test_layers_relative_bias.py"),
     ("layers:Flow.__init__", "[name for name in alive if name not in description.writes]", "list(alive)",
      "test_layers.py"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ctxlm_ds.kernels import add_norm, attention, bias_gelu, cross_entropy, dropout, linear, norm, sampling
+from ctxlm_ds.kernels import add_norm, attention, bias_gelu, cross_entropy, dropout, linear, norm, rotary, sampling
 from ctxlm_ds.kernels.add_norm import AddNormKernel, AddNormSpec
 from ctxlm_ds.kernels.attention_spec import AttentionKernel, AttentionSpec
 from ctxlm_ds.kernels.bias_gelu import BiasGeluKernel, GatedKernel
@@ -17,6 +17,7 @@ from ctxlm_ds.kernels.dropout import DropoutKernel
 from ctxlm_ds.kernels.implementation import Implementation, Need, choose
 from ctxlm_ds.kernels.linear import LinearKernel
 from ctxlm_ds.kernels.norm import LayerNormKernel, RmsNormKernel
+from ctxlm_ds.kernels.rotary import RotaryKernel
 from ctxlm_ds.kernels.sampling import SamplingKernel
 from ctxlm_ds.kernels.triton.rows import ROWS as TRITON
 
@@ -26,6 +27,7 @@ OPERATIONS: dict[str, tuple[Implementation, ...]] = {
     "attention": attention.IMPLEMENTATIONS,
     "layer_norm": norm.IMPLEMENTATIONS,
     "bias_gelu": (TRITON["bias_gelu"], *bias_gelu.IMPLEMENTATIONS),
+    "rotary": (TRITON["rotary"], *rotary.IMPLEMENTATIONS),
     "linear": linear.IMPLEMENTATIONS,
     "dropout": (TRITON["dropout"], *dropout.IMPLEMENTATIONS),
     "add_norm": (TRITON["add_norm"], *add_norm.IMPLEMENTATIONS),
@@ -89,6 +91,11 @@ class KernelSet:
     def gated_activation(self) -> GatedKernel:
         """Gated activation by the implementation of `kernels.bias_gelu`."""
         return self._kernel("bias_gelu", bias_gelu.GATED)
+
+    @property
+    def rotary(self) -> RotaryKernel:
+        """Return the implementation for layers with rotary positions."""
+        return self._kernel("rotary")
 
     @property
     def names(self) -> dict[str, str]:

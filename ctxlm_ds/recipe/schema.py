@@ -228,6 +228,8 @@ class KernelsConfig(Section):
     bias_gelu: Annotated[str, _kernel("bias_gelu", "auto", "reference", "torch", "compiled", "triton")] = "auto"
     """`reference` (plain erf), `torch` (native gelu), `compiled` (torch.compile fuses bias and gelu), `triton` (gated
     activations in one pass, CUDA; the others are torch's)."""
+    rotary: Annotated[str, _kernel("rotary", "auto", "torch", "triton")] = "auto"
+    """Rotary positions of queries and keys: `torch` (plain operations), `triton` (in place, CUDA)."""
     linear: Annotated[str, _kernel("linear", "auto", "torch", "float32")] = "auto"
     """`torch`, or `float32` (bf16 products computed in float32: 10 to 50 times faster on CPUs without bf16 units)."""
     dropout: Annotated[str, _kernel("dropout", "auto", "torch", "compiled", "loop", "triton")] = "auto"

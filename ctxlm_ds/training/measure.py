@@ -189,6 +189,7 @@ def _kernels(asked: KernelsConfig, platform: Platform, precision: str) -> Kernel
         "add_norm": "torch",
         # Keeps a mask, as compiled layers do whichever row they take.
         "dropout": asked.dropout if platform.device == "cpu" else "torch",
+        "rotary": "torch",
         "sampling": "torch",
         "cross_entropy": asked.cross_entropy if asked.cross_entropy in ("auto", "full") else "chunked",
     }

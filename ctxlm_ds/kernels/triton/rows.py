@@ -13,6 +13,7 @@ from ctxlm_ds.kernels.cross_entropy import CrossEntropyKernel
 from ctxlm_ds.kernels.dropout import DropoutKernel
 from ctxlm_ds.kernels.figures import wins
 from ctxlm_ds.kernels.implementation import Implementation, Need
+from ctxlm_ds.kernels.rotary import RotaryKernel
 
 MIN_CAPABILITY, MIN_CAPABILITY_BF16 = (7, 5), (8, 0)
 WIDEST_NORM = 8192
@@ -80,10 +81,17 @@ def _bias_gelu(need: Need) -> BiasGeluKernel | GatedKernel:
     return triton_gated
 
 
+def _rotary(need: Need) -> RotaryKernel:
+    from ctxlm_ds.kernels.triton.rotary import triton_rotary
+
+    return triton_rotary
+
+
 ROWS = {
     "dropout": _row("dropout", _dropout),
     "add_norm": _row("add_norm", _add_norm, why_add_norm_cannot_run),
     "bias_gelu": _row("bias_gelu", _bias_gelu),
+    "rotary": _row("rotary", _rotary),
     "cross_entropy": _row("cross_entropy", _cross_entropy),
 }
 """Operation -> its Triton row."""

@@ -1,6 +1,5 @@
 """Rotary positions (Su 2021, arXiv:2104.09864): queries and keys rotate by angles that grow with their position.
 
-The pairs that rotate are the elements i and i + d / 2 of a head, as in GPT-NeoX and transformers.
 Shape letters: b rows, s positions, d size of a head; `...` any dimensions.
 """
 
@@ -12,6 +11,8 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+
+from ctxlm_ds.kernels.rotary import Angles
 
 
 @dataclass(frozen=True)
@@ -60,20 +61,12 @@ class Rotary:
     scaling: Scaling | None = None
     """Turns pairs slower, for rows longer than those of the first training."""
 
-    def angles(self, position_ids: Tensor) -> Tensor:
-        """Map position_ids [b, s] to [b, s, d] float32, the d / 2 cosines and then the d / 2 sines."""
+    def angles(self, position_ids: Tensor) -> Angles:
+        """Return the angles of tokens at position_ids [b, s]."""
         if torch.compiler.is_compiling():
-            return _angles(position_ids, self.base, self.head_size, self.scaling)
+            return Angles(_angles(position_ids, self.base, self.head_size, self.scaling))
         table = _table(self.base, self.head_size, self.scaling, self.num_positions, position_ids.device)
-        return table[position_ids]
-
-    def rotate(self, heads: Tensor, position_ids: Tensor) -> Tensor:
-        """Rotate heads [b, s, ..., d] by position_ids [b, s]."""
-        angles = self.angles(position_ids)
-        between = (1,) * (heads.ndim - angles.ndim)
-        cos, sin = angles.view(*position_ids.shape, *between, -1).chunk(2, dim=-1)
-        first, second = heads.chunk(2, dim=-1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(heads.dtype)
+        return Angles(table, position_ids)
 
 
 def _angles(positions: Tensor, base: float, head_size: int, scaling: Scaling | None) -> Tensor:

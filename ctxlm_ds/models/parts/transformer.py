@@ -224,6 +224,7 @@ class SelfAttention(Attention):
         key_value_heads = settings.num_key_value_heads or settings.num_heads
         self.num_key_value_heads = key_value_heads // build.parallel.size
         self.rotary = settings.rotary
+        self.rotate = None if settings.rotary is None else build.kernels.rotary
         width, key_width = settings.attention_width, settings.attention.head_size * key_value_heads
         self.qkv = column_parallel_linear(
             settings.hidden_size, width + 2 * key_width, settings.qkv_init, build.kernels, build.parallel,
@@ -251,13 +252,12 @@ class SelfAttention(Attention):
 
     def _heads(self, hidden: Tensor, sequence_ids: Tensor, position_ids: Tensor | None) -> tuple[Tensor, ...]:
         """Return queries [b, s, n, d], keys and values [b, s, k, d] of this rank."""
-        queries, keys = self.num_heads, self.num_key_value_heads
-        heads = self.qkv(hidden).view(*sequence_ids.shape, queries + 2 * keys, -1)
+        sizes = self.num_heads, self.num_key_value_heads, self.num_key_value_heads
+        heads = self.qkv(hidden).view(*sequence_ids.shape, sum(sizes), -1)
         if self.rotary is None:
-            return heads.split((queries, keys, keys), dim=2)
-        assert position_ids is not None
-        turned, value = heads.split((queries + keys, keys), dim=2)
-        return (*self.rotary.rotate(turned, position_ids).split((queries, keys), dim=2), value)
+            return heads.split(sizes, dim=2)
+        assert position_ids is not None and self.rotate is not None
+        return self.rotate(heads, sizes, self.rotary.angles(position_ids))
 
     def _scores(self, query: Tensor, key: Tensor) -> Tensor:
         """Return the products [b, n, s, s] over sqrt(d)."""

@@ -115,7 +115,7 @@ def test_tensor_and_sequence_parallelism_divide_what_they_split() -> None:
     assert units(4, split=True) == pytest.approx(34 / 4, rel=0.01)
 
 
-@pytest.mark.parametrize(("operation", "family"), [("dropout", "bert"), ("bias_gelu", "llama")])
+@pytest.mark.parametrize(("operation", "family"), [("dropout", "bert"), ("rotary", "llama"), ("bias_gelu", "llama")])
 def test_a_row_for_a_device_is_measured_without_the_device(operation: str, family: str) -> None:
     works = [measure(config_of(family, kernels={operation: row})).layers for row in ("triton", "auto")]
     named, automatic = ([work.at(ROWS) for work in layers] for layers in works)

@@ -69,10 +69,20 @@ def gated_launches(dtype: torch.dtype) -> list[Launch]:
     return launches
 
 
-@pytest.mark.parametrize("launches", [gated_launches])
+def rotary_launches(dtype: torch.dtype) -> list[Launch]:
+    from ctxlm_ds.kernels.rotary import Angles
+    from ctxlm_ds.kernels.triton.rotary import triton_rotary
+
+    table, rows = empty(1024, 64, dtype=torch.float32), empty(32, 512, dtype=torch.int64)
+    with recorded() as launches:
+        triton_rotary(empty(32, 512, 20, 64, dtype=dtype), (12, 4, 4), Angles(table, rows))
+    return launches
+
+
+@pytest.mark.parametrize("launches", [gated_launches, rotary_launches])
 def test_eight_neighbours_of_a_thread_move_at_once(launches: Launches) -> None:
-    """A mask of whole rows keeps that width."""
-    accesses = {"gated_kernel": (2, 1), "gated_gradient_kernel": (3, 2)}
+    """A gate and a value, or the two elements of a pair, 16 bytes of each; a mask of whole rows keeps that width."""
+    accesses = {"gated_kernel": (2, 1), "gated_gradient_kernel": (3, 2), "rotary_kernel": (2, 2)}
     for code in codes(launches):
         assert code.spills == 0 and code.registers <= 64, code
         assert (code.count("LDG.E.128"), code.count("STG.E.128")) == accesses[code.name], code.instructions

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from transformers import LlamaConfig, ModernBertConfig
@@ -9,6 +11,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.modernbert.modeling_modernbert import ModernBertRotaryEmbedding, apply_rotary_pos_emb
 
 from ctxlm_ds.kernels.implementation import why_compiled_cannot_run
+from ctxlm_ds.kernels.rotary import torch_rotary
 from ctxlm_ds.models.parts.rotary import LinearScaling, Llama3Scaling, Rotary, Scaling
 
 ROWS, LENGTH, HEADS, SIZE, POSITIONS = 2, 40, 3, 8, 9000
@@ -28,6 +31,12 @@ def positions() -> torch.Tensor:
     return torch.stack([packed, torch.arange(8000, 8000 + LENGTH)])
 
 
+def rotate(rotary: Rotary, x: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+    """Rotate queries and keys [b, s, 2, n, d]."""
+    query, key, _ = torch_rotary(x.flatten(2, 3), (HEADS, HEADS, 0), rotary.angles(position_ids))
+    return torch.stack([query, key], dim=2)
+
+
 def theirs(kind: str, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     """Rotated queries and keys [b, s, n, d]."""
     config = ModernBertConfig(hidden_size=HEADS * SIZE, num_attention_heads=HEADS)
@@ -38,7 +47,7 @@ def theirs(kind: str, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rotates_as_transformers(kind: str) -> None:
-    rotated = Rotary(SIZE, KINDS[kind], POSITIONS).rotate(heads(), positions())
+    rotated = rotate(Rotary(SIZE, KINDS[kind], POSITIONS), heads(), positions())
     for got, wanted in zip(rotated.unbind(2), theirs(kind), strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=1e-6)
 
@@ -67,10 +76,10 @@ def test_a_scaling_turns_as_that_of_transformers(name: str) -> None:
     )  # fmt: skip
     cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), positions())
     wanted = torch.cat([cos[..., : size // 2], sin[..., : size // 2]], dim=-1)
-    found = Rotary(size, base, POSITIONS, scaling).angles(positions())
+    found = Rotary(size, base, POSITIONS, scaling).angles(positions()).of_tokens
     torch.testing.assert_close(found, wanted, rtol=0, atol=2e-3)  # of position 8,000: float32 turns are 5e-4 apart
     torch.testing.assert_close(found[0], wanted[0], rtol=0, atol=1e-5)
-    plain = Rotary(size, base, POSITIONS).angles(positions())
+    plain = Rotary(size, base, POSITIONS).angles(positions()).of_tokens
     assert torch.equal(found, plain) == (scaling is None)
 
 
@@ -85,7 +94,7 @@ def test_scores_depend_on_distances_only() -> None:
     rotary = Rotary(SIZE, 100.0, 200)
 
     def scores(first: int) -> torch.Tensor:
-        query, key = rotary.rotate(x, torch.arange(first, first + LENGTH)[None]).permute(2, 0, 3, 1, 4)
+        query, key = rotate(rotary, x, torch.arange(first, first + LENGTH)[None]).permute(2, 0, 3, 1, 4)
         return query @ key.transpose(-1, -2)
 
     torch.testing.assert_close(scores(0), scores(137), rtol=0, atol=1e-4)
@@ -95,27 +104,27 @@ def test_scores_depend_on_distances_only() -> None:
 def test_angles_are_float32_in_half_precision() -> None:
     """A bf16 cosine of position 8,000 would be that of a position some hundred off."""
     rotary = Rotary(SIZE, 10_000.0, POSITIONS)
-    rotated = rotary.rotate(heads(torch.bfloat16), positions())
+    rotated = rotate(rotary, heads(torch.bfloat16), positions())
     assert rotated.dtype == torch.bfloat16
-    exact = rotary.rotate(heads(torch.bfloat16).float(), positions())
+    exact = rotate(rotary, heads(torch.bfloat16).float(), positions())
     assert torch.equal(rotated, exact.to(torch.bfloat16))
 
 
 def test_layers_share_the_table_of_a_base() -> None:
     one, other = Rotary(SIZE, 10_000.0, 50), Rotary(SIZE, 10_000.0, 50)
     assert one == other and one != Rotary(SIZE, 160_000.0, 50)
-    found = one.angles(positions()[:1])
-    assert torch.equal(found, other.angles(positions()[:1])) and not found.requires_grad
+    found = one.angles(positions()[:1]).of_tokens
+    assert torch.equal(found, other.angles(positions()[:1]).of_tokens) and not found.requires_grad
 
 
 @pytest.mark.skipif(why_compiled_cannot_run("cpu") is not None, reason="needs a C++ compiler")
 def test_compiled_rotation_has_the_same_values_and_gradients() -> None:
     rotary, x = Rotary(SIZE, 160_000.0, POSITIONS), heads().requires_grad_()
-    compiled = torch.compile(rotary.rotate, dynamic=False)
+    compiled = torch.compile(partial(rotate, rotary), dynamic=False)
     upstream = torch.linspace(-1, 1, x.numel()).view_as(x)
-    for function in (rotary.rotate, compiled):
+    for function in (partial(rotate, rotary), compiled):
         found = function(x, positions())
         (gradient,) = torch.autograd.grad(found, x, upstream)
-        torch.testing.assert_close(found, rotary.rotate(x, positions()), rtol=0, atol=1e-5)
+        torch.testing.assert_close(found, rotate(rotary, x, positions()), rtol=0, atol=1e-5)
         # The transpose of a rotation is the rotation back.
-        torch.testing.assert_close(rotary.rotate(gradient, positions()), upstream, rtol=0, atol=1e-5)
+        torch.testing.assert_close(rotate(rotary, gradient, positions()), upstream, rtol=0, atol=1e-5)
