@@ -23,7 +23,7 @@ from transformers.trainer_callback import EarlyStoppingCallback, PrinterCallback
 
 from ctxlm_ds.apps.downstream.kinds.base import Features, Kind, quiet_transformers
 from ctxlm_ds.apps.downstream.model_folder import read_config
-from ctxlm_ds.apps.downstream.results import PARTS, FitSettings, Point, Tuning, most_frequent, write_point
+from ctxlm_ds.apps.downstream.results import PARTS, FitSettings, Point, Tuning, write_point
 from ctxlm_ds.atomic import output_folder
 from ctxlm_ds.console import PLAIN_INTERVAL_S, logger
 from ctxlm_ds.errors import ConfigError
@@ -105,7 +105,7 @@ def run_point(
             if all(example.shown_label() or kind.task.unanswerable for example in examples):
                 scores[part] = kind.score(predictions, examples)
         result = {"task": kind.task.title, "model": str(model_folder), "point": asdict(point), **scores,
-                  "most_frequent": most_frequent(kind, sets["train"].examples, sets["dev"].examples),
+                  "most_frequent": kind.most_frequent(sets["train"].examples, sets["dev"].examples),
                   **kind.facts(trainer.model), "log": trainer.state.log_history}  # fmt: skip
         if settings.save_model:
             _save_model(trainer, kind, scratch / "model")

@@ -134,16 +134,6 @@ def write_point(
     write_text(folder / RESULT_NAME, json.dumps({**result, "examples": counts}, indent=1) + "\n")
 
 
-def most_frequent(kind: Kind, train: Sequence[Example], dev: Sequence[Example]) -> dict[str, float]:
-    """Return the scores of the most frequent label (or tag, without spans) of the training file; else none."""
-    from ctxlm_ds.apps.downstream.kinds.base import Prediction
-
-    if kind.task.entry.answer not in ("label", "tags") or kind.task.scheme is not None:
-        return {}
-    ((label, _),) = Counter(one for example in train for one in example.tags or (example.label,)).most_common(1)
-    return kind.score([Prediction([label] * len(one.tags) if one.tags else label) for one in dev], dev)
-
-
 def read_results(output: Path, wanted: dict[str, Any]) -> list[dict[str, Any]]:
     """Return metrics.json of each finished point, all of the same settings (ConfigError)."""
     folders = [path for path in sorted(output.glob("points/*-seed*")) if path.name.rpartition("-seed")[2].isdigit()]
@@ -169,8 +159,7 @@ def summarize(
     sign = -1 if metric == "mse" else 1
     medians = [sign * row["dev"][metric]["median"] for row in rows]
     chosen = max(range(len(rows)), key=lambda at: -math.inf if math.isnan(medians[at]) else medians[at])
-    frequent = results[0].get("most_frequent", {})
-    return {"metric": metric, "grid": rows, "chosen": rows[chosen], "most_frequent": frequent}
+    return {"metric": metric, "grid": rows, "chosen": rows[chosen], "most_frequent": results[0].get("most_frequent")}
 
 
 def _spreads(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
@@ -232,9 +221,8 @@ def result_rows(summary: Mapping[str, Any], settings: Mapping[str, str] = OF_A_P
         numbers = [str(len(row["seeds"])), *(str(row["examples"].get(part, "")) for part in parts)]
         rows.append([mark, *(f"{row[name]:g}" for name in settings), *numbers, *cells])
     if frequent := summary.get("most_frequent"):
-        cells = [f"{frequent[name]:.4f}" if name in frequent else "" for name in names]
-        blank = [""] * (len(rows[0]) - len(names) - 1)
-        rows.append(["most frequent label", *blank, *cells])
+        cells = [f"{frequent[name]:.4f}" if name in frequent else "" for name in rows[0][1:]]
+        rows.append(["most frequent label", *cells])
     return rows
 
 

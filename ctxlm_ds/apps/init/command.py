@@ -19,7 +19,7 @@ from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.installed import shipped_folder
 
 MAX_HOURS = 8760
-READ_BYTES = 4_000_000
+READ_CHARACTERS = 4_000_000
 FEW_STEPS = 50
 """Steps below which the hours are too few for a run that learns anything."""
 
@@ -108,20 +108,17 @@ def _read_beginning(text: str, document: str) -> None:
     """Read the first megabytes as preprocess will; raise DataError for what it refuses with any options."""
     from ctxlm_ds.data.sources.corpus import Corpus
 
-    num_bytes = 0
-    corpus = Corpus([text], document=document)
+    size = 0
     try:
-        for one in corpus:
-            num_bytes += len(one)
-            if num_bytes > READ_BYTES:
-                break
+        for one in Corpus([text], document=document):
+            if (size := size + len(one)) > READ_CHARACTERS:
+                return
     except DataError as error:
-        if NOT_UTF8 in str(error) or not (num_bytes or "--json-keys" in str(error)):
+        if NOT_UTF8 in str(error) or not (size or "--json-keys" in str(error)):
             raise
-        print(f"warning: {error}")
-    else:
-        if not num_bytes:
-            raise DataError(f"--text {text}: the files hold no text")
+        return print(f"warning: {error}")
+    if not size:
+        raise DataError(f"--text {text}: the files hold no text")
 
 
 def _preparation(args: argparse.Namespace, base: str, name: str) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import os
 import time
@@ -13,8 +12,9 @@ from glob import glob
 from pathlib import Path
 
 from ctxlm_ds.apps.init.settings import Setting
+from ctxlm_ds.apps.plan.check_run import with_tokenizer_size
 from ctxlm_ds.console import counted
-from ctxlm_ds.errors import ConfigError, TokenizerError
+from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.hardware import GIB, GPUS, Gpu
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.problems import did_you_mean
@@ -204,12 +204,7 @@ def first_recipe_of(tokenizer_kind: str) -> RunConfig | None:
 def _with_vocabulary(config: RunConfig, args: argparse.Namespace) -> RunConfig:
     """Return the recipe with the size of the vocabulary that it will have, which decides the time of a small model."""
     if args.tokenizer is not None:
-        from ctxlm_ds.tokenizers.load import resolve
-
-        named = config.model_copy(update={"tokenizer": TokenizerConfig(path=args.tokenizer)})
-        with contextlib.suppress(TokenizerError):  # the run says what is wrong
-            return resolve(named)[0]
-        return config
+        return with_tokenizer_size(config.model_copy(update={"tokenizer": TokenizerConfig(path=args.tokenizer)}))
     size = fitting_vocab_size(FAMILIES.get(config.model.family).tokenizer, args.text)
     if size is None or config.model.vocab_size is not None:
         return config

@@ -71,14 +71,13 @@ def run_page(runs: Mapping[str, RunRecord], charts: Sequence[Chart]) -> str:
     if len(runs) > 1:
         head, *rows = comparison(runs)
         sections["Comparison"] = [table(head, rows)]
-    if lines := verdicts(runs):
-        sections["Verdict"] = [f"<p>{escape(line)}</p>" for line in lines]
     for label, run in runs.items():
         title = "" if len(runs) == 1 else f"{label}: "
         events = read_history(run.run_dir)
         environments = [event["environment"] for event in events if isinstance(event.get("environment"), dict)]
         start: dict[str, Any] = environments[-1] if environments else {}
         tables: dict[str, tuple[list[str], Sequence[Sequence[str]]]] = {
+            "verdict": ([], [[line] for line in read_verdict(read_status(run.run_dir))]),
             "texts": (["step", "given", "written"], _texts(run)),
             "layout and environment": (["", ""], [(name, str(value)) for name, value in start.items()]),
             "starts and events": (["time", "event", "step", ""], list(map(_event, events))),
@@ -86,12 +85,6 @@ def run_page(runs: Mapping[str, RunRecord], charts: Sequence[Chart]) -> str:
         sections |= {f"{title}{heading}": [table(*content)] for heading, content in tables.items() if content[1]}
         sections[f"{title}recipe"] = [f"<pre>{escape(dump_config(run.config))}</pre>"]
     return page(", ".join(runs), sections)
-
-
-def verdicts(runs: Mapping[str, RunRecord]) -> list[str]:
-    """Return what the runs said at their end, with their names if they are several."""
-    found = [(label, line) for label, run in runs.items() for line in read_verdict(read_status(run.run_dir))]
-    return [line if len(runs) == 1 else f"{label}: {line}" for label, line in found]
 
 
 def comparison(runs: Mapping[str, RunRecord]) -> list[list[str]]:
@@ -163,8 +156,8 @@ def main() -> None:
     print("\n".join(terminal_picture(charts[0], columns) if charts else []))
     if len(runs) > 1:
         print("\n".join(aligned(comparison(runs), left=(0, 3))))
-    for line in verdicts(runs):
-        print(f"verdict: {line}")
+    for label, run in runs.items():
+        print("".join(f"verdict of {label}: {line}\n" for line in read_verdict(read_status(run.run_dir))), end="")
     given = begun if len(begun) == 1 else args.run_dirs
     output = args.output or (Path(given[0]) if len(given) == 1 else Path()) / PAGE_NAME
     write_text(output, run_page(runs, charts))

@@ -39,7 +39,7 @@ from ctxlm_ds.data.preprocess.sentences import SPLITTER_VERSION, cut_warning
 from ctxlm_ds.data.sources.corpus import BadRecords
 from ctxlm_ds.data.sources.parsing import parse_chunk
 from ctxlm_ds.data.sources.reading import check_keys, find_sources, read_chunks, source_signature, total_bytes
-from ctxlm_ds.data.sources.types import BadRecord, Position, Source
+from ctxlm_ds.data.sources.types import BadRecord, Position, Source, text_format
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import unknown_cause
@@ -217,7 +217,7 @@ class _Job:
                 self.position, self.counts = progress.position, self.counts | progress.counts
                 self.bad_records.restore(progress.bad_records)
                 logger.info("resuming after %.1f MB of input (%s)", self.counts["input_bytes"] / 1e6, self.folder.path)
-            elif all(source.is_plain for source in self.sources) and (
+            elif {source.format for source in self.sources} == {text_format(self.config.document)} and (
                 warning := cut_warning(self._first_texts(), self.config.split_sentences)
             ):
                 logger.warning("%s: %s", self.prefixes[0], warning)

@@ -117,19 +117,15 @@ _SYMBOLS = frozenset("$£€#@*•~+§")
 
 
 def cut_warning(texts: Sequence[str], by_sentence: bool) -> str:
-    """Return a warning if plain text is cut into documents too short to learn from, or sentences are cut by line ends.
-
-    Empty if neither is so, or the texts are fewer than 20.
-    """
+    """Return a warning if documents of plain text are too short to learn from, or line ends cut sentences; else ""."""
     lines = [line for text in texts for line in text.rstrip().splitlines()[:-1] if line.strip()]
     open_texts, open_lines = ([_ENDS.search(part.rstrip()) is None for part in parts] for parts in (texts, lines))
     warnings = []
     if len(texts) >= FEWEST_JUDGED and median(map(len, texts)) < SHORT_CHARACTERS:
-        words = median(len(text.split()) for text in texts)
         warnings.append(
-            f"documents of {words:.0f} words (median of the first {len(texts)}), {fmean(open_texts):.0%} of which do "
-            "not end like a sentence: if they are pieces of longer texts, say what a document is with --document file, "
-            "blank or lines:N"
+            f"documents of {median(len(text.split()) for text in texts):.0f} words (median of the first {len(texts)}), "
+            f"{fmean(open_texts):.0%} of which do not end like a sentence: if they are pieces of longer texts, say "
+            "what a document is with --document file, blank or lines:N"
         )
     if by_sentence and len(lines) >= FEWEST_JUDGED and fmean(open_lines) > 0.5:
         warnings.append(

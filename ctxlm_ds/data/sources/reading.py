@@ -168,7 +168,7 @@ def check_keys(sources: Iterable[Source], json_keys: Sequence[str], flags: str =
     if not json_keys or len(set(json_keys)) != len(json_keys):
         raise DataError(f"{flags} {' '.join(json_keys)}: name each key once")
     for source in sources:
-        if source.is_plain and len(json_keys) > 1:
+        if source.format.startswith(("text", "lines:", "file")) and len(json_keys) > 1:
             raise DataError(f"{source.path}: plain text has one text per document, {flags} name {len(json_keys)}")
 
 

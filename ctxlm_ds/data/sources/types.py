@@ -51,11 +51,6 @@ class Source:
         """Name without the folder, on which no result depends; it may have any bytes."""
         return self.path if self.format == "hf" else os.path.basename(self.path)
 
-    @property
-    def is_plain(self) -> bool:
-        """Return whether it is plain text (text_format)."""
-        return self.format.startswith(("text", "lines:", "file"))
-
 
 def text_format(document: str) -> str:
     """Return the format of plain text by what a document is (PreprocessConfig). Raises DataError for another word."""

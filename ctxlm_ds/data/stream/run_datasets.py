@@ -146,9 +146,9 @@ def _shuffled(dataset: IndexedDataset, order: NDArray[np.int64], data: DataSecti
 
 
 def train_parts(data: DataSection, copies: bool = True) -> list[SourcePart]:
-    """Return the documents of each of data.train, or raise a DataError if a split leaves one none.
+    """Return the documents of each of data.train; without `copies` as many of the original, for a check.
 
-    Without `copies` a drawn part names the original, as many of its documents: for a check that writes nothing.
+    Raises DataError if a split leaves one none.
     """
     return [_part(source, "train", data, copies) for source in data.train]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,6 +156,13 @@ class Kind(ABC):
     @abstractmethod
     def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, float]:
         """Return the task's metrics."""
+
+    def most_frequent(self, train: Sequence[Example], dev: Sequence[Example]) -> dict[str, float]:
+        """Return the scores of the most frequent training label (or tag, without spans); of other answers none."""
+        if self.task.entry.answer not in ("label", "tags") or self.task.scheme is not None:
+            return {}
+        ((label, _),) = Counter(one for example in train for one in example.tags or (example.label,)).most_common(1)
+        return self.score([Prediction([label] * len(one.tags) if one.tags else label) for one in dev], dev)
 
 
 def check_label(label: str, known: Sequence[str], example: Example, word: int | None = None) -> None:

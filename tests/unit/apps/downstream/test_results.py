@@ -21,7 +21,6 @@ from ctxlm_ds.apps.downstream.results import (
     PUBLISHED,
     grid_points,
     is_done,
-    most_frequent,
     read_results,
     result_rows,
     summarize,
@@ -84,7 +83,7 @@ def test_the_table_has_a_row_of_the_most_frequent_label(
         [Example("f:1", words=one, tags=one) if kind is Tagging else Example("f:1", "a", label=one) for one in side]
         for side in (train, dev)
     ]
-    found = most_frequent(kind(task, None, ["x", "y"], 8), *sides)
+    found = kind(task, None, ["x", "y"], 8).most_frequent(*sides)
     assert found == scores
     head, *rows = result_rows(summarize([result(1e-3, 1, 0.9) | {"most_frequent": found}], "accuracy"))
     assert [row[0] for row in rows] == ["chosen", *(["most frequent label"] if scores else [])]

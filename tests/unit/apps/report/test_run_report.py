@@ -120,10 +120,13 @@ def test_the_verdict_is_printed_and_on_the_page(
     runs = [ended_run(tmp_path / name) for name in ("one", "other")]
     update_status(runs[0], verdict=["held: 3.40 nats <b>", "the model repeats its text"])
     report(monkeypatch, runs[0])
-    assert "\nverdict: held: 3.40 nats <b>\nverdict: the model repeats its text\n" in capsys.readouterr().out
-    assert "<h2>Verdict</h2>\n<p>held: 3.40 nats &lt;b&gt;</p>" in (runs[0] / "report.html").read_text()
+    assert (
+        "\nverdict of tiny: held: 3.40 nats <b>\nverdict of tiny: the model repeats its text\n"
+        in capsys.readouterr().out
+    )
+    assert "<td>held: 3.40 nats &lt;b&gt;</td>" in (runs[0] / "report.html").read_text()
     report(monkeypatch, *runs, "--output", tmp_path / "both.html")
-    assert f"\nverdict: {runs[0]}: held: 3.40 nats <b>\n" in capsys.readouterr().out
+    assert f"\nverdict of {runs[0]}: held: 3.40 nats <b>\n" in capsys.readouterr().out
 
 
 def test_a_run_that_ends_writes_its_page(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
