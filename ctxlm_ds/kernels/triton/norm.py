@@ -148,9 +148,9 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _backward(ctx: Any, of_z: Tensor | None, of_y: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
-    z, weight = ctx.saved_tensors[:2]
+    z, weight, *others = ctx.saved_tensors  # a recomputed layer gives them once
     of_y = torch.zeros_like(z) if of_y is None else of_y
-    of_residual, of_x, sums = add_norm_gradient(of_y, of_z, *ctx.saved_tensors, *ctx.settings)
+    of_residual, of_x, sums = add_norm_gradient(of_y, of_z, z, weight, *others, *ctx.settings)
     of_weight, *of_bias = sums.sum(0).to(weight.dtype).unbind(0)
     of_x = of_x if of_x.numel() else of_residual
     return of_x, of_residual, of_weight, of_bias[0] if ctx.has_bias else None, *[None] * 6

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ctxlm_ds.kernels.add_norm import AddNormKernel
+from ctxlm_ds.kernels.add_norm import AddNormKernel, AddNormSpec
 from ctxlm_ds.kernels.bias_gelu import GATED, BiasGeluKernel, GatedKernel, torch_bias_gelu
 from ctxlm_ds.kernels.cross_entropy import CrossEntropyKernel
 from ctxlm_ds.kernels.dropout import DropoutKernel
@@ -41,11 +41,10 @@ def why_triton_cannot_run(need: Need) -> str | None:
 
 
 def why_add_norm_cannot_run(need: Need) -> str | None:
-    """Return the reason, or None if the norm is narrow enough as well; the spec is an AddNormSpec."""
-    problem = why_triton_cannot_run(need)
-    if problem is None and need.spec.width > WIDEST_NORM:
+    """Return the reason, or None if the norm of an AddNormSpec is narrow enough as well."""
+    if isinstance(need.spec, AddNormSpec) and need.spec.width > WIDEST_NORM:
         return f"a norm must be at most {WIDEST_NORM} wide, and this model has one of {need.spec.width}"
-    return problem
+    return why_triton_cannot_run(need)
 
 
 def _row(

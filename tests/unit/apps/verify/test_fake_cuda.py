@@ -121,15 +121,16 @@ def test_every_row_that_a_recipe_can_name_runs(passes: Passes) -> None:
     assert {family for family, _, _ in passes.rows} == set(OF_EVERY_ROW)
     asked = {(operation, name) for _, names, _ in passes.rows for operation, name in names.items()}
     assert {operation for operation, _ in asked} == set(OPERATIONS) and ("attention", "varlen") in asked
-    assert {("dropout", "triton"), ("cross_entropy", "triton")} <= asked
+    assert {("dropout", "triton"), ("add_norm", "triton"), ("cross_entropy", "triton")} <= asked
     for family, names, done in passes.rows:
         first = next(other for name, _, other in passes.rows if name == family)
         assert done.kernels == {operation: names[operation] for operation in done.kernels}
         assert done.parameters == done.gradients == first.gradients
         assert all(done.outputs[name] == first.outputs[name] for name in done.outputs.keys() & first.outputs.keys())
-        dropped = {"keyed_dropout"} if names["dropout"] == "triton" and family == "bert" else set()
+        added = {"add_norm"} if names["add_norm"] == "triton" else set()
+        dropped = {"keyed_dropout"} if names["dropout"] == "triton" and family == "bert" and not added else set()
         compared = {"cross_entropy_statistics", "cross_entropy_gradient_"}
-        expected = dropped | (compared if names["cross_entropy"] == "triton" else set())
+        expected = added | dropped | (compared if names["cross_entropy"] == "triton" else set())
         assert expected <= {name.split(".")[1] for name in done.forward}
 
 
