@@ -16,7 +16,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from ctxlm_ds.apps.cluster.job import refuse_run_of_another
 from ctxlm_ds.apps.cluster.slurm_commands import show_job
 from ctxlm_ds.apps.cluster.sweep import OPTION, RUN_DIR, SWEEP_NAME, SweepTask, read_sweep, tasks_of_array
 from ctxlm_ds.apps.plan.check_run import check_only
-from ctxlm_ds.apps.plan.inputs import input_problems
+from ctxlm_ds.apps.plan.inputs import input_lines
 from ctxlm_ds.checkpoint.saved_state import read_progress
 from ctxlm_ds.console import at_least, counted, run_command
 from ctxlm_ds.errors import ConfigError
@@ -143,9 +142,8 @@ def check(args: argparse.Namespace, base: RunConfig, tasks: list[SweepTask], wai
     num_complete = sum(each.complete for each in begun)
     if len(runs) > 1 and begun:
         print(f"  {len(runs)} tasks: {num_complete} complete already, {len(begun) - num_complete} to resume")
-    with suppress(ImportError):  # check_only has said so
-        if problems := dict.fromkeys(line for config in configs for line in input_problems(config)):
-            raise ConfigError("\n  ".join([f"{args.recipe}: the job would end at its beginning", *problems]))
+    for config in configs:
+        input_lines(config, must_exist=True)
     return num_complete == len(runs)
 
 

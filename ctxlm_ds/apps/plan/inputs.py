@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from ctxlm_ds.data.index.build import IndexPlace
 
 
-def input_lines(config: RunConfig) -> list[str]:
+def input_lines(config: RunConfig, must_exist: bool = False) -> list[str]:
     """Return how many documents a run reads, or which inputs are not here yet.
 
-    Raises ConfigError if tokenizer and datasets are here and the run would refuse them.
+    Raises ConfigError with everything that the run would refuse; what is not here counts if it `must_exist`.
     """
     data = config.data
     named = [("tokenizer.path", config.tokenizer.path), *([] if data.train else [("data.train", None)])]
@@ -27,30 +27,20 @@ def input_lines(config: RunConfig) -> list[str]:
     named += [(setting, path) for setting, path in folders if path is not None]
     missing = {f"{name} {path or '(not set)'}": name for name, path in named if not path or not Path(path).exists()}
     lines = [f"  not found from {Path.cwd()}: {', '.join(missing)}"] if missing else []
-    if {"tokenizer.path", "data.train", "data.validation"} & set(missing.values()):
+    if not must_exist and {"tokenizer.path", "data.train", "data.validation"} & set(missing.values()):
         return [*lines, "  tokenizer and data: not checked, for they are not all here"]
     try:
         places = list(index_places(config))
     except ImportError as error:
         return [*lines, f"  tokenizer and data: not checked, {error.name} is not installed here"]
-    if problems := dict.fromkeys(str(place) for place in places if isinstance(place, CtxlmError)):
+    problems = dict.fromkeys(str(place) for place in places if isinstance(place, CtxlmError))
+    if must_exist and "initialize_from" in missing.values():
+        problems[f"initialize_from: {config.initialize_from} is not a folder"] = None
+    if problems:
         raise ConfigError("\n  ".join([f"{config.name}: the run would end at its beginning", *problems]))
     counts = [place.documents[1] - place.documents[0] for place in places if not isinstance(place, CtxlmError)]
     train, held_out = sum(counts[: len(data.train)]), sum(counts[len(data.train) :])
     return [*lines, f"  tokenizer and data: found, {counted(train, 'document')} to train on, {held_out:,} held out"]
-
-
-def input_problems(config: RunConfig) -> list[str]:
-    """Return a line for each wrong or missing input. Raises ImportError if numpy or tokenizers is not installed."""
-    problems = []
-    if config.tokenizer.path is None or not config.data.train:
-        problems.append("tokenizer.path and data.train are needed; name them in the recipe or with --set")
-    else:
-        problems += [str(place) for place in index_places(config) if isinstance(place, CtxlmError)]
-    start = config.initialize_from
-    if start is not None and not Path(start).is_dir():
-        problems.append(f"initialize_from: {start} is not a folder")
-    return problems
 
 
 def index_places(config: RunConfig) -> Iterator[IndexPlace | CtxlmError]:

@@ -83,11 +83,6 @@ def build_run_rows(
             of another; or held-out documents of a split are trained on.
     """
     data = settings.data
-    if not data.train:
-        raise ConfigError(
-            "data.train is empty: name one or more dataset prefixes made by ctxlm preprocess, e.g. "
-            "--set data.train=[data/wiki_text_sentence]"
-        )
     build = partial(
         build_rows, tokenizer=tokenizer, settings=settings, objective=objective, workers=workers, verify=verify
     )
@@ -148,8 +143,13 @@ def _shuffled(dataset: IndexedDataset, order: NDArray[np.int64], data: DataSecti
 def train_parts(data: DataSection, copies: bool = True) -> list[SourcePart]:
     """Return the documents of each of data.train; without `copies` as many of the original, for a check.
 
-    Raises DataError if a split leaves one none.
+    Raises ConfigError if no training data is named, DataError if a split leaves one none.
     """
+    if not data.train:
+        raise ConfigError(
+            "data.train is empty: name one or more dataset prefixes made by ctxlm preprocess, e.g. "
+            "--set data.train=[data/wiki_text_sentence]"
+        )
     return [_part(source, "train", data, copies) for source in data.train]
 
 

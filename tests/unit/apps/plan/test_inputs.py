@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.apps.plan.inputs import input_lines, input_problems
+from ctxlm_ds.apps.plan.inputs import input_lines
 from ctxlm_ds.data.stream.run_datasets import build_run_rows
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.base import build_objective
@@ -24,19 +24,17 @@ def problems(
         tokenizer={"path": None if tokenizer is None else str(folder / tokenizer)},
         data={"train": [str(folder / name) for name in train], "seq_length": 32},
     )
-    return "\n".join(input_problems(config.model_copy(update=settings)))
-
-
-def test_a_complete_run_has_none(route: Path) -> None:
-    assert problems(route) == ""
+    with pytest.raises(ConfigError, match="the run would end at its beginning\n") as caught:
+        input_lines(config.model_copy(update=settings), must_exist=True)
+    return str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
         ({"tokenizer": "none"}, "no such tokenizer folder"),
-        ({"tokenizer": None}, "tokenizer.path and data.train are needed"),
-        ({"train": ()}, "tokenizer.path and data.train are needed"),
+        ({"tokenizer": None}, "tokenizer.path is not set"),
+        ({"train": ()}, "data.train is empty"),
         ({"train": ("heldout", "gone")}, "gone.idx"),
         ({"tokenizer": "other"}, "made with another tokenizer"),
         ({"initialize_from": "runs/none"}, "initialize_from: runs/none is not a folder"),
@@ -47,7 +45,7 @@ def test_each_problem_is_named(route: Path, changed: dict[str, Any], told: str) 
 
 
 def test_all_problems_are_named_together(route: Path) -> None:
-    assert len(problems(route, train=("gone", "lost"), initialize_from="no").splitlines()) >= 3
+    assert len(problems(route, train=("gone", "lost"), initialize_from="no").splitlines()) == 4
 
 
 def test_a_check_names_what_is_not_here_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
