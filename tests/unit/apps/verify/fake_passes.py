@@ -50,7 +50,7 @@ SHARING: dict[str, dict[bool, tuple[str, ...]]] = {
 }
 """Whether sequences share rows -> settings; other families run as their recipes say."""
 OF_EVERY_ROW = ("bert", "llama", "t5")
-"""Families with LayerNorm and RMSNorm, plain and gated activations, dropout, and a bias of the scores."""
+"""Families with LayerNorm and RMSNorm, plain and gated activations, dropout, recomputed layers, a bias of scores."""
 
 
 class Case(NamedTuple):
@@ -59,6 +59,16 @@ class Case(NamedTuple):
     family: str
     shares_rows: bool
     capability: tuple[int, int]
+
+
+CASES = [
+    Case(family, shares_rows, capability)
+    for family in RECIPES
+    for shares_rows in SHARING.get(family, (False,))
+    for capability in CAPABILITIES
+    if capability >= (8, 0) or shares_rows or True not in SHARING.get(family, ())
+]
+"""By parts: before Ampere a family runs on shared rows if it can, and on rows of one sequence else."""
 
 
 class Outcome(NamedTuple):
@@ -83,37 +93,49 @@ def run_families() -> dict[Case, Outcome]:
     from ctxlm_ds.apps.verify.fake_cuda import FakeModel, fake_cuda
 
     found: dict[Case, Outcome] = {}
-    for family in RECIPES:
-        ran = []
-        for shares_rows in SHARING.get(family, (False,)):
-            for capability, precision in CAPABILITIES.items():
-                config = config_of(family, shares_rows, precision)
-                with fake_cuda(capability):
-                    model = FakeModel(config)
-                    what = (model.kernels, precision, shares_rows)
-                    done = None if what in ran else model.run()
-                ran.append(what)
-                found[Case(family, shares_rows, capability)] = Outcome(config, what[0], done)
+    ran: list[Any] = []
+    for case in CASES:
+        precision = CAPABILITIES[case.capability]
+        config = config_of(case.family, case.shares_rows, precision)
+        with fake_cuda(case.capability):
+            model = FakeModel(config)
+            what = (case.family, case.shares_rows, precision, model.kernels)
+            done = None if what in ran else model.run()
+        ran.append(what)
+        found[case] = Outcome(config, what[-1], done)
     return found
+
+
+def rows_that_run(config: Any) -> dict[str, list[str]]:
+    """Operation that a model's layers ask for -> its rows that can compute all that they ask for."""
+    from ctxlm_ds.apps.verify.fake_cuda import FakeModel
+    from ctxlm_ds.kernels import dispatch
+    from ctxlm_ds.process.patches import replaced
+
+    needs: dict[str, list[Any]] = {}
+
+    def noting(operation: str, asked: str, table: Any, need: Any) -> Any:
+        needs.setdefault(operation, []).append(need)
+        return choose(operation, asked, table, need)
+
+    choose = dispatch.choose
+    with replaced(dispatch, "choose", noting):
+        FakeModel(config)
+    return {
+        operation: [row.name for row in dispatch.OPERATIONS[operation] if not any(map(row.why_not, asked))]
+        for operation, asked in needs.items()
+    }
 
 
 def run_named_rows() -> list[tuple[str, dict[str, str], Any]]:
     """Passes in which a recipe names each row that runs on Hopper, whether `auto` takes it or not."""
     from ctxlm_ds.apps.verify.fake_cuda import FakeModel, fake_cuda
-    from ctxlm_ds.kernels.attention_spec import AttentionSpec
-    from ctxlm_ds.kernels.dispatch import DTYPES, OPERATIONS
-    from ctxlm_ds.kernels.implementation import Need
 
     found = []
     for family in OF_EVERY_ROW:
         shares_rows = family in SHARING
-        spec = AttentionSpec(64, shares_rows=shares_rows, bias=not shares_rows)
         with fake_cuda((9, 0)):
-            need = Need(spec, "cuda", DTYPES["bf16"])
-            rows = {
-                operation: [row.name for row in table if row.why_not(need) is None]
-                for operation, table in OPERATIONS.items()
-            }
+            rows = rows_that_run(config_of(family, shares_rows, "bf16"))
             for number in range(max(map(len, rows.values()))):
                 names = {operation: able[number % len(able)] for operation, able in rows.items()}
                 settings = [f"kernels.{operation}={name}" for operation, name in names.items()]
