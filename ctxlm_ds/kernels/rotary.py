@@ -23,11 +23,6 @@ class Angles(NamedTuple):
     rows: Tensor | None = None
     """[b, s], each token's row of the table."""
 
-    @property
-    def of_tokens(self) -> Tensor:
-        """Return [b, s, r]."""
-        return self.table if self.rows is None else self.table[self.rows]
-
 
 RotaryKernel = Callable[[Tensor, tuple[int, int, int], Angles], tuple[Tensor, ...]]
 """Heads [b, s, n, d], how many are queries, keys and values, angles -> the three, queries and keys rotated.
@@ -40,7 +35,8 @@ def torch_rotary(heads: Tensor, sizes: tuple[int, int, int], angles: Angles) -> 
     """Rotate queries and keys by plain operations."""
     queries, keys, values = sizes
     turned, value = heads.split((queries + keys, values), dim=2)
-    cos, sin = angles.of_tokens.unsqueeze(2).chunk(2, dim=-1)
+    of_tokens = angles.table if angles.rows is None else angles.table[angles.rows]
+    cos, sin = of_tokens.unsqueeze(2).chunk(2, dim=-1)
     half = cos.shape[-1]
     first, second, rest = turned.split((half, half, heads.shape[-1] - 2 * half), dim=-1)
     rotated = [first * cos - second * sin, second * cos + first * sin, rest]

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ctxlm_ds.kernels.bias_gelu import GatedKernel
 from ctxlm_ds.kernels.triton.launch import dense, differentiable, launch, operator
 
 ROWS, COLUMNS = 4, 256
@@ -109,8 +110,4 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
 
 
 differentiable(gated_activation, _keep, _backward)
-
-
-def triton_gated(x: Tensor, activation: str) -> Tensor:
-    """Return activation(first half of x [..., 2 i]) * second half, [..., i]."""
-    return gated_activation(x, activation)
+triton_gated: GatedKernel = gated_activation
