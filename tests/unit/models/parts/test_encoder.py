@@ -83,8 +83,8 @@ def imported_files() -> list[str]:
 
 
 def test_an_encoder_imports_few_files() -> None:
-    """Model code stays readable alone: at most 33 files of the package with a line of code, this one included."""
+    """Model code stays readable alone: at most 34 files of the package with a line of code, this one included."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as fork:  # which has imported torch
         imported = fork.submit(imported_files).result()
     files = [path for path in imported if Path(path).stat().st_size]
-    assert 10 < len(files) <= 33, sorted(files)
+    assert 10 < len(files) <= 34, sorted(files)
