@@ -46,6 +46,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("init", "apps.init.command", "write a recipe for this machine, or from another program's arguments"),
         Command("recipes", "apps.init.recipes", "list, show and compare recipes"),
         Command("plan", "apps.plan.plan_run", "memory and time of every layout on a cluster"),
+        Command("verify", "apps.verify.command", "what of a run can be proved without its GPUs"),
         Command("operators", "cli:build_operators", "build DeepSpeed's CPU operators, once"),
         Command("pretrain", "pretrain:run", "train, or check a recipe with --check"),
         Command("check", "apps.cluster.submit:check_main", "check a Slurm job before it is queued"),

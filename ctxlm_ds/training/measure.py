@@ -142,7 +142,7 @@ def measure(
     if key not in _measured:
         if config.kernels.attention in ("varlen", "flash3"):
             platform = replace(platform, reads_masks=False)
-        with _ranks(tensor) as group:
+        with ranks_that_send_nothing(tensor) as group:
             parallel = ParallelContext(
                 size=tensor,
                 group=group,
@@ -157,7 +157,7 @@ def measure(
 
 
 @contextmanager
-def _ranks(size: int) -> Iterator[Any]:
+def ranks_that_send_nothing(size: int, rank: int = 0) -> Iterator[Any]:
     """Yield a process group of `size` ranks that sends nothing; megatron-core's layers need one."""
     if size == 1:
         yield None
@@ -167,7 +167,7 @@ def _ranks(size: int) -> Iterator[Any]:
 
     from ctxlm_ds.parallel.megatron import parallel_state
 
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
         parallel_state.initialize_model_parallel(tensor_model_parallel_size=size, create_gloo_process_groups=False)
         with warnings.catch_warnings():

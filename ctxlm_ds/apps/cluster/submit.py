@@ -99,6 +99,9 @@ def main(argv: Sequence[str] | None = None, submits: bool = True) -> None:
     trial = TRIAL_NUMBER.sub("to start", _sbatch("--test-only", job, environ).strip()) if is_asked else ""
     is_complete = check(args, base, tasks, waits=any(word.startswith(WAITS) for word in options))
     print(f"  {trial}" if is_asked else "  sbatch: not asked, it is not installed here")
+    if gpus:
+        each = f"--gpus {args.nodes * args.ranks} --gpus-per-node {args.ranks}"
+        print(f"  more can be proved without a GPU: ctxlm verify {args.recipe} {each} --gpu NAME")
     if submits and is_complete:
         print("not queued, there is nothing to train; a larger training.max_steps continues a run")
     elif submits:

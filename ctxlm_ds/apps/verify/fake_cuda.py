@@ -34,7 +34,7 @@ from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.process.patches import replaced
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.engine.losses import TermLosses
-from ctxlm_ds.training.measure import describe
+from ctxlm_ds.training.measure import describe, ranks_that_send_nothing
 
 DEVICE = torch.device("cuda", 0)
 OF_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
@@ -75,13 +75,11 @@ def fake_cuda(capability: tuple[int, int]) -> Iterator[None]:
 class FakeModel:
     """The model of a recipe, built under `fake_cuda` in the run's type with the kernels that the run would take."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, parallel: ParallelContext | None = None) -> None:
         """Choose the kernels and build the layers. Raises KernelError if one that the recipe names cannot run."""
         self._kernels_of = cache(lambda precision: KernelSet(dict(config.kernels), DEVICE.type, DTYPES[precision]))
-        parallel = ParallelContext(
-            vocab_multiple=config.parallel.vocab_multiple,
-            dropout=DropoutStreams(config.training.seed, enabled=config.model.drops),
-        )
+        if parallel is None:
+            parallel = _context(config)
         self._config = config
         self._program = describe(config, parallel, kernels_of=self._kernels_of)
         dtype = DTYPES[config.training.precision]
@@ -117,6 +115,21 @@ class FakeModel:
             forward.calls,
             backward.calls,
         )
+
+
+def _context(config: RunConfig, rank: int = 0, size: int = 1, group: Any = None) -> ParallelContext:
+    return ParallelContext(
+        size, rank, group, config.parallel.sequence_parallel, config.parallel.vocab_multiple,
+        DropoutStreams(config.training.seed, rank, size, enabled=config.model.drops),
+    )  # fmt: skip
+
+
+@contextmanager
+def rank_that_sends_nothing(config: RunConfig, rank: int) -> Iterator[ParallelContext]:
+    """Yield one of the recipe's tensor-parallel ranks, in a process group whose collectives do nothing."""
+    size = config.parallel.tensor_parallel_size
+    with ranks_that_send_nothing(size, rank) as group:
+        yield _context(config, rank, size, group)
 
 
 def _place(value: torch.Tensor) -> Place:

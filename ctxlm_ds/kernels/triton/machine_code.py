@@ -74,6 +74,11 @@ def compiled(launch: Launch, capability: int) -> MachineCode:
     return MachineCode(launch.kernel.__name__, capability, int(registers[1]), kernel.metadata.shared, cubin)
 
 
+def signature_of(launch: Launch) -> str:
+    """Return a text that launches of the same machine code share."""
+    return f"{launch.num_warps} {_source(launch).hash()}"
+
+
 def _source(launch: Launch) -> ASTSource:
     """Describe the arguments as Triton's own launcher does, with pointers to aligned memory."""
     signature, constants, attributes = {}, {}, {}

@@ -1,0 +1,102 @@
+"""Verify a run for GPUs that are not here: what is proved, what is checked, and what only a device can show.
+
+It needs no GPU and takes at most two minutes on a login node; exit status 1 if something is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+
+from ctxlm_ds.apps.verify.device_guard import load_device_guard
+from ctxlm_ds.apps.verify.findings import CHECKED, NOT_CHECKED, ONLY_A_DEVICE, WRONG, Finding, as_dict, table
+from ctxlm_ds.console import at_least
+from ctxlm_ds.errors import ConfigError, VerifyError
+
+CAPABILITIES = {"V100": (7, 0), "A100": (8, 0), "H100": (9, 0), "H200": (9, 0)}
+"""Beginning of a GPU's name -> its compute capability."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("config", metavar="RECIPE", help="recipe: a path, or a shipped one's name")
+    add("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="change its settings")
+    add("--gpus", type=at_least(1), required=True, metavar="N", help="number of GPUs")
+    add("--gpus-per-node", type=at_least(1), default=8, metavar="M", help="GPUs of each node (8)")
+    add("--gpu", required=True, metavar="V100-32|A100-40|A100-80|H100|H200|FILE", help="or a YAML file of another GPU")
+    add("--capability", metavar="X.Y", help="compute capability of the GPU of a YAML file")
+    add("--deepspeed_config", "--deepspeed-config", metavar="JSON", help="DeepSpeed JSON: a path or a shipped name")
+    add("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def main() -> None:
+    """Print the findings; exit with status 1 if one is wrong."""
+    args = build_parser().parse_args()
+    findings = list(verify(args))
+    columns = shutil.get_terminal_size((100, 24)).columns
+    print(json.dumps(as_dict(findings), indent=2) if args.json else "\n".join(table(findings, columns)))
+    sys.exit(any(finding.state == WRONG for finding in findings))
+
+
+def verify(args: argparse.Namespace) -> Iterator[Finding]:
+    """Yield the findings, the fastest first. Raises ConfigError if the recipe is refused for this number of GPUs."""
+    try:
+        load_device_guard()
+        why_not = ""
+    except VerifyError as error:
+        why_not = str(error)
+    from ctxlm_ds.apps.plan.check_run import deepspeed_settings, layout_of, run_lines, with_tokenizer_size
+    from ctxlm_ds.apps.plan.plan import Planner
+    from ctxlm_ds.apps.verify import parts
+    from ctxlm_ds.recipe.hardware import Cluster, find_gpu
+    from ctxlm_ds.recipe.json_source import ZeroSettings
+    from ctxlm_ds.recipe.load import load_config
+    from ctxlm_ds.registry import FAMILIES
+
+    gpu, each = find_gpu(args.gpu), min(args.gpus_per_node, args.gpus)
+    if args.gpus % each:
+        raise ConfigError(f"--gpus {args.gpus}: not a multiple of --gpus-per-node {each}")
+    config = load_config(args.config, args.set, args.gpus)
+    settings = deepspeed_settings(args, config, args.gpus)
+    zero = ZeroSettings.of_json(settings).stage
+    lines = run_lines(config, zero, args.gpus, config.directory)[:-1]
+    yield Finding("recipe", CHECKED, "\n".join(map(str.strip, lines)))
+    yield parts.inputs(config)
+    config = with_tokenizer_size(config)
+    if config.model.vocab_size is None:
+        size = FAMILIES.get(config.model.family).vocab_size
+        if size is None:
+            raise ConfigError("model.vocab_size is unknown until the tokenizer exists; add --set model.vocab_size=N")
+        config = config.with_values("model", vocab_size=size)
+    if config.training.precision == "bf16" and not gpu.has_bf16:
+        yield Finding("precision", WRONG, f"{gpu.name} has no bf16; add --set training.precision=fp16")
+        return
+    planner = Planner(config, Cluster(gpu, args.gpus // each, each), {zero: settings})
+    layout = layout_of(config.parallel, config.training, zero, args.gpus)
+    yield parts.memory(planner, layout)
+    capability = capability_of(gpu.name, args.capability)
+    if why_not:
+        yield Finding("model", NOT_CHECKED, why_not)
+    else:
+        yield from parts.model(config, planner, layout, capability)
+    if layout.pipeline > 1:
+        yield Finding("pipeline", NOT_CHECKED, "layers ran in one stage; what stages send each other is planned only")
+    yield Finding("on a device", ONLY_A_DEVICE, "speed, NCCL, streams and CUDA graphs, rounding of tensor cores")
+
+
+def capability_of(name: str, asked: str | None) -> tuple[int, int]:
+    """Return the compute capability that is asked for, or that of a known GPU."""
+    if asked is not None:
+        major, dot, minor = asked.partition(".")
+        if not (major.isdecimal() and dot and minor.isdecimal()):
+            raise ConfigError(f"--capability {asked}: expected two numbers, such as 9.0")
+        return int(major), int(minor)
+    found = next((value for beginning, value in CAPABILITIES.items() if name.startswith(beginning)), None)
+    if found is None:
+        raise ConfigError(f"--gpu {name}: its compute capability is unknown; add --capability 8.9, for example")
+    return found

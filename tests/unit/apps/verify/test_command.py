@@ -1,0 +1,61 @@
+"""ctxlm verify: the table of a run on split layers, an impossible one, and mistakes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.apps.verify.command import capability_of
+from ctxlm_ds.apps.verify.findings import CHECKED, NOT_CHECKED, ONLY_A_DEVICE, PROVED, WRONG
+from ctxlm_ds.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[4]
+TINY = "model.vocab_size=512", "training.micro_batch_size=2", "training.global_batch_size=1024"
+
+
+def verify(*arguments: str) -> tuple[int, dict[str, tuple[str, str]], str]:
+    """Return the exit status, the findings by part, and what went to stderr."""
+    words = [sys.executable, "-c", "from ctxlm_ds.cli import main; main()", "verify", *arguments, "--json"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    found = json.loads(done.stdout)["findings"] if done.stdout else []
+    return done.returncode, {one["part"]: (one["state"], one["text"]) for one in found}, done.stderr
+
+
+@pytest.mark.long
+def test_split_layers_on_fake_gpus_send_what_the_planner_counts() -> None:
+    layout = "parallel.tensor_parallel_size=2", "parallel.pipeline_parallel_size=2", "parallel.sequence_parallel=true"
+    kernels = "kernels.dropout=triton", "kernels.cross_entropy=triton"
+    settings = *TINY, *layout, *kernels, "training.activation_checkpointing=true"
+    status, found, said = verify("bert-tiny", "--gpus", "1024", "--gpu", "H100", "--set", *settings)
+    assert status == 0, (found, said)
+    states = {part: state for part, (state, _) in found.items()}
+    assert states == {
+        "recipe": CHECKED, "inputs": NOT_CHECKED, "memory": CHECKED,
+        "model, tensor-parallel rank 0": PROVED, "collectives, tensor-parallel rank 0": PROVED,
+        "model, tensor-parallel rank 1": PROVED, "collectives, tensor-parallel rank 1": PROVED,
+        "triton kernels": PROVED, "pipeline": NOT_CHECKED, "on a device": ONLY_A_DEVICE,
+    }  # fmt: skip
+    assert "dropout triton" in found["model, tensor-parallel rank 0"][1]
+    assert "compiled for sm_90" in found["triton kernels"][1]
+
+
+@pytest.mark.long
+def test_what_does_not_fit_is_wrong_and_the_status_says_so() -> None:
+    settings = "model.vocab_size=512", "training.micro_batch_size=4096", "training.global_batch_size=4096"
+    asked = "training.precision=fp16", "kernels.attention=varlen"
+    status, found, said = verify("bert-base", "--gpus", "1", "--gpu", "V100-32", "--set", *settings, *asked)
+    assert status == 1, said
+    assert found["memory"][0] == WRONG and found["model"][0] == WRONG
+    assert "compute capability 8.0" in found["model"][1]
+
+
+def test_the_capability_of_a_gpu() -> None:
+    assert capability_of("A100-80", None) == (8, 0) and capability_of("A100-80", "8.6") == (8, 6)
+    with pytest.raises(ConfigError, match="add --capability"):
+        capability_of("RTX", None)
+    with pytest.raises(ConfigError, match="expected two numbers"):
+        capability_of("RTX", "nine")
