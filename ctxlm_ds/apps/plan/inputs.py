@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,7 @@ def input_lines(config: RunConfig, must_exist: bool = False) -> list[str]:
 
 def index_places(config: RunConfig) -> Iterator[IndexPlace | CtxlmError]:
     """Yield the place of the sample index of each part of a dataset that a run reads, or what is wrong with it."""
-    from ctxlm_ds.data.index.build import IndexPlace
+    from ctxlm_ds.data.index.build import FEWEST_DOCUMENTS, IndexPlace
     from ctxlm_ds.data.stream.run_datasets import held_out_parts, train_parts
     from ctxlm_ds.objectives.base import build_objective
     from ctxlm_ds.tokenizers.load import resolve
@@ -60,7 +61,9 @@ def index_places(config: RunConfig) -> Iterator[IndexPlace | CtxlmError]:
     for part, is_held_out in [*((part, False) for part in train), *((part, True) for part in held_out.values())]:
         try:
             place = IndexPlace.of(part, tokenizer, config.row_settings, is_held_out)
-            next(place.make(tokenizer).pieces, None)
+            first, after = place.documents
+            few = replace(place, documents=(first, min(after, first + FEWEST_DOCUMENTS)))
+            next(few.make(tokenizer).pieces, None)
             yield place
         except CtxlmError as error:
             yield error
