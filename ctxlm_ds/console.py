@@ -7,15 +7,20 @@ import io
 import logging
 import os
 import resource
+import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 
 from ctxlm_ds.errors import CtxlmError
 
 logger = logging.getLogger("ctxlm_ds")
 PLAIN_INTERVAL_S = 10.0
+LOG_PREFIX = len("12:34:56 ")
+LONG_NAME = 24
 OPEN_FILES = 256
 """Files that a command may have open; imports alone have some 40."""
 LEAST_OPEN_FILES = 48
@@ -106,13 +111,30 @@ def at_least(lowest: int) -> Callable[[str], int]:
     return number
 
 
-def aligned(table: Sequence[Sequence[str]], left: Container[int] = (0,), indent: str = "  ") -> list[str]:
-    """Pad the columns of a table; those in `left` are left-aligned, the others right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+def aligned(
+    table: Sequence[Sequence[str]], left: Container[int] = (0,), indent: str = "  ", logged: bool = False
+) -> list[str]:
+    """Pad the columns of a table; those in `left` are left-aligned, the others right-aligned.
+
+    On a terminal that is narrower, cells continue on the next line: figures are never cut, long names of a table of more
+    than two columns may be. A `logged` table follows the time on stderr.
+    """
+    columns = list(zip(*table, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    if (sys.stderr if logged else sys.stdout).isatty():
+        longest = [max(len(word) for cell in column for word in ("", *cell.split())) for column in columns]
+        names = LONG_NAME if len(widths) > 2 else max(widths)
+        spare = [width - min(longest[i], names if i in left else width) for i, width in enumerate(widths)]
+        room = shutil.get_terminal_size().columns - len(indent) - 2 * (len(widths) - 1) - LOG_PREFIX * logged
+        while sum(widths) > room and any(spare):
+            widest = spare.index(max(spare))
+            widths[widest], spare[widest] = widths[widest] - 1, spare[widest] - 1
     lines = []
     for row in table:
-        cells = [cell.ljust(widths[i]) if i in left else cell.rjust(widths[i]) for i, cell in enumerate(row)]
-        lines.append(indent + "  ".join(cells).rstrip())
+        parts = [textwrap.wrap(cell, max(1, widths[i]), break_on_hyphens=False) for i, cell in enumerate(row)]
+        for cells in zip_longest(*parts, fillvalue="") if any(parts) else [row]:
+            padded = [cell.ljust(widths[i]) if i in left else cell.rjust(widths[i]) for i, cell in enumerate(cells)]
+            lines.append(indent + "  ".join(padded).rstrip())
     return lines
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from ctxlm_ds import console
-from ctxlm_ds.console import at_least, byte_progress, run_command
+from ctxlm_ds.console import aligned, at_least, byte_progress, run_command
 from ctxlm_ds.errors import ConfigError
 
 
@@ -60,3 +60,28 @@ def test_an_error_is_one_message_without_control_characters(capsys: pytest.Captu
         with pytest.raises(SystemExit, match="2"):
             run_command(lambda error=error: fail(error))  # type: ignore[misc]
         assert shown in capsys.readouterr().err
+
+
+STATUS = [
+    ("run", "state", "step", "tokens/s", "checkpoint", "skipped", "log"),
+    ("runs/a-study-of-the-optimizer/lamb-1e-3", "running", "12,900/500,000", "1,234,567", "12,500, 0:12 ago",
+     "3, 1 back", "the job waits for its turn"),
+    ("runs/b", "stopped", "7/500,000", "-", "-", "0", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("logged", [False, True])
+def test_a_table_fits_a_terminal_of_100_columns_and_keeps_its_figures(
+    logged: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = aligned(STATUS, (0, 1, 6), logged=logged)
+    assert len(whole) == 3 and max(map(len, whole)) > 100, "in a file"
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys.stderr if logged else sys.stdout, "isatty", lambda: True)
+    lines = aligned(STATUS, (0, 1, 6), logged=logged)
+    assert len(lines) > 3 and max(map(len, lines)) <= 100 - 9 * logged
+    words = " ".join(lines).split()
+    for figure in ("12,900/500,000", "1,234,567", "12,500,", "0:12", "3,", "7/500,000"):
+        assert figure in words
+    assert "".join(sorted("".join(words))) == "".join(sorted("".join(" ".join(whole).split()))), "nothing is lost"
+    assert [line[:3] for line in aligned([("log", "/" + 100 * "x"), ("a", "b")], (0, 1), "", logged)] == ["log", "a  "]
