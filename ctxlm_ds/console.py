@@ -111,21 +111,19 @@ def at_least(lowest: int) -> Callable[[str], int]:
     return number
 
 
-def aligned(
-    table: Sequence[Sequence[str]], left: Container[int] = (0,), indent: str = "  ", logged: bool = False
-) -> list[str]:
+def aligned(table: Sequence[Sequence[str]], left: Container[int] = (0,), indent: str = "  ") -> list[str]:
     """Pad the columns of a table; those in `left` are left-aligned, the others right-aligned.
 
-    On a terminal that is narrower, cells continue on the next line: figures are never cut, long names of a table of more
-    than two columns may be. A `logged` table follows the time on stderr.
+    On a narrower terminal (in a log, the time comes first) cells continue on the next line: figures are never cut, long
+    names of a table of more than two columns may be.
     """
     columns = list(zip(*table, strict=True))
     widths = [max(map(len, column)) for column in columns]
-    if (sys.stderr if logged else sys.stdout).isatty():
+    if sys.stdout.isatty():
         longest = [max(len(word) for cell in column for word in ("", *cell.split())) for column in columns]
         names = LONG_NAME if len(widths) > 2 else max(widths)
         spare = [width - min(longest[i], names if i in left else width) for i, width in enumerate(widths)]
-        room = shutil.get_terminal_size().columns - len(indent) - 2 * (len(widths) - 1) - LOG_PREFIX * logged
+        room = shutil.get_terminal_size().columns - len(indent) - 2 * (len(widths) - 1) - LOG_PREFIX
         while sum(widths) > room and any(spare):
             widest = spare.index(max(spare))
             widths[widest], spare[widest] = widths[widest] - 1, spare[widest] - 1

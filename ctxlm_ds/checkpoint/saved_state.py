@@ -191,14 +191,9 @@ def read_progress(run_dir: Path, config: RunConfig) -> Progress | None:
 
 
 def report_resume(
-    saved: RunConfig,
-    config: RunConfig,
-    step: int,
-    environment: Sequence[str],
-    json_settings: tuple[Mapping[str, Any] | None, Mapping[str, Any]] = (None, {}),
-    *,
-    log: bool = True,
-) -> list[str]:
+    saved: RunConfig, config: RunConfig, step: int, environment: Sequence[str],
+    json_settings: tuple[Mapping[str, Any] | None, Mapping[str, Any]] = (None, {}), *, log: bool = True,
+) -> list[str]:  # fmt: skip
     """Log how a resume after `step` steps differs from a run without an interruption, one line per changed setting.
 
     `environment` are other differences, as `name old -> new`, that change the rounding, `json_settings` the optimizer's

@@ -34,7 +34,6 @@ ANOMALY = "anomaly"  # the run stopped at a bad batch: step, why, loss, grad_nor
 SAVE_FAILED = "save_failed"  # a checkpoint could not be written: step, why
 FAILURE = "failure"  # the job saw its ranks end badly: why, exit_status, first_rank (-1: a node), attempt
 REQUEUE = "requeue"  # the job put itself back into the queue: why, how
-CUT_SHORT = "cut_short"  # Slurm is about to kill the job's ranks: why, attempt
 GIVE_UP = "give_up"  # the job stopped restarting: why
 
 

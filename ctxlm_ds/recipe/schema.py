@@ -6,7 +6,6 @@ entry. Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
@@ -375,12 +374,12 @@ class RunConfig(Section):
 
     def flat(self) -> dict[str, Any]:
         """Return every setting by its full name."""
+        return flat_settings(self.model_dump(mode="json"))
 
-        def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-            if not isinstance(value, dict) or not value:
-                yield name, value
-                return
-            for key, below in value.items():
-                yield from leaves(f"{name}.{key}" if name else key, below)
 
-        return dict(leaves("", self.model_dump(mode="json")))
+def flat_settings(value: Any, name: str = "") -> dict[str, Any]:
+    """Return the values of nested settings by their dotted names."""
+    if not isinstance(value, dict) or not value:
+        return {name: value}
+    parts = (flat_settings(below, f"{name}.{key}" if name else key) for key, below in value.items())
+    return {key: one for part in parts for key, one in part.items()}

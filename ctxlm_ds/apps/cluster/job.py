@@ -22,6 +22,7 @@ from ctxlm_ds.apps.cluster.job_context import JobContext, JobSignals, log, read_
 from ctxlm_ds.apps.cluster.rank_output import OUTPUT_NAME, LogFilter, gather_failures, report
 from ctxlm_ds.apps.cluster.rank_start import (
     CANCELLED,
+    CUT_SHORT,
     Outcome,
     RankStart,
     begin,
@@ -40,7 +41,6 @@ from ctxlm_ds.errors import EXIT_UNEXPECTED, EXIT_USER_ERROR, ClusterError, Conf
 from ctxlm_ds.process.run_files import read_status
 from ctxlm_ds.process.run_history import (
     ATTEMPTS_DIR,
-    CUT_SHORT,
     FAILURE,
     GIVE_UP,
     JOB_ATTEMPT,

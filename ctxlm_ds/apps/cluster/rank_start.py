@@ -26,16 +26,7 @@ from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_USER_ERROR
 from ctxlm_ds.process.failure import FailureRecord
 from ctxlm_ds.process.launch import free_port
 from ctxlm_ds.process.run_files import read_value, update_status
-from ctxlm_ds.process.run_history import (
-    ATTEMPTS_DIR,
-    CUT_SHORT,
-    END,
-    FAILURE,
-    GIVE_UP,
-    REQUEUE,
-    append_event,
-    read_history,
-)
+from ctxlm_ds.process.run_history import ATTEMPTS_DIR, END, FAILURE, GIVE_UP, REQUEUE, append_event, read_history
 from ctxlm_ds.process.run_lock import LOCK_NAME
 
 # Deadly to a rank that is still importing, and to an srun that has hardly begun.
@@ -43,6 +34,7 @@ STOP_SIGNALS = (10, 12, 15)
 START_FILE = "start.json"
 CANCELLED = "the job has been cancelled"
 """`how` of the FAILURE event of a start whose job was cancelled; its exit status is 0 if the ranks saved first."""
+CUT_SHORT = "cut_short"  # event: Slurm is about to kill the ranks of a start: why, attempt
 
 
 class Outcome(Enum):

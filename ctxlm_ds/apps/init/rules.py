@@ -66,7 +66,7 @@ def _sources(result: Translation, names: Names) -> None:
             raise ConfigError(f"{given}: expected pairs of a weight and a prefix")
         pairs = list(zip(words[::2], words[1::2], strict=True)) if is_weighted else []
         sources: list[Any] = [{"path": path, "weight": plain_value(weight)} for weight, path in pairs] or [*words]
-        result.set("data.train", sources, given[:60])
+        result.set("data.train", sources, given)
         result.set("data.blend", "megatron", "Megatron's order of sources")
     paths = [word for word in result.texts("--valid-data-path") if isinstance(plain_value(word), str)]
     if paths:

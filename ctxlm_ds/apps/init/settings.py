@@ -20,7 +20,7 @@ from ctxlm_ds.untrusted_json import read_text
 
 _RANKS = {"--nproc-per-node", "--nnodes", "--num-gpus", "--num-nodes", "--num-processes"}
 _COMMENT_COLUMN = 40
-LARGEST = 1e18
+LARGEST, LONGEST_SOURCE = 1e18, 200
 _PLAIN = re.compile(r"[A-Za-z_./][\w./-]*")
 NAMES_OF_ENTRIES = ("family", "name", "sample_format")
 """Settings that come first in their sections."""
@@ -100,7 +100,7 @@ class Translation:
     def given(self, *names: str) -> str:
         """Return the given ones of some arguments as they were written."""
         words = [[self.typed[canonical(name)], *self.texts(name)] for name in names if self.has(name)]
-        return " ".join(map(" ".join, words))
+        return shortened(" ".join(map(" ".join, words)), LONGEST_SOURCE)
 
     def source(self, *names: str) -> str:
         """Return the given ones of some arguments, or that their default decides."""

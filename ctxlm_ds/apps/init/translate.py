@@ -15,6 +15,7 @@ from ctxlm_ds.recipe.choices import CHOICES
 from ctxlm_ds.recipe.deepspeed_rules import AUTO
 from ctxlm_ds.recipe.json_source import load_deepspeed_json
 from ctxlm_ds.recipe.problems import nearest_name
+from ctxlm_ds.recipe.schema import flat_settings
 from ctxlm_ds.recipe.yaml_source import read_yaml
 
 _FALSE = {"false", "f", "no", "n", "0"}
@@ -80,10 +81,7 @@ def _read_engine_json(result: Translation) -> None:
     except ConfigError:  # The command notes why a run will refuse it.
         values = {}
     # DeepSpeed's scale begins at 2^16; Megatron's default does not count.
-    found: dict[str, Any] = {"fp16.initial_scale_power": 16}
-    for section, inside in values.items():
-        leaves = {f"{section}.{key}": value for key, value in inside.items()} if isinstance(inside, dict) else None
-        found |= {section: inside} if leaves is None else leaves
+    found = {"fp16.initial_scale_power": 16} | flat_settings(values)
     for path, argument in result.table["arguments"][name]["json"].items():
         value = found.get(path)
         if value not in (None, AUTO) and value is not False and not result.has(argument):

@@ -47,7 +47,7 @@ def plan_lines(
         f"the run {past}reads {steps:,} {'more ' if steps_done else ''}steps of {size} rows of "
         f"{data.seq_length} positions: {total_rows:,} rows{' in all' if steps_done else ''}{_limits(training)}; "
         f"{_blend(data)}",
-        *aligned([TRAIN_HEAD, *_train_rows(data, training, train, total_rows)], logged=True),
+        *aligned([TRAIN_HEAD, *_train_rows(data, training, train, total_rows)]),
     ]
     if held_out:
         table: list[tuple[str, ...]] = [HELD_OUT_HEAD]
@@ -55,7 +55,7 @@ def plan_lines(
             documents, tokens = (sum(index.meta[key] for index in source.indexes) for key in ("documents", "tokens"))
             evaluated = min(evaluation.max_rows, len(source))
             table.append((name, *(f"{number:,}" for number in (documents, tokens, len(source), evaluated))))
-        lines += aligned(table, logged=True)
+        lines += aligned(table)
     return lines
 
 
@@ -99,7 +99,7 @@ def summary_lines(indexes: Mapping[str, SampleIndex]) -> Iterator[str]:
     """Yield a table of the indexes by name, then the folder and settings of each."""
     labels = {index.format.sequence_labels[:1] for index in indexes.values()}
     head = (*INDEX_HEAD, *max(labels, default=()), "lengths")
-    yield from aligned([head, *(_index_row(name, index) for name, index in indexes.items())], logged=True)
+    yield from aligned([head, *(_index_row(name, index) for name, index in indexes.items())])
     yield f"  lengths: tokens of a sample at {', '.join(f'{share:.0%}' for share in QUANTILES)}"
     for name, index in indexes.items():
         settings = index.meta["settings"]

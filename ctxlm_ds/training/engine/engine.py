@@ -20,7 +20,7 @@ from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.library_noise import without_known_prints
 from ctxlm_ds.recipe.json_source import ZeroSettings
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import RunConfig, flat_settings
 from ctxlm_ds.training.engine.forward_backward import PassContext, PlainPasses
 from ctxlm_ds.training.engine.fragments import Fragment, flat_tensors, list_fragments, refresh_model_weights
 from ctxlm_ds.training.engine.losses import TermLosses, TokenChoice, means, perplexity, weighted_total
@@ -103,11 +103,10 @@ class Engine:
             name: holding_of(self.parallel, name, self._facts[name], self._shapes[name], parameter)
             for name, parameter in self.named_parameters
         }
-        section = deepspeed_config.get("optimizer", {"params": {}})  # whose learning rate is the recipe's
-        values = {f"params.{name}": value for name, value in section["params"].items() if name != "lr"}
-        values |= {"type": section["type"]} if "type" in section else {}
-        self.json_optimizer = {f"optimizer.{name}": value for name, value in values.items()}
-        """Settings of an optimizer of the JSON by dotted name; empty for another optimizer."""
+        section = deepspeed_config.get("optimizer", {"params": {}})
+        without_rate = {**section, "params": {**section["params"], "lr": None}}  # which is the recipe's
+        self.json_optimizer = flat_settings({"optimizer": without_rate})
+        """Settings of an optimizer of the JSON by dotted name."""
         optimizer, self.optimizer_choice = self._build_optimizer(deepspeed_config, zero.offload_optimizer)
         self._initialize(deepspeed_config, model, optimizer)
 
