@@ -31,7 +31,7 @@ JSON_SETTINGS = "deepspeed"
 """Section of the optimizer that a DeepSpeed JSON describes, by dotted name."""
 LEARNING_RATE = ("schedule.", "optimizer.learning_rate", "training.max_steps")
 """Settings that change the curve only if they change the rate of a step that is still to come."""
-CURVE = ("optimizer.", f"{JSON_SETTINGS}.", "training.global_batch_size", "training.batch_ramp", "anomalies.")
+CURVE = ("optimizer.", "deepspeed.", "training.global_batch_size", "training.batch_ramp", "anomalies.")
 """Other settings that change the curve, or can change it."""
 ROUNDING = ("kernels.", "training.compile", "training.grad_accum_dtype", "training.deterministic", "teacher.precision")
 """Settings that change the rounding."""
@@ -192,29 +192,26 @@ def read_progress(run_dir: Path, config: RunConfig) -> Progress | None:
 
 def report_resume(
     saved: RunConfig, config: RunConfig, step: int, environment: Sequence[str],
-    json_settings: tuple[Mapping[str, Any] | None, Mapping[str, Any]] = (None, {}), *, log: bool = True,
+    json_settings: tuple[dict[str, Any], dict[str, Any]] = ({}, {}), *, log: bool = True,
 ) -> list[str]:  # fmt: skip
     """Log how a resume after `step` steps differs from a run without an interruption, one line per changed setting.
 
     `environment` are other differences, as `name old -> new`, that change the rounding, `json_settings` the optimizer's
-    of the DeepSpeed JSON before (None in older checkpoints) and now. Return every changed setting in the same form;
-    without `log` that is all.
+    of the DeepSpeed JSON before and now. Return every changed setting in the same form; without `log` that is all.
     """
-    before, now = saved.flat(), config.flat()
+    before, now = (each.flat() | of_json for each, of_json in zip((saved, config), json_settings, strict=True))
     # Another optimizer or schedule has other settings: its name says so.
     of_one_entry = {
         name
         for name in before.keys() ^ now.keys()
-        if any(key.startswith(name.partition(".")[0] + ".") for key in before.keys() & now.keys())
+        if not name.startswith("deepspeed.")
+        and any(key.startswith(name.partition(".")[0] + ".") for key in before.keys() & now.keys())
     }
     changes = {
         name: f"{name} {before.get(name)} -> {now.get(name)}"
         for name in dict.fromkeys((*before, *now))
         if before.get(name) != now.get(name) and name not in of_one_entry and not name.startswith(NOT_COMPARED)
     }
-    was, now_is = json_settings[0] or {}, {} if json_settings[0] is None else json_settings[1]
-    for key in (key for key in dict.fromkeys((*was, *now_is)) if was.get(key) != now_is.get(key)):
-        changes[f"{JSON_SETTINGS}.{key}"] = f"{JSON_SETTINGS}.{key} {was.get(key)} -> {now_is.get(key)}"
     if not log:
         return list(changes.values())
     old, new = (

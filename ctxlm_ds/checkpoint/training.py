@@ -126,9 +126,10 @@ class TrainingCheckpoints(Saver):
         differences = self._changed_environment(described["environment"])
         run_dir, last_step = folder.parent.parent, self._config.training.max_steps
         logger.info("resuming %s at step %s of %s", run_dir, f"{state.step:,}", f"{last_step:,}")
-        json_settings = described.get(JSON_SETTINGS), json.loads(json.dumps(self.engine.json_optimizer))
+        of_json = json.loads(json.dumps(self.engine.json_optimizer))
+        before = described.get(JSON_SETTINGS) or of_json  # older checkpoints have none
         self.changed_settings = report_resume(
-            saved_config, self._config, state.step, differences, json_settings, log=self._topology.is_main
+            saved_config, self._config, state.step, differences, (before, of_json), log=self._topology.is_main
         )
         return state
 

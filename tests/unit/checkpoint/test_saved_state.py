@@ -296,19 +296,17 @@ def test_a_longer_run_of_a_fixed_schedule_keeps_its_curve(report: Any) -> None:
 @pytest.mark.parametrize(
     ("before", "changed"),
     [
-        ({"optimizer.type": "Adam", "optimizer.params.betas": [0.9, 0.99]}, True),
-        ({"optimizer.type": "Adam"}, True),
-        ({"optimizer.type": "Adam", "optimizer.params.betas": [0.9, 0.95]}, False),
-        (None, False),
+        ({"deepspeed.optimizer.type": "Adam", "deepspeed.optimizer.params.betas": [0.9, 0.99]}, True),
+        ({"deepspeed.optimizer.type": "Adam"}, True),
+        ({"deepspeed.optimizer.type": "Adam", "deepspeed.optimizer.params.betas": [0.9, 0.95]}, False),
     ],
 )
 def test_a_changed_optimizer_of_a_deepspeed_json_changes_the_curve(
-    before: dict[str, Any] | None, changed: bool, caplog: pytest.LogCaptureFixture
+    before: dict[str, Any], changed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Checkpoints of older versions do not record it."""
-    now = {"optimizer.type": "Adam", "optimizer.params.betas": [0.9, 0.95]}
+    now = {"deepspeed.optimizer.type": "Adam", "deepspeed.optimizer.params.betas": [0.9, 0.95]}
     config = changed_config(RESUMED, {})
-    old = (before or {}).get("optimizer.params.betas")
+    old = before.get("deepspeed.optimizer.params.betas")
     line = f"deepspeed.optimizer.params.betas {old} -> [0.9, 0.95]"
     assert report_resume(config, config, 100, [], (before, now)) == [line] * changed
     assert ("its curve is not" in caplog.text) == (f"  {line}" in caplog.text) == changed
