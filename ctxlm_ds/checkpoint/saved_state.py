@@ -27,8 +27,6 @@ from ctxlm_ds.untrusted_json import read_json_object
 
 STATE_NAME = "state.json"
 SOURCES = "sources"
-JSON_SETTINGS = "deepspeed"
-"""Section of the optimizer that a DeepSpeed JSON describes, by dotted name."""
 LEARNING_RATE = ("schedule.", "optimizer.learning_rate", "training.max_steps")
 """Settings that change the curve only if they change the rate of a step that is still to come."""
 CURVE = ("optimizer.", "deepspeed.", "training.global_batch_size", "training.batch_ramp", "anomalies.")

@@ -14,7 +14,6 @@ from ctxlm_ds.checkpoint.manager import CheckpointManager, Write
 from ctxlm_ds.checkpoint.rank_states import RankStates
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.saved_state import (
-    JSON_SETTINGS,
     STATE_NAME,
     read_saved_state,
     refuse_changed_data,
@@ -90,8 +89,7 @@ class TrainingCheckpoints(Saver):
         """Return the function by which rank 0 adds the other files, all of this moment."""
         scalars, made_by = self.engine.scalars(), environment(self.engine, self._config.training)
         document = {"train_state": asdict(state), "data": self._data, "environment": made_by}
-        document[JSON_SETTINGS] = self.engine.json_optimizer
-        described = json.dumps(document, indent=1)
+        described = json.dumps(document | {"deepspeed": self.engine.json_optimizer}, indent=1)
 
         def finish(folder: Path, chunks_by_rank: list[Any]) -> None:
             merge_index(folder, chunks_by_rank, scalars)
@@ -127,7 +125,7 @@ class TrainingCheckpoints(Saver):
         run_dir, last_step = folder.parent.parent, self._config.training.max_steps
         logger.info("resuming %s at step %s of %s", run_dir, f"{state.step:,}", f"{last_step:,}")
         of_json = json.loads(json.dumps(self.engine.json_optimizer))
-        before = described.get(JSON_SETTINGS) or of_json  # older checkpoints have none
+        before = described.get("deepspeed") or of_json  # older checkpoints have none
         self.changed_settings = report_resume(
             saved_config, self._config, state.step, differences, (before, of_json), log=self._topology.is_main
         )

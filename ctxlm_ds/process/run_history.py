@@ -71,10 +71,7 @@ def attempt_folder(run_dir: Path) -> Path:
 
 
 def own_job_id() -> str | None:
-    """Return this process's Slurm job in the form of squeue and scancel, of an array's task ARRAY_TASK; None without.
-
-    The number of a task's job may be that of its array, and would mean all tasks.
-    """
+    """Return this process's Slurm job for scancel: a task as ARRAY_TASK, because its number may be the array's."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")
 

@@ -72,9 +72,8 @@ def _drop_flags_that_are_off(result: Translation) -> None:
 
 def _read_engine_json(result: Translation) -> None:
     """Take the values of DeepSpeed's JSON for arguments that are not given; note a ZeRO stage that it does not have."""
-    name = next((name for name, row in result.table["arguments"].items() if "json" in row), "")
-    file = result.text(name) if name else None
-    if file is None:
+    name = "--deepspeed-config"
+    if (file := result.text(name)) is None:
         return
     try:
         values = load_deepspeed_json(file)
@@ -82,7 +81,7 @@ def _read_engine_json(result: Translation) -> None:
         values = {}
     # DeepSpeed's scale begins at 2^16; Megatron's default does not count.
     found = {"fp16.initial_scale_power": 16} | flat_settings(values)
-    for path, argument in result.table["arguments"][name]["json"].items():
+    for path, argument in result.table["arguments"].get(name, {}).get("json", {}).items():
         value = found.get(path)
         if value not in (None, AUTO) and value is not False and not result.has(argument):
             result.arguments[canonical(argument)] = [] if value is True else [str(value)]

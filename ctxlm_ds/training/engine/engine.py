@@ -104,9 +104,8 @@ class Engine:
             for name, parameter in self.named_parameters
         }
         section = deepspeed_config.get("optimizer", {"params": {}})
-        without_rate = {**section, "params": {**section["params"], "lr": None}}  # which is the recipe's
-        self.json_optimizer = flat_settings({"deepspeed": {"optimizer": without_rate}})
-        """Settings of an optimizer of the JSON by dotted name."""
+        section = {**section, "params": {**section["params"], "lr": None}}  # which is the recipe's
+        self.json_optimizer = flat_settings({"deepspeed": {"optimizer": section}})
         optimizer, self.optimizer_choice = self._build_optimizer(deepspeed_config, zero.offload_optimizer)
         self._initialize(deepspeed_config, model, optimizer)
 
