@@ -107,8 +107,7 @@ def test_rows_of_a_norm_move_16_bytes_at_once_and_nothing_spills() -> None:
         assert code.count("IMAD.WIDE", "IMAD.HI", "UIMAD.WIDE") <= 2 * 3 + 9, code.instructions
 
 
-@pytest.mark.parametrize("capability", [90, 100])
-@pytest.mark.parametrize(("width", "layer"), [(4096, False), (8192, True)])
+@pytest.mark.parametrize(("capability", "width", "layer"), [(90, 4096, False), (90, 8192, True), (100, 8192, True)])
 def test_wide_norms_do_not_spill(capability: int, width: int, layer: bool) -> None:
     for launch in norm_launches(torch.bfloat16, width, layer):
         assert launch.num_warps == 16

@@ -66,7 +66,7 @@ class Case:
 def test_values_and_gradients_are_those_of_float64(
     dtype: torch.dtype, kind: str, drop_last: bool, streams: bool
 ) -> None:
-    for shape, first in SHAPES:
+    for shape, first in SHAPES if dtype == torch.float32 else SHAPES[:1]:
         Case(shape, dtype, kind).check(Drop(0.1, KEY, first), drop_last, streams)
 
 

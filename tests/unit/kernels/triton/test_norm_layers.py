@@ -74,13 +74,12 @@ def test_a_decoder_layer(pre_layer_norm: bool, sums: int, rms_norm: bool) -> Non
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5 * wanted.abs().max().item())
 
 
-@pytest.mark.parametrize(("pre_layer_norm", "sums"), [(False, 5), (True, 3)])  # one of the embeddings
 @in_interpreter
-def test_an_encoder_with_its_embeddings(pre_layer_norm: bool, sums: int) -> None:
-    config = tiny_model(hidden_dropout=0.1, pre_layer_norm=pre_layer_norm)
+def test_an_encoder_with_its_embeddings() -> None:
+    config = tiny_model(hidden_dropout=0.1)
     fields = random_batch([[5, 4], [3, 8]], config, 12).fields
     results = []
-    for row, launched in (("torch", 0), ("interpreted", sums)):
+    for row, launched in (("torch", 0), ("interpreted", 5)):
         results.append(gradients(build_program(config, build(row)).module(1), fields, launched))
     for found, wanted in zip(*results, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5 * wanted.abs().max().item())
