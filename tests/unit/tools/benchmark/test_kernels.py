@@ -22,7 +22,8 @@ def small_cases() -> list[Any]:
     from tools.benchmark.kernels import CASES
 
     first = {case.operation: case for case in CASES}
-    shapes = {"dropout": (3, 700), "cross_entropy": (6, 900)}
+    shapes = {"dropout": (3, 700), "cross_entropy": (6, 900), "add_norm": (3, 96), "bias_gelu": (3, 64)}
+    shapes["rotary"] = (2, 5, 6, 16)
     return [replace(case, shape=shapes[name]) for name, case in first.items()]
 
 
@@ -32,8 +33,15 @@ def test_every_kernel_is_right_and_repeats(dtype: torch.dtype) -> None:
     from tools.benchmark.kernels import check, checks_table
 
     found = [check(case, dtype, "cpu") for case in small_cases()]
-    assert all(one.is_right and one.repeats and one.in_graph is None for one in found), found
+    assert all(one.is_right and one.repeats and one.in_graph is None for one in found), str(found)
     assert {row[3] for row in checks_table(found).rows} == {"yes"}
+
+
+def test_every_triton_row_is_measured() -> None:
+    from ctxlm_ds.kernels.triton.rows import ROWS
+    from tools.benchmark.kernels import CASES
+
+    assert {case.operation for case in CASES} == set(ROWS)
 
 
 @in_interpreter
