@@ -24,7 +24,7 @@ from ctxlm_ds.kernels.triton.rows import ROWS as TRITON
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """training.precision -> type of parameters and activations."""
 OPERATIONS: dict[str, tuple[Implementation, ...]] = {
-    "attention": attention.IMPLEMENTATIONS,
+    "attention": (TRITON["attention"], *attention.IMPLEMENTATIONS),
     "layer_norm": norm.IMPLEMENTATIONS,
     "bias_gelu": (TRITON["bias_gelu"], *bias_gelu.IMPLEMENTATIONS),
     "rotary": (TRITON["rotary"], *rotary.IMPLEMENTATIONS),

@@ -219,9 +219,12 @@ class KernelsConfig(Section):
     """Implementation of each operation. `auto` takes the fastest that runs here; a named one must run. Other packages
     register further ones (docs/extending.md)."""
 
-    attention: Annotated[str, _kernel("attention", "auto", "reference", "sdpa", "varlen", "flash3", "bmm")] = "auto"
+    attention: Annotated[
+        str, _kernel("attention", "auto", "reference", "sdpa", "varlen", "flash3", "bmm", "triton")
+    ] = "auto"
     """`reference` (plain softmax), `sdpa` (torch), `varlen` (FlashAttention over packed rows, CUDA), `flash3` (the same
-    by FlashAttention-3, Hopper), `bmm` (products of matrices and a compiled loop, CPU)."""
+    by FlashAttention-3, Hopper), `bmm` (products of matrices and a compiled loop, CPU), `triton` (tiles with a bias
+    and with dropout that draws the same in every layout, CUDA)."""
     layer_norm: Annotated[str, _kernel("layer_norm", "auto", "reference", "torch", "apex")] = "auto"
     """`reference` (plain), `torch` (fused native), `apex` (FusedLayerNorm)."""
     bias_gelu: Annotated[str, _kernel("bias_gelu", "auto", "reference", "torch", "compiled", "triton")] = "auto"

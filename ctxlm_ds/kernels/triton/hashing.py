@@ -15,7 +15,12 @@ MIX_2 = tl.constexpr(dropout.MIX_2)
 @triton.jit
 def hash_words(words, key):
     """Return splitmix64 of uint64 words and a key."""
-    z = (words + 1) * GAMMA + key
+    return mix((words + 1) * GAMMA + key)
+
+
+@triton.jit
+def mix(z):
+    """Return the hash of a word's state, (word + 1) GAMMA + key."""
     z = (z ^ (z >> 30)) * MIX_1
     z = (z ^ (z >> 27)) * MIX_2
     return z ^ (z >> 31)

@@ -31,6 +31,8 @@ class Launch:
     grid: Grid
     arguments: dict[str, Any]
     num_warps: int
+    num_stages: int
+    """Steps of a loop that memory holds together."""
 
 
 _records: list[list[Launch]] = []
@@ -46,14 +48,14 @@ def recorded() -> Iterator[list[Launch]]:
         _records.pop()
 
 
-def launch(kernel: Any, grid: Grid, *arguments: Any, num_warps: int = 4, **constants: Any) -> None:
+def launch(kernel: Any, grid: Grid, *arguments: Any, num_warps: int = 4, num_stages: int = 3, **constants: Any) -> None:
     """Launch a kernel with its `arguments` in order, then the compile-time constants; fake tensors start nothing."""
     for records in _records:
         named = dict(zip(kernel.arg_names, arguments, strict=False))
-        records.append(Launch(kernel, grid, {**named, **constants}, num_warps))
+        records.append(Launch(kernel, grid, {**named, **constants}, num_warps, num_stages))
     first = arguments[0]
     if not isinstance(first, FakeTensor) and first.device.type != "meta":
-        kernel[grid](*arguments, **constants, num_warps=num_warps)
+        kernel[grid](*arguments, **constants, num_warps=num_warps, num_stages=num_stages)
 
 
 def operator(schema: str) -> Callable[[Callable[..., Any]], Any]:

@@ -66,7 +66,7 @@ def compiled(launch: Launch, capability: int) -> MachineCode:
         triton.CompilationError, triton.runtime.errors.PTXASError: the kernel does not compile.
     """
     source = _source(launch)
-    options = {"num_warps": launch.num_warps}
+    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
     kernel = triton.compile(source, target=GPUTarget("cuda", capability, WARP), options=options)
     cubin = kernel.asm["cubin"]
     registers = re.search(r"REG:(\d+)", _ask("-res-usage", cubin))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ctxlm_ds.kernels.add_norm import AddNormKernel, AddNormSpec
+from ctxlm_ds.kernels.attention_spec import AttentionKernel
 from ctxlm_ds.kernels.bias_gelu import GATED, BiasGeluKernel, GatedKernel, torch_bias_gelu
 from ctxlm_ds.kernels.cross_entropy import CrossEntropyKernel
 from ctxlm_ds.kernels.dropout import DropoutKernel
@@ -16,6 +17,7 @@ from ctxlm_ds.kernels.implementation import Implementation, Need
 from ctxlm_ds.kernels.rotary import RotaryKernel
 
 MIN_CAPABILITY, MIN_CAPABILITY_BF16 = (7, 5), (8, 0)
+HEAD_SIZES = (64, 128)
 WIDEST_NORM = 8192
 """Width of a norm above which a thread has more values than registers."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -47,11 +49,36 @@ def why_add_norm_cannot_run(need: Need) -> str | None:
     return why_triton_cannot_run(need)
 
 
+def why_attention_cannot_run(need: Need) -> str | None:
+    """Return the reason, or None if the heads fit the tiles as well; the spec is an AttentionSpec."""
+    problem = why_triton_cannot_run(need)
+    if problem is not None:
+        return problem
+    if torch.cuda.get_device_capability() < MIN_CAPABILITY_BF16:
+        return "Triton multiplies no matrices by the units of a device before compute capability 8.0"
+    if need.spec.ranked:
+        return "it hides keys by their place only, and this model's attention by their rank"
+    if need.spec.head_size not in HEAD_SIZES:
+        return f"heads must be {HEAD_SIZES[0]} or {HEAD_SIZES[1]} wide, and they are {need.spec.head_size}"
+    return None
+
+
+def _attention_wins(need: Need) -> bool:
+    """Return whether `auto` takes it: torch needs no mask without a bias, and other draws change a run's losses."""
+    return need.spec.bias and wins("attention", "triton", need)
+
+
 def _row(
     operation: str, make: Callable[[Need], Any], why_not: Callable[[Need], str | None] = why_triton_cannot_run
 ) -> Implementation:
     """Return a row that `auto` takes where a measured figure says that it is faster."""
     return Implementation("triton", make, why_not, lambda need: wins(operation, "triton", need))
+
+
+def _attention(need: Need) -> AttentionKernel:
+    from ctxlm_ds.kernels.triton.attention import TritonAttention
+
+    return TritonAttention(need.spec)
 
 
 def _dropout(need: Need) -> DropoutKernel:
@@ -87,6 +114,7 @@ def _rotary(need: Need) -> RotaryKernel:
 
 
 ROWS = {
+    "attention": Implementation("triton", _attention, why_attention_cannot_run, _attention_wins),
     "dropout": _row("dropout", _dropout),
     "add_norm": _row("add_norm", _add_norm, why_add_norm_cannot_run),
     "bias_gelu": _row("bias_gelu", _bias_gelu),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ctxlm_ds.kernels.add_norm import Drop
+from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionSpec, ProbabilityKeys, Sequences
 from ctxlm_ds.kernels.triton.launch import Launch, recorded
 from ctxlm_ds.kernels.triton.machine_code import MachineCode, compiled
 
@@ -24,9 +25,7 @@ def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
 def codes(launches: Launches) -> list[MachineCode]:
     """Compile for each capability, in fp16 where there is no bf16."""
     of_type = {dtype: launches(dtype) for dtype in (torch.float16, torch.bfloat16)}
-    return [
-        compiled(one, to) for to in CAPABILITIES for one in of_type[torch.float16 if to < 80 else torch.bfloat16]
-    ]
+    return [compiled(one, to) for to in CAPABILITIES for one in of_type[torch.float16 if to < 80 else torch.bfloat16]]
 
 
 def dropout_launches(dtype: torch.dtype) -> list[Launch]:
@@ -89,6 +88,19 @@ def test_eight_neighbours_of_a_thread_move_at_once(launches: Launches) -> None:
         assert code.count("STG") == code.count("STG.E.128"), code.instructions
 
 
+def attention_launches(head_size: int, dtype: torch.dtype = torch.bfloat16) -> list[Launch]:
+    """T5's encoder with shared rows and dropout of probabilities."""
+    from ctxlm_ds.kernels.triton.attention import TritonAttention
+
+    heads = empty(32, 512, 36, head_size, dtype=dtype).requires_grad_().split(12, 2)
+    bias = empty(12, 512, 512, dtype=dtype).requires_grad_()
+    ids, starts = empty(32, 512, dtype=torch.int64), empty(32, 9, dtype=torch.int64)
+    call = AttentionCall(Sequences(ids, starts), 0.1, bias, ProbabilityKeys(KEY, 12, 48))
+    with recorded() as launches:
+        TritonAttention(AttentionSpec(head_size, shares_rows=True, bias=True))(*heads, call).sum().backward()
+    return launches
+
+
 @pytest.mark.parametrize("launches", [dropout_launches, cross_entropy_launches])
 def test_complete_blocks_move_16_bytes_at_once_and_nothing_spills(launches: Launches) -> None:
     for code in codes(launches):
@@ -113,6 +125,26 @@ def test_wide_norms_do_not_spill(capability: int, width: int, layer: bool) -> No
         assert launch.num_warps == 16
         code = compiled(launch, capability)
         assert code.spills == 0 and not code.count("LDG.E.U", "STG.E.U"), code
+
+
+SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227}
+
+
+@pytest.mark.parametrize(
+    ("head_size", "capability"), [(64, 80), (64, 89), (64, 90), (64, 100), (128, 86), (128, 90), (128, 100)]
+)
+def test_tiles_of_attention_fit_the_device(head_size: int, capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registers hold all of a tile, rows of a bias are read by 16 bytes, and a hash serves four probabilities."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: divmod(capability, 10))
+    launches = attention_launches(head_size)
+    assert len(launches) == 4
+    for launch in launches:
+        code, threads = compiled(launch, capability), 32 * launch.num_warps
+        words = launch.arguments["M"] * launch.arguments["N"] / threads / 4
+        assert code.spills == 0 and code.shared_bytes <= SHARED_KIB[capability] << 10, code
+        assert not code.count("LDG.E.U", "LDGSTS.E.U", "STG.E.U"), code.instructions
+        assert code.count("IMAD.WIDE", "IMAD.HI", "UIMAD.WIDE") <= words * 2 * 3 + 50, code.instructions
 
 
 def test_neighbours_share_one_hash() -> None:

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from ctxlm_ds.errors import KernelError
-from ctxlm_ds.kernels import bias_gelu
+from ctxlm_ds.kernels import bias_gelu, figures
+from ctxlm_ds.kernels.attention_spec import AttentionSpec
 from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.kernels.figures import Figure
 from ctxlm_ds.kernels.implementation import Need
 from ctxlm_ds.kernels.triton.rows import ROWS, why_triton_cannot_run
 
@@ -54,3 +56,33 @@ def test_gated_activations_alone_have_a_kernel() -> None:
     make = ROWS["bias_gelu"].make
     assert make(Need(bias_gelu.GATED, "cuda", torch.bfloat16)) is triton_gated
     assert make(Need(None, "cuda", torch.bfloat16)) is bias_gelu.torch_bias_gelu
+
+
+@pytest.mark.parametrize(
+    ("capability", "spec", "reason"),
+    [
+        ((8, 0), AttentionSpec(64, bias=True), None),
+        ((12, 0), AttentionSpec(128, causal=True, window=3, grouped=True), None),
+        ((7, 5), AttentionSpec(64), "before compute capability 8.0"),
+        ((9, 0), AttentionSpec(80), "heads must be 64 or 128 wide, and they are 80"),
+        ((9, 0), AttentionSpec(64, ranked=True), "this model's attention by their rank"),
+    ],
+)
+def test_attention_needs_matrix_units_and_heads_of_a_tile(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], spec: AttentionSpec, reason: str | None
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    found = ROWS["attention"].why_not(Need(spec, "cuda", torch.float16))
+    assert found is None if reason is None else reason in str(found)
+
+
+def test_auto_takes_attention_for_a_bias_and_by_figures_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    figure = Figure("attention", "triton", "9.0", "bfloat16", (1,), 1.0, 2.0, "2.13.0", "3.7.1", "H100")
+    biased, dropped = AttentionSpec(64, bias=True), AttentionSpec(64, dropout=0.1)
+    for known, taken in (((figure,), True), ((), False)):
+        monkeypatch.setattr(figures, "measured", lambda path, known=known: known)
+        suits = [ROWS["attention"].suits(Need(spec, "cuda", torch.bfloat16)) for spec in (biased, dropped)]
+        assert suits == [taken, False]
