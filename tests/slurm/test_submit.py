@@ -70,7 +70,7 @@ def test_each_task_of_a_sweep_is_put_back_alone(runs: Runs, tmp_path: Path) -> N
     last = next(task for task in tasks if f"{task.id} {array}" in ids)
     other = next(task for task in tasks if task is not last)
     runs.cluster.run("scancel", "--batch", "--signal=USR1", last.id)
-    assert len(last.wait_for_event(START, 2)) == 2 and f"job {array} is requeued" in last.text()
+    assert len(last.wait_for_event(START, 2)) == 2 and f"job {last.id} is requeued" in last.text()
     for task in tasks:
         task.wait_for(task.is_over, "its end", 400)
     assert [len(task.events(START)) for task in (last, other)] == [2, 1], last.explain() + other.explain()
