@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from ctxlm_ds.atomic import write_text
 from ctxlm_ds.kernels import figures
 from ctxlm_ds.kernels import norm as norm_kernels
 from ctxlm_ds.kernels.add_norm import AddNormSpec, Drop
+from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionSpec, ProbabilityKeys, Sequences
 from ctxlm_ds.kernels.bias_gelu import GATED
 from ctxlm_ds.kernels.dispatch import OPERATIONS
 from ctxlm_ds.kernels.dropout import compiled_dropout, keyed_dropout
@@ -100,6 +101,7 @@ def _loss(kernel: Any, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
 
 def _norm_spec(kind: str) -> Callable[[str, tuple[int, ...]], AddNormSpec]:
     """Return the spec of a norm whose torch row drops as `auto` does on the device."""
+
     def spec(device: str, shape: tuple[int, ...]) -> AddNormSpec:
         norm = norm_kernels.torch_layer_norm if kind == norm_kernels.LAYER else norm_kernels.torch_rms_norm
         return AddNormSpec(kind, shape[-1], norm, keyed_dropout if device == "cpu" else compiled_dropout)
@@ -156,6 +158,26 @@ def _rotate(kernel: Any, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
     return *(part.detach() for part in parts), *gradients
 
 
+def _attention_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
+    rows, length, heads, size = shape
+    second = length * 2 // 3
+    ids = (torch.arange(length) >= second).long().expand(rows, length) + 1
+    starts = torch.tensor([0, second, length]).expand(rows, 3)
+    numbers = [_normal((rows, length, 3 * heads, size), dtype), _normal((heads, length, length), dtype)]
+    numbers.append(_normal((1, *shape), dtype)[0])
+    return [*numbers, ids.contiguous(), starts.contiguous(), torch.tensor(0x5DEECE66D1234567)]
+
+
+def _attention(kernel: Any, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    heads, bias, upstream, ids, starts, key = inputs
+    heads, bias = heads.detach().requires_grad_(), bias.detach().requires_grad_()
+    number = heads.shape[2] // 3
+    call = AttentionCall(Sequences(ids, starts), kernel.spec.dropout, bias, ProbabilityKeys(key, 0, number))
+    context = kernel(*heads.split(number, 2), call)
+    return context.detach(), *torch.autograd.grad(context, (heads, bias), upstream)
+
+
+T5 = AttentionSpec(64, shares_rows=True, bias=True)
 CASES = (
     Case("dropout", "torch", (16384, 768), _dropout_inputs, _dropout, is_exact=True),
     Case("dropout", "torch", (16384, 1024), _dropout_inputs, _dropout, is_exact=True),
@@ -167,6 +189,9 @@ CASES = (
     Case("bias_gelu", "torch", (16384, 4608), _gate_inputs, partial(_gate, activation="gelu"), spec=GATED),
     Case("bias_gelu", "torch", (8192, 11264), _gate_inputs, partial(_gate, activation="silu"), spec=GATED),
     Case("rotary", "torch", (16, 1024, 36, 64), _heads_inputs, _rotate),
+    # `sdpa` is the row of `auto`; `reference` is the row that draws by key.
+    Case("attention", "sdpa", (16, 512, 12, 64), _attention_inputs, _attention, spec=T5),
+    Case("attention", "reference", (8, 512, 16, 64), _attention_inputs, _attention, spec=replace(T5, dropout=0.1)),
 )
 
 

@@ -23,7 +23,7 @@ def small_cases() -> list[Any]:
 
     first = {case.operation: case for case in CASES}
     shapes = {"dropout": (3, 700), "cross_entropy": (6, 900), "add_norm": (3, 96), "bias_gelu": (3, 64)}
-    shapes["rotary"] = (2, 5, 6, 16)
+    shapes |= {"rotary": (2, 5, 6, 16), "attention": (2, 40, 1, 64)}
     return [replace(case, shape=shapes[name]) for name, case in first.items()]
 
 
