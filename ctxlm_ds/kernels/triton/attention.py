@@ -25,7 +25,7 @@ def _tile(queries: int, keys: int, num_warps: int, num_stages: int = 2) -> dict[
 
 
 WIDE, SQUARE, SMALL, FLAT = _tile(128, 64, 8), _tile(64, 64, 8), _tile(64, 32, 4), _tile(32, 64, 8)
-PLAIN = _tile(32, 32, 8, 1)
+PLAIN, TINY = _tile(32, 32, 8, 1), _tile(16, 16, 8, 1)
 LARGE_CAPABILITIES = 9, 10
 """Major numbers of capabilities with 227 KiB of shared memory, whose products read their matrices there."""
 
@@ -33,7 +33,7 @@ LARGE_CAPABILITIES = 9, 10
 def tiles(dtype: torch.dtype, head_size: int) -> tuple[dict[str, int], dict[str, int]]:
     """Return the tiles of the context and of the gradients, the largest whose numbers fit a device's registers."""
     if dtype == torch.float32:
-        return PLAIN, PLAIN
+        return PLAIN, TINY if head_size > 64 else PLAIN
     is_large = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] in LARGE_CAPABILITIES
     of_gradients = FLAT if head_size > 64 else SQUARE if is_large else SMALL
     return WIDE if is_large else SMALL, of_gradients

@@ -147,6 +147,14 @@ def test_tiles_of_attention_fit_the_device(head_size: int, capability: int, monk
         assert code.count("IMAD.WIDE", "IMAD.HI", "UIMAD.WIDE") <= words * 2 * 3 + 50, code.instructions
 
 
+@pytest.mark.parametrize(("head_size", "capability"), [(64, 80), (128, 86), (128, 90)])
+def test_tiles_of_attention_in_fp32(head_size: int, capability: int) -> None:
+    for launch in attention_launches(head_size, torch.float32):
+        code = compiled(launch, capability)
+        spilling = code.name == "context_kernel" and capability < 90
+        assert code.spills <= (9 if spilling else 0) and code.shared_bytes <= SHARED_KIB[86] << 10, code
+
+
 def test_neighbours_share_one_hash() -> None:
     """Each hash of 64 bits takes three products of three instructions; a thread has 16 elements in four words."""
     for code in codes(dropout_launches):
