@@ -6,17 +6,24 @@ nearest even number, and its product of bf16 matrices multiplies the bit pattern
 
 from __future__ import annotations
 
-import multiprocessing
+import atexit
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+import pickle
+import struct
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
 from functools import cache, wraps
-from typing import Any
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
 
 VARIABLE = "TRITON_INTERPRET"
+ROOT = Path(__file__).resolve().parents[4]
+SIZE = struct.Struct("<q")
 
 
 def in_interpreter(test: Callable[..., None]) -> Callable[..., None]:
@@ -26,33 +33,51 @@ def in_interpreter(test: Callable[..., None]) -> Callable[..., None]:
     def run(*arguments: Any, **named: Any) -> None:
         if os.environ.get(VARIABLE) == "1":
             test(*arguments, **named)
-        else:
-            _pool().submit(_run, test.__module__, test.__name__, arguments, named).result()
+            return
+        server = _server()
+        _send(server.stdin, (test.__module__, test.__name__, arguments, named))
+        if (failure := _receive(server.stdout)) is not None:
+            raise AssertionError(failure)
 
     return run
 
 
 @cache
-def _pool() -> ProcessPoolExecutor:
-    pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _prepare)
-    with _interpreting():
-        pool.submit(os.getpid).result()
-    return pool
+def _server() -> subprocess.Popen[bytes]:
+    """Start the process, which ends with this one; a fork of this one knows nothing of it, as of a pool's."""
+    command = [sys.executable, "-c", f"from {__name__} import serve; serve()"]
+    server = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, VARIABLE: "1"}
+    )
+    atexit.register(server.kill)
+    return server
 
 
-@contextmanager
-def _interpreting() -> Iterator[None]:
-    os.environ[VARIABLE] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[VARIABLE]
+def serve() -> None:
+    """Run the tests that arrive, and answer with None or a traceback."""
+    answers, sys.stdout = os.fdopen(os.dup(1), "wb"), sys.stderr
+    _prepare()
+    while (asked := _receive(sys.stdin.buffer)) is not None:
+        module, name, arguments, named = asked
+        try:
+            getattr(import_module(module), name)(*arguments, **named)
+            _send(answers, None)
+        except BaseException:
+            _send(answers, traceback.format_exc())
 
 
-def _run(module: str, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-    from importlib import import_module
+def _send(pipe: IO[bytes] | None, value: object) -> None:
+    assert pipe is not None
+    content = pickle.dumps(value)
+    pipe.write(SIZE.pack(len(content)) + content)
+    pipe.flush()
 
-    getattr(import_module(module), name)(*arguments, **named)
+
+def _receive(pipe: IO[bytes] | None) -> Any:
+    """Return the next value, or None after the last."""
+    assert pipe is not None
+    size = pipe.read(SIZE.size)
+    return pickle.loads(pipe.read(SIZE.unpack(size)[0])) if size else None
 
 
 def _prepare() -> None:
