@@ -8,6 +8,8 @@ import torch
 from ctxlm_ds.kernels import bias_gelu
 from tests.unit.kernels.triton.interpreter import in_interpreter
 
+pytestmark = pytest.mark.long
+
 
 def with_gradient(kernel: bias_gelu.GatedKernel, x: torch.Tensor, activation: str) -> list[torch.Tensor]:
     leaf = x.clone().requires_grad_()

@@ -26,6 +26,8 @@ from tests.unit.kernels.attention_oracle import KEY_LENGTH, SEQ_LENGTH, layout, 
 from tests.unit.kernels.test_attention import every_spec, name_of
 from tests.unit.kernels.triton.interpreter import in_interpreter
 
+pytestmark = pytest.mark.long
+
 SIZE, HEADS = 64, 2
 KEY = torch.tensor(0x5DEECE66D1234567)
 KEYS = ProbabilityKeys(KEY, 1, 5)

@@ -11,6 +11,8 @@ from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionSpec, Probab
 from tests.unit.kernels.attention_oracle import layout
 from tests.unit.kernels.triton.interpreter import in_interpreter
 
+pytestmark = pytest.mark.long
+
 SIZE = 64
 KEY = torch.tensor(0x5DEECE66D1234567)
 

@@ -10,6 +10,8 @@ import torch
 from ctxlm_ds.kernels import cross_entropy
 from tests.unit.kernels.triton.interpreter import in_interpreter
 
+pytestmark = pytest.mark.long
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 

@@ -8,6 +8,8 @@ import torch
 from ctxlm_ds.kernels import dropout
 from tests.unit.kernels.triton.interpreter import in_interpreter
 
+pytestmark = pytest.mark.long
+
 KEY = 0x5DEECE66D1234567
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 import triton
 import triton.language as tl
@@ -10,6 +11,8 @@ import triton.language as tl
 from ctxlm_ds.kernels.triton.hashing import hash_words
 from ctxlm_ds.parallel.random import _hashes
 from tests.unit.kernels.triton.interpreter import in_interpreter
+
+pytestmark = pytest.mark.long
 
 
 @triton.jit

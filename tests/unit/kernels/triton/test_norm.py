@@ -15,6 +15,8 @@ from ctxlm_ds.kernels.dropout import keyed_dropout
 from ctxlm_ds.kernels.norm import LAYER, RMS
 from tests.unit.kernels.triton.interpreter import in_interpreter
 
+pytestmark = pytest.mark.long
+
 EPS = 1e-5
 KEY = torch.tensor(0x5DEECE66D1234567)
 SHAPES = [((5, 96), 12 * 96), ((2, 3, 50), 0), ((3, 77), 9)]

@@ -23,6 +23,8 @@ from ctxlm_ds.registry import KERNELS
 from tests.encoder_batches import OUTPUTS, random_batch, tiny_model
 from tests.unit.kernels.triton.interpreter import in_interpreter
 
+pytestmark = pytest.mark.long
+
 WIDTH, HEADS, SOURCE, TARGET = 24, 2, 6, 5
 
 

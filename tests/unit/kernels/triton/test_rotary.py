@@ -9,6 +9,8 @@ from torch.nn import functional as F
 from ctxlm_ds.kernels.rotary import Angles, RotaryKernel, torch_rotary
 from tests.unit.kernels.triton.interpreter import in_interpreter
 
+pytestmark = pytest.mark.long
+
 SHAPES = [((4, 2, 2), 64, 64), ((3, 1, 1), 20, 20), ((2, 2, 2), 6, 6), ((9, 3, 3), 16, 10)]
 """Heads of queries, keys and values, size of a head, elements that rotate."""
 PACKED = torch.tensor([[0, 1, 2, 3, 4, 0, 1], [39, 12, 0, 0, 1, 2, 0]])

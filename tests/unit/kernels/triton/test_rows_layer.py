@@ -17,6 +17,8 @@ from ctxlm_ds.registry import KERNELS
 from tests.encoder_batches import tiny_model
 from tests.unit.kernels.triton.interpreter import in_interpreter
 
+pytestmark = pytest.mark.long
+
 OPERATIONS = ("rotary", "bias_gelu")
 FAMILIES = {
     "llama": ("logits", dict(num_key_value_heads=2, hidden_activation="silu")),

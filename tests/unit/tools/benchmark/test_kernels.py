@@ -15,6 +15,8 @@ import torch
 from ctxlm_ds.kernels import figures
 from tests.unit.kernels.triton.interpreter import in_interpreter
 
+pytestmark = pytest.mark.long
+
 FOREIGN = ("deepspeed", "transformers", "pydantic", "datasets", "yaml")
 
 
