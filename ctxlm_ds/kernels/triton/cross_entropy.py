@@ -30,7 +30,7 @@ def add_block(largest, total, group, x, first):
 
 
 @triton.jit
-def statistics_kernel(
+def cross_entropy_statistics_kernel(
     logits, labels, largest_out, word_out, total_out, of_label_out, words, GROUPS: tl.constexpr, GROUP: tl.constexpr
 ):
     """Reduce one row: largest logit and its first word, sum of exponentials, and the label's logit."""
@@ -60,7 +60,7 @@ def statistics_kernel(
 
 
 @triton.jit
-def gradient_kernel(logits, labels, log_total, factor, words, BLOCK: tl.constexpr):
+def cross_entropy_gradient_kernel(logits, labels, log_total, factor, words, BLOCK: tl.constexpr):
     """Write softmax times a factor minus one-hot in the place of `BLOCK` logits of a row."""
     row = tl.program_id(0).to(tl.int64)
     start = tl.program_id(1) * BLOCK
@@ -89,7 +89,7 @@ def cross_entropy_statistics(logits: Tensor, labels: Tensor) -> tuple[Tensor, Te
     largest, total, of_label = (logits.new_empty(rows, dtype=torch.float32) for _ in range(3))
     found = largest, torch.empty_like(labels), total, of_label
     settings = {"GROUPS": GROUPS, "GROUP": GROUP, "num_warps": WARPS}
-    launch(statistics_kernel, (rows,), logits, dense(labels), *found, words, **settings)
+    launch(cross_entropy_statistics_kernel, (rows,), logits, dense(labels), *found, words, **settings)
     return found
 
 
@@ -98,7 +98,7 @@ def cross_entropy_gradient(logits: Tensor, labels: Tensor, log_total: Tensor, fa
     """Write the gradient in the place of contiguous logits [k, v]."""
     rows, words = logits.shape
     grid = (rows, triton.cdiv(words, BLOCK))
-    launch(gradient_kernel, grid, logits, dense(labels), log_total, factor, words, BLOCK=BLOCK)
+    launch(cross_entropy_gradient_kernel, grid, logits, dense(labels), log_total, factor, words, BLOCK=BLOCK)
 
 
 def row_statistics(logits: Tensor, labels: Tensor) -> RowStatistics:

@@ -57,7 +57,7 @@ def add_norm_kernel(
 
 
 @triton.jit(do_not_specialize_on_alignment=["key"])
-def gradient_kernel(
+def add_norm_gradient_kernel(
     of_y, of_z, z, weight, key, means, scales, residual_out, x_out, sums_out, rows, width, first, threshold, factor,
     LAYER: tl.constexpr, DROP_LAST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -135,7 +135,7 @@ def add_norm_gradient(
     sums = z.new_empty((programs, 1 + layer, width), dtype=torch.float32)
     tensors = dense(of_y), None if of_z is None else dense(of_z), z, weight, key, mean, scale, of_residual, of_x, sums
     numbers = rows, width, first, *threshold_and_factor(p)
-    launch(gradient_kernel, (programs,), *tensors, *numbers, LAYER=layer, DROP_LAST=drop_last, **_tile(width))
+    launch(add_norm_gradient_kernel, (programs,), *tensors, *numbers, LAYER=layer, DROP_LAST=drop_last, **_tile(width))
     return of_residual, z.new_empty(0) if of_x is None else of_x, sums
 
 
