@@ -28,7 +28,7 @@ import torch.distributed as dist
 IMPORTED = (
     "ctxlm_ds.kernels.cpu_loops", "ctxlm_ds.models.parts.embeddings", "ctxlm_ds.models.parts.heads",
     "ctxlm_ds.models.parts.transformer", "ctxlm_ds.objectives.corruption.spans",
-    "ctxlm_ds.objectives.corruption.tokens", "ctxlm_ds.training.engine.bf16_optimizer",
+    "ctxlm_ds.objectives.corruption.tokens", "ctxlm_ds.training.engine.zero_optimizers",
     "ctxlm_ds.training.engine.pipeline", "deepspeed.module_inject.auto_ep_layer", "deepspeed.ops.op_builder.all_ops",
     "deepspeed.runtime.engine", "deepspeed.runtime.superoffload.superoffload_stage3",
 )  # fmt: skip

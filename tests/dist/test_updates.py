@@ -16,7 +16,7 @@ from ctxlm_ds.apps.plan.traffic import gradient_bytes, update_bytes
 from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
-from ctxlm_ds.training.engine import bf16_optimizer
+from ctxlm_ds.training.engine import zero_optimizers
 from tests.dist.forks import fork_ranks
 from tests.dist.training import GLOBAL_BATCH, SEQ_LENGTH, VOCAB, build_engine, step_of, tiny_config
 from tests.sections import model_section
@@ -65,7 +65,7 @@ def add_as_on_a_gpu(total: torch.Tensor, first: torch.Tensor | None, gradient: t
 
 def count_in_step(rank: int, world_size: int, config: RunConfig, user_json: dict[str, Any]) -> tuple[int, int]:
     """Bytes of sums and reduction, and of the update, in the third step."""
-    bf16_optimizer._add_on_cpu = add_as_on_a_gpu
+    zero_optimizers._add_on_cpu = add_as_on_a_gpu
     engine = build_engine(config, user_json)
     found: dict[str, Counter[str]] = {"gradients": Counter(), "update": Counter()}
 
@@ -120,7 +120,8 @@ def config_of(precision: str, optimizer: str, micro_batch_size: int) -> RunConfi
         (1, "bf16", "adafactor", 4, 0.02),
         (1, "bf16", "adagrad", 4, 0.02),
         (0, "fp32", "adamw", GLOBAL_BATCH, 0.01),
-        (1, "fp32", "adamw", GLOBAL_BATCH, 0.1),
+        (1, "fp32", "adamw", GLOBAL_BATCH, 0.01),
+        (2, "fp32", "adamw", 4, 0.01),
         (2, "bf16", "adamw", GLOBAL_BATCH, 0.15),
         (2, "bf16", "adamw", 4, 0.1),
         (3, "bf16", "adamw", 4, 0.1),
@@ -136,7 +137,8 @@ def test_moved_bytes_are_those_of_the_operations(
     (cut,) = planner.stages(layout)
     sizes, zero = cut.parameters, planner.zero[stage]
     planned_gradients = gradient_bytes(config.training, sizes, zero, 1, GLOBAL_BATCH // micro_batch_size)
-    assert planned_gradients == pytest.approx(gradients, rel=error)
+    # DeepSpeed divides an empty bucket by a number.
+    assert planned_gradients == pytest.approx(gradients, rel=error, abs=8)
     assert update_bytes(config.training, config.optimizer, sizes, zero, 1) == pytest.approx(update, rel=error)
 
 

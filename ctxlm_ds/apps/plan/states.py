@@ -129,6 +129,11 @@ def uses_bf16_optimizer(training: TrainingConfig, zero: ZeroSettings) -> bool:
     return in_bf16 and zero.stage == 1 and not zero.offload_optimizer
 
 
+def averages_in_place(training: TrainingConfig, zero: ZeroSettings, data_ranks: int) -> bool:
+    """Return True if gradients are their average over the ranks already (training/engine/zero_optimizers.py)."""
+    return data_ranks == 1 and training.precision == "fp32" and zero.stage < 3 and not zero.offload_optimizer
+
+
 def state_elements(
     training: TrainingConfig,
     optimizer: OptimizerSection,
@@ -161,14 +166,15 @@ def buffer_bytes(
 ) -> tuple[int, int]:
     """Return the bytes of buckets and copies during the backward pass, and during the update.
 
-    Stage 0 flattens up to 500 million elements for one all-reduce after the backward pass, also on one rank; the
-    Bf16Optimizer adds each gradient to its fp32 sum; otherwise stages 1 to 3 fill buckets during the pass, two with
-    overlap_comm. At the update they copy a rank's gradients, except stage 2 those that it sums in fp32 for 16 bits.
+    Stage 0 flattens up to 500 million elements for one all-reduce after the backward pass; the Bf16Optimizer adds each
+    gradient to its fp32 sum; otherwise stages 1 to 3 fill buckets during the pass, two with overlap_comm (none of
+    both in place). At the update they copy a rank's gradients, except stage 2 those that it sums in fp32 for 16 bits.
     """
     weight = BYTES[training.precision]
     whole = parameters.num_elements
+    in_place = averages_in_place(training, zero, data_ranks)
     if zero.stage == 0:
-        return 0, FLOAT * min(whole, DEEPSPEED_BUCKET)
+        return 0, 0 if in_place else FLOAT * min(whole, DEEPSPEED_BUCKET)
     if uses_bf16_optimizer(training, zero):
         return weight * parameters.largest, 0
     buckets = (2 if zero.overlap_comm else 1) * max(min(zero.reduce_bucket, whole), parameters.largest)
@@ -177,7 +183,7 @@ def buffer_bytes(
         share = parameters.padded_each(data_ranks) // data_ranks
         return weight * (buckets + min(gathered, whole)), FLOAT * share
     copies = zero.stage == 1 or training.grad_accum_dtype != "fp32" or training.precision == "fp32"
-    return weight * buckets, copies * FLOAT * parameters.padded(data_ranks) // data_ranks
+    return 0 if in_place else weight * buckets, copies * FLOAT * parameters.padded(data_ranks) // data_ranks
 
 
 def workspace_bytes(

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ctxlm_ds.apps.plan.layouts import BYTES, Layout
-from ctxlm_ds.apps.plan.states import FLOAT, StageParameters, total_elements, uses_bf16_optimizer
+from ctxlm_ds.apps.plan.states import FLOAT, StageParameters, averages_in_place, total_elements, uses_bf16_optimizer
 from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.schema import TrainingConfig
 from ctxlm_ds.recipe.sections import OptimizerSection
@@ -106,9 +106,9 @@ def _stage3_messages(
     yield Message("data", "all_gather", weight * gathered // ranks, ranks, "weights")
 
 
-NORM_BYTES, CLIP_BYTES = 4, 8
-ZERO_BYTES = 30
-"""Bytes per element of DeepSpeedZeroOptimizer in addition: fp32 gradient, norm, flat copy, weight; counted 26 to 34."""
+NORM_BYTES, CLIP_BYTES, JOIN_BYTES = 4, 8, 8
+STAGE_3_BYTES = 30
+"""Bytes per element of stage 3's optimizer in addition: fp32 gradient, norm, flat copy, weight; counted 26 to 34."""
 FIRST_SUM_BYTES, NEXT_SUM_BYTES = 6, 10
 """Bytes per element of the Bf16Optimizer: bf16 is copied into an fp32 sum (2 + 4), or added to it (2 + 4 + 4)."""
 FLATTEN_BYTES = 16
@@ -129,6 +129,8 @@ def gradient_bytes(
         return elements * (FIRST_SUM_BYTES + NEXT_SUM_BYTES * later)
     # autograd reads both and writes their sum.
     summed = 3 * each_sum * later * elements
+    if averages_in_place(training, zero, data_ranks):
+        return summed
     if zero.stage == 0:
         return summed + FLATTEN_BYTES * elements
     if zero.stage == 1:
@@ -156,10 +158,8 @@ def update_bytes(
     """Return the bytes that norm, clipping, the optimizer and the copy of its weights move."""
     ranks = data_ranks if zero.stage else 1
     each = CLIP_BYTES if optimizer.gradient_clipping else 0
-    if zero.stage == 0:
-        each += NORM_BYTES
-    elif uses_bf16_optimizer(training, zero):
-        each += NORM_BYTES + FLOAT + BYTES[training.precision]
-    else:
-        each += ZERO_BYTES
+    each += STAGE_3_BYTES if zero.stage == 3 else NORM_BYTES
+    if 0 < zero.stage < 3:
+        joins = training.grad_accum_dtype == training.precision  # others are summed in a flat tensor
+        each += FLOAT + BYTES[training.precision] + (JOIN_BYTES if joins else 0)
     return each * (parameters.padded(ranks) // ranks) + optimizer_bytes(optimizer, parameters, zero, data_ranks)

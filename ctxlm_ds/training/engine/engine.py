@@ -34,6 +34,7 @@ from ctxlm_ds.training.engine.runtime import (
     holding_of,
     import_muon_uncompiled,
     keep_precision,
+    leave_gradients_in_place,
     load_async_io,
     load_described_optimizer,
     model_parallel_unit,
@@ -158,7 +159,7 @@ class Engine:
     ) -> None:
         import deepspeed
 
-        from ctxlm_ds.training.engine.bf16_optimizer import used_by_deepspeed
+        from ctxlm_ds.training.engine.zero_optimizers import used_by_deepspeed
 
         # A module global that an earlier engine of this process may have set.
         deepspeed.utils.groups.mpu = None
@@ -175,6 +176,8 @@ class Engine:
             )
         self.device = self._deepspeed.device
         keep_precision(self._frozen, self.program.layers)
+        if self.zero_stage == 0 and self.topology.data_parallel_size == 1:
+            leave_gradients_in_place(self._deepspeed)
         self._zero = self._deepspeed.optimizer
         self._inner = optimizer if optimizer is not None else getattr(self._zero, "optimizer", self._zero)
         use_full_vectors(self._inner)

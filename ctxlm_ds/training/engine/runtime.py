@@ -115,6 +115,12 @@ def skip_sums_over_one_rank() -> None:
     comm.all_reduce = skipping
 
 
+def leave_gradients_in_place(engine: Any) -> None:
+    """Let DeepSpeed's engine of stage 0 on one rank not join fp32 gradients, multiply by 1 and copy each back."""
+    if engine.communication_data_type == torch.float32 and engine.gradient_predivide_factor() == 1.0:
+        engine._reduce_non_expert_gradients = lambda *_: None
+
+
 def import_muon_uncompiled() -> None:
     """Import DeepSpeed's Muon, for which every ZeRO optimizer looks, and compile its functions only if they are called.
 

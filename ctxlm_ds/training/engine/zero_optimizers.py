@@ -1,8 +1,8 @@
-"""ZeRO stage 1 in bf16 with gradients that are added up, averaged and clipped in fp32.
+"""DeepSpeed's optimizers of ZeRO stages 1 and 2 with less work; in bf16 gradients are added up and clipped in fp32.
 
-DeepSpeed's BF16_Optimizer accumulates in fp32 but rounds the sums to bf16 for the all-reduce, even on one rank, and
-copies and clears them several times per step. Written against deepspeed 0.19.8: runtime/bf16_optimizer.py, and
-`buffered_allreduce_fallback` of runtime/engine.py.
+DeepSpeed's BF16_Optimizer (stage 1) accumulates in fp32 but rounds the sums to bf16 for the all-reduce, even on one
+rank, and copies and clears them several times per step. Written against deepspeed 0.19.8: runtime/bf16_optimizer.py,
+runtime/zero/stage_1_and_2.py, and `buffered_allreduce_fallback` of runtime/engine.py.
 """
 
 from __future__ import annotations
@@ -17,11 +17,53 @@ from deepspeed import comm
 from deepspeed.runtime import bf16_optimizer, engine
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.pipe import engine as pipeline_engine
-from deepspeed.runtime.utils import is_model_parallel_parameter
+from deepspeed.runtime.utils import is_model_parallel_parameter, mask_nan_or_inf_with_val_inplace
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+from deepspeed.runtime.zero.utils import get_norm_dtype
 from deepspeed.utils.bwc import bwc_tensor_model_parallel_rank
 
 from ctxlm_ds.kernels.dispatch import DTYPES
 from ctxlm_ds.process.patches import replaced
+
+
+def _is_counted(parameter: torch.nn.Parameter, tensor_rank: int) -> bool:
+    """Return whether no other model-parallel rank counts a parameter in the norm."""
+    own = tensor_rank == 0 or is_model_parallel_parameter(parameter)
+    return own and not getattr(parameter, "ds_pipe_replicated", False)
+
+
+class ZeroOptimizer(DeepSpeedZeroOptimizer):
+    """DeepSpeed's optimizer in fewer operators; every number is the same, bit for bit."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        types = {self.dtype, self.gradient_accumulation_dtype, self.communication_data_type}
+        is_alone = comm.get_world_size(group=self.dp_process_group) == 1
+        if is_alone and types == {torch.float32} and self.reduce_scatter and not self.cpu_offload:
+            # Gradients are their averages, so none goes into a bucket.
+            for hook in self._grad_acc_hooks:
+                hook.remove()
+            self.reduce_independent_p_g_buckets_and_remove_grads = self.reduce_ipg_grads = lambda *_: None
+
+    def get_grad_norm_direct(self, gradients: Any, params: Any, norm_type: float = 2) -> torch.Tensor:
+        """Return the L2 norm of a group's gradients over all ranks, -1 if it is not finite."""
+        present = [gradient for gradient in gradients if not getattr(gradient, "_zero_padding", False)]
+        pairs = zip(present, params, strict=False)  # the last may be padding
+        counted = [gradient for gradient, parameter in pairs if _is_counted(parameter, self.model_parallel_rank)]
+        norms = torch._foreach_norm(counted, norm_type, dtype=get_norm_dtype()) if counted else ()
+        square = torch.stack(norms).square().sum().float() if norms else torch.zeros((), device=self.device)
+        comm.all_reduce(square, group=self.dp_process_group)
+        self._model_parallel_all_reduce(square, comm.ReduceOp.SUM)
+        norm = square.sqrt()
+        mask_nan_or_inf_with_val_inplace(norm, device=self.device)
+        return norm
+
+    def _update_model_bit16_weights(self, group_index: int) -> None:
+        """Make the parameters views of the flat weights, unless they are since the first call."""
+        flat = self.bit16_groups_flat[group_index]
+        begin, end = flat.data_ptr(), flat.data_ptr() + flat.nbytes
+        if not all(begin <= parameter.data_ptr() < end for parameter in self.bit16_groups[group_index]):
+            super()._update_model_bit16_weights(group_index)
 
 
 class Bf16Optimizer(BF16_Optimizer):
@@ -129,13 +171,12 @@ class Bf16Optimizer(BF16_Optimizer):
     @cached_property
     def _counted_sums(self) -> list[torch.Tensor]:
         """This rank's ranges of parameters that no other model-parallel rank counts."""
-        is_first = bwc_tensor_model_parallel_rank(mpu=self.mpu) == 0
+        rank = bwc_tensor_model_parallel_rank(mpu=self.mpu)
         counted = []
         for parameters, own in zip(self.bf16_groups, self.fp32_groups_gradient_flat_partition, strict=True):
             for parameter in parameters:
-                duplicate = getattr(parameter, "ds_pipe_replicated", False)
                 mapping = parameter._hp_mapping
-                if mapping is None or duplicate or not (is_first or is_model_parallel_parameter(parameter)):
+                if mapping is None or not _is_counted(parameter, rank):
                     continue
                 address = mapping.get_hp_fragment_address()
                 counted.append(own.narrow(0, address.start, address.numel))
@@ -162,7 +203,7 @@ def _add_on_cpu(total: torch.Tensor, first: torch.Tensor | None, gradient: torch
 
 @contextmanager
 def used_by_deepspeed(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Make engines that are built inside use Bf16Optimizer, with DeepSpeed's `settings`, in place of BF16_Optimizer.
+    """Make engines that are built inside use Bf16Optimizer, with DeepSpeed's `settings`, and ZeroOptimizer.
 
     The memory reports of BF16_Optimizer, each after a collection of garbage (0.2 s), are left out.
     """
@@ -171,6 +212,7 @@ def used_by_deepspeed(settings: Mapping[str, Any]) -> Iterator[None]:
     with (
         replaced(engine, "BF16_Optimizer", configured),
         replaced(pipeline_engine, "BF16_Optimizer", configured),
+        replaced(engine, "DeepSpeedZeroOptimizer", ZeroOptimizer),
         replaced(bf16_optimizer, "see_memory_usage", lambda *_, **__: None),
     ):
         yield
