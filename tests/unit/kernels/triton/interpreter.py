@@ -1,8 +1,4 @@
-"""Tests in a process in which numpy computes Triton's kernels: TRITON_INTERPRET is read when the kernels are imported.
-
-Two faults of the interpreter (3.7.1 to 3.9.0) are worked around: it cuts fp32 to bf16 where devices round to the
-nearest even number, and its product of bf16 matrices multiplies the bit patterns as integers.
-"""
+"""Tests in a process in which numpy computes the kernels: TRITON_INTERPRET is read when Triton is imported."""
 
 from __future__ import annotations
 
@@ -18,8 +14,6 @@ from functools import cache, wraps
 from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
-
-import numpy as np
 
 VARIABLE = "TRITON_INTERPRET"
 ROOT = Path(__file__).resolve().parents[4]
@@ -56,7 +50,12 @@ def _server() -> subprocess.Popen[bytes]:
 def serve() -> None:
     """Run the tests that arrive, and answer with None or a traceback."""
     answers, sys.stdout = os.fdopen(os.dup(1), "wb"), sys.stderr
-    _prepare()
+    import torch
+
+    from ctxlm_ds.kernels.triton.interpreter import round_as_devices
+
+    torch.set_num_threads(1)
+    round_as_devices()
     while (asked := _receive(sys.stdin.buffer)) is not None:
         module, name, arguments, named = asked
         try:
@@ -78,32 +77,3 @@ def _receive(pipe: IO[bytes] | None) -> Any:
     assert pipe is not None
     size = pipe.read(SIZE.size)
     return pickle.loads(pipe.read(SIZE.unpack(size)[0])) if size else None
-
-
-def _prepare() -> None:
-    import torch
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    torch.set_num_threads(1)
-    convert, create_dot = interpreter._convert_float, interpreter.InterpreterBuilder.create_dot
-
-    def rounded(data: np.ndarray, source: Any, target: Any, mode: Any) -> np.ndarray:
-        if (source, target) == (tl.float32, tl.bfloat16):
-            values = torch.from_numpy(np.frombuffer(data.tobytes(), np.float32).copy())
-            return values.to(torch.bfloat16).view(torch.uint16).numpy().reshape(data.shape)
-        if (source, target) == (tl.bfloat16, tl.float32):
-            return (np.frombuffer(data.tobytes(), np.uint16).astype(np.uint32) << 16).reshape(data.shape)
-        return convert(data, source, target, mode)
-
-    def widened(handle: Any) -> Any:
-        if handle.dtype.scalar != tl.bfloat16:
-            return handle
-        wide = rounded(handle.data, tl.bfloat16, tl.float32, None).view(np.float32)
-        return interpreter.TensorHandle(wide, tl.float32)
-
-    def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
-        return create_dot(self, widened(a), widened(b), *rest)
-
-    interpreter._convert_float = rounded
-    interpreter.InterpreterBuilder.create_dot = dot
