@@ -46,9 +46,13 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   DeviceIndex deviceCount() const override { return 1; }
   DeviceIndex current_device() const override { return 0; }
   DeviceIndex getCurrentDevice() const override { return 0; }
+  bool hasCuDNN() const override { return false; }
+  long versionCuDNN() const override { return 0; }
+  long versionRuntimeCuDNN() const override { return 0; }
 };
 using at::CUDAHooksRegistry;
 using at::RegistererCUDAHooksRegistry;
-REGISTER_CUDA_HOOKS(CUDAHooks)
+// Before those of a CUDA build, which finds no driver on a machine without a GPU.
+C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PREFERRED, CUDAHooks)
 
 }  // namespace

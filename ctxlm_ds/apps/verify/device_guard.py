@@ -1,7 +1,7 @@
 """Compile device_guard.cpp once per torch and user, and load it before torch.
 
-With it a CPU build of torch takes fake tensors on `cuda` forward and backward (fake_cuda.py). torch reads the registry
-of devices when it is imported, so the library comes first.
+With it torch takes fake tensors on `cuda` forward and backward (fake_cuda.py) without a device: a CPU build, and a CUDA
+build. torch reads the registry of devices when it is imported, so the library comes first.
 """
 
 from __future__ import annotations
@@ -32,22 +32,36 @@ def load_device_guard() -> Path:
     """Load the guard into this process, after compiling it if this user has none for this torch; return its file.
 
     Raises:
-        VerifyError: torch was imported already or is a CUDA build, no compiler is found or it fails, or the user's
-            cache cannot be written.
+        VerifyError: torch was imported already, no compiler is found or it fails, or the user's cache cannot be
+            written.
     """
     if "torch" in sys.modules:
         raise VerifyError("the device guard must be loaded before torch, which this process has imported already")
-    torch = _torch_folder()
-    if (torch / "lib" / "libtorch_cuda.so").exists():
-        raise VerifyError(f"the device guard is for CPU builds of torch, and {torch} is a CUDA build")
-    library = _cached(torch)
+    folder = _torch_folder()
+    library = _cached(folder)
     if not library.exists():
-        _compile(torch, library)
+        _compile(folder, library)
     try:
         ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
     except OSError as error:
         raise VerifyError(f"the device guard cannot be loaded: {error}; remove {library} to compile it again") from None
+    _import_torch()
     return library
+
+
+def _import_torch() -> None:
+    """Import torch, a CUDA build as on a machine without GPUs, and without what it says of the earlier registration."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    said = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            import torch
+        finally:
+            os.dup2(said, 2)
+            os.close(said)
+    # A CUDA build has put its own guard in the place of this one; it has no device here, and torch has one for fakes.
+    torch._C._ensureCUDADeviceGuardSet()
 
 
 def _torch_folder() -> Path:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.apps.verify import device_guard
-from tests.each import each
 
 LOAD = """
 import sys
@@ -99,18 +98,6 @@ def test_the_name_changes_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {device_guard._cached(folder), device_guard._cached(folder / "other")}
     monkeypatch.setattr(device_guard.metadata, "version", lambda name: "2.14.0")
     assert len({*names, device_guard._cached(folder)}) == 3
-
-
-@each("build", ["cuda", "cpu"])
-def test_only_a_cpu_build_takes_it(build: str, tmp_path: Path) -> None:
-    """A process with another torch folder, which has the library of a CUDA build or has it not."""
-    libraries = tmp_path / build / "torch" / "lib"
-    libraries.mkdir(parents=True)
-    (libraries.parent / "__init__.py").touch()
-    (libraries / f"libtorch_{build}.so").touch()
-    path = f"{libraries.parents[1]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    said = refusal(tmp_path / "cache", PYTHONPATH=path, CXX="nothing")
-    assert said.endswith("is a CUDA build") == (build == "cuda")
 
 
 def test_the_source_is_in_the_wheel() -> None:
