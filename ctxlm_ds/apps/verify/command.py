@@ -10,6 +10,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from ctxlm_ds.apps.verify.device_guard import load_device_guard
 from ctxlm_ds.apps.verify.findings import CHECKED, NOT_CHECKED, ONLY_A_DEVICE, WRONG, Finding, as_dict, table
@@ -53,8 +54,9 @@ def verify(args: argparse.Namespace) -> Iterator[Finding]:
     from ctxlm_ds.apps.plan.check_run import deepspeed_settings, layout_of, run_lines, with_tokenizer_size
     from ctxlm_ds.apps.plan.plan import Planner
     from ctxlm_ds.apps.verify import parts
+    from ctxlm_ds.export.teacher import with_teacher
     from ctxlm_ds.recipe.hardware import Cluster, find_gpu
-    from ctxlm_ds.recipe.json_source import ZeroSettings
+    from ctxlm_ds.recipe.json_source import DEFAULT_CONFIG, ZeroSettings, load_deepspeed_json
     from ctxlm_ds.recipe.load import load_config
     from ctxlm_ds.registry import FAMILIES
 
@@ -62,6 +64,8 @@ def verify(args: argparse.Namespace) -> Iterator[Finding]:
     if args.gpus % each:
         raise ConfigError(f"--gpus {args.gpus}: not a multiple of --gpus-per-node {each}")
     config = load_config(args.config, args.set, args.gpus)
+    if config.teacher.path is not None:
+        config = with_teacher(config)
     settings = deepspeed_settings(args, config, args.gpus)
     zero = ZeroSettings.of_json(settings).stage
     lines = run_lines(config, zero, args.gpus, config.directory)[:-1]
@@ -80,12 +84,15 @@ def verify(args: argparse.Namespace) -> Iterator[Finding]:
     layout = layout_of(config.parallel, config.training, zero, args.gpus)
     yield parts.memory(planner, layout)
     capability = capability_of(gpu.name, args.capability)
-    if why_not:
-        yield Finding("model", NOT_CHECKED, why_not)
-    else:
-        yield from parts.model(config, planner, layout, capability)
-    if layout.pipeline > 1:
-        yield Finding("pipeline", NOT_CHECKED, "layers ran in one stage; what stages send each other is planned only")
+    source = str(args.deepspeed_config or config.deepspeed or DEFAULT_CONFIG)
+    given = {"recipe": config.model_dump(mode="json"), "deepspeed": load_deepspeed_json(source), "num_ranks": args.gpus}
+    with ThreadPoolExecutor() as apart:
+        counted = apart.submit(parts.run_apart, "ranks", given)
+        if why_not:
+            yield Finding("model", NOT_CHECKED, why_not)
+        else:
+            yield from parts.model(config, planner, layout, capability, apart)
+        yield parts.ranks(counted, args.gpus)
     yield Finding("on a device", ONLY_A_DEVICE, "speed, NCCL, streams and CUDA graphs, rounding of tensor cores")
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -26,8 +27,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ctxlm_ds.errors import VerifyError
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
-from ctxlm_ds.models.layers import LayerDescription, LayerSequence
+from ctxlm_ds.models.layers import Flow, LayerSequence, parameter_prefixes
 from ctxlm_ds.models.program import Program
+from ctxlm_ds.models.stages import plan_stages
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
@@ -50,7 +52,7 @@ class FakePass:
     outputs: dict[str, tuple[tuple[int, ...], Place]]
     """Shape and place of each tensor that the loss terms read."""
     parameters: dict[str, Place]
-    """The trained ones."""
+    """The trained ones; a tied one has a copy on each later stage that uses it, named `NAME of stage K`."""
     gradients: dict[str, Place]
     """Those of the parameters that have one."""
     forward: Counter[str]
@@ -82,8 +84,14 @@ class FakeModel:
             parallel = _context(config)
         self._config = config
         self._program = describe(config, parallel, kernels_of=self._kernels_of)
+        layers = self._program.layers
+        self.bounds = [0, len(layers)]
+        """First layer of each pipeline stage, and the number of layers."""
+        if config.parallel.pipeline_parallel_size > 1:
+            self.bounds = plan_stages(config.parallel, layers, self._program.trained_shapes)
+        self._flow = Flow(layers, self._program.outputs)
         dtype = DTYPES[config.training.precision]
-        self._module = _build(self._program, dtype, config.training.activation_checkpointing)
+        self._stages = _build(self._program, self.bounds, dtype, config.training.activation_checkpointing)
 
     @property
     def kernels(self) -> dict[str, str]:
@@ -91,7 +99,7 @@ class FakeModel:
         return self._kernels_of(self._config.training.precision).names
 
     def run(self) -> FakePass:
-        """Run one micro-batch and its losses forward and backward. Raises VerifyError if an operator stops it."""
+        """Run one micro-batch and its losses through all stages. Raises VerifyError if an operator stops it."""
         config, program = self._config, self._program
         fields, rows = build_objective(config.objective).fields(config.data), config.training.micro_batch_size
         with DEVICE:
@@ -101,12 +109,14 @@ class FakeModel:
         forward, backward = _Operators(), _Operators()
         with forward:
             program.parallel.dropout.begin(0, 0, DEVICE)
-            outputs = self._module.run(batch)
+            outputs, cuts = self._forward(batch)
             loss, _ = losses(outputs, batch, factors)
         with backward:
             loss.backward()
-        named = self._module.named_parameters()
-        trained = {name: value for name, value in named if program.facts[name].trained}
+            for sent, received in reversed(cuts):
+                pairs = [(x, leaf.grad) for x, leaf in zip(sent, received, strict=True) if leaf.grad is not None]
+                torch.autograd.backward(*zip(*pairs, strict=True))
+        trained = self._trained_parameters()
         return FakePass(
             self.kernels,
             {name: (tuple(value.shape), _place(value)) for name, value in outputs.items()},
@@ -115,6 +125,27 @@ class FakeModel:
             forward.calls,
             backward.calls,
         )
+
+    def _forward(self, batch: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[tuple[list[Tensor], list[Tensor]]]]:
+        """Return the outputs, and for each cut the tensors with a gradient before it and after it."""
+        tensors, cuts = dict(batch), []
+        for start, stage in zip(self.bounds, self._stages, strict=False):
+            if start > 0:
+                names = [name for name in self._flow.before(start).with_gradient if tensors[name].requires_grad]
+                sent = [tensors[name] for name in names]
+                received = [x.detach().requires_grad_() for x in sent]
+                tensors |= zip(names, received, strict=True)
+                cuts.append((sent, received))
+            tensors |= stage.run(tensors)
+        return {name: tensors[name] for name in self._program.outputs}, cuts
+
+    def _trained_parameters(self) -> dict[str, nn.Parameter]:
+        found: dict[str, nn.Parameter] = {}
+        for number, stage in enumerate(self._stages):
+            for name, value in stage.named_parameters():
+                if self._program.facts[name].trained:
+                    found[f"{name} of stage {number}" if name in found else name] = value
+        return found
 
 
 def _context(config: RunConfig, rank: int = 0, size: int = 1, group: Any = None) -> ParallelContext:
@@ -132,26 +163,38 @@ def rank_that_sends_nothing(config: RunConfig, rank: int) -> Iterator[ParallelCo
         yield _context(config, rank, size, group)
 
 
-def _place(value: torch.Tensor) -> Place:
+def _place(value: Tensor) -> Place:
     return value.dtype, value.device
 
 
-def _build(program: Program, dtype: torch.dtype, recomputes: bool) -> LayerSequence:
-    """Build the model in the run's type, a teacher in its own: a module of fake tensors cannot be converted."""
+def _build(program: Program, bounds: Sequence[int], dtype: torch.dtype, recomputes: bool) -> list[LayerSequence]:
+    """Build each stage in the run's type, a teacher in its own: a module of fake tensors cannot be converted."""
 
-    def in_own_type(layer: LayerDescription) -> LayerDescription:
+    @cache
+    def in_type(factory: Callable[..., nn.Module], own: torch.dtype | None) -> Callable[..., nn.Module]:
         def build(**arguments: Any) -> nn.Module:
             before = torch.get_default_dtype()
-            torch.set_default_dtype(layer.dtype or dtype)
+            torch.set_default_dtype(own or dtype)
             try:
-                return layer.factory(**arguments)
+                return factory(**arguments)
             finally:
                 torch.set_default_dtype(before)
 
-        return replace(layer, factory=build, recompute=layer.recompute and recomputes)
+        return build
 
-    with DEVICE:
-        return replace(program, layers=[in_own_type(layer) for layer in program.layers]).module()
+    layers = [
+        replace(
+            layer, name=prefix, factory=in_type(layer.factory, layer.dtype), recompute=layer.recompute and recomputes
+        )
+        for layer, prefix in zip(program.layers, parameter_prefixes(program.layers), strict=True)
+    ]
+    flow, stages = Flow(layers, program.outputs), []
+    for start, stop in pairwise(bounds):
+        written = {name for layer in layers[start:stop] for name in layer.gives()}
+        leaving = [name for name in flow.before(stop).names if name in written]
+        with DEVICE:
+            stages.append(LayerSequence(layers[start:stop], leaving, program.parallel.dropout))
+    return stages
 
 
 class _Operators(TorchDispatchMode):

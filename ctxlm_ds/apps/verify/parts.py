@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +23,29 @@ if TYPE_CHECKING:
     from ctxlm_ds.apps.plan.plan import Planner
     from ctxlm_ds.apps.verify.fake_cuda import FakePass
     from ctxlm_ds.kernels.triton.launch import Launch
+
+
+PROCESS_S = 110.0
+"""The longest that a process may take."""
+
+
+def run_apart(module: str, given: dict[str, Any], **environment: str) -> Any:
+    """Run a module of this folder in a separate process, which reads JSON and prints JSON on its last line.
+
+    Raises VerifyError with the last line of its stderr if it fails.
+    """
+    command = [sys.executable, "-m", f"{__package__}.{module}"]
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(given), env={**os.environ, **environment}, capture_output=True, text=True,
+            timeout=PROCESS_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise VerifyError(f"it took longer than {PROCESS_S:.0f} s") from None
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise VerifyError(said.removeprefix("[rank0]: "))
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def inputs(config: RunConfig) -> Finding:
@@ -36,8 +64,10 @@ def memory(planner: Planner, layout: Layout) -> Finding:
     return Finding("memory", CHECKED if needed <= usable else WRONG, text)
 
 
-def model(config: RunConfig, planner: Planner, layout: Layout, capability: tuple[int, int]) -> Iterator[Finding]:
-    """Run the model of the first and the last tensor-parallel rank forward and backward, and compile its kernels."""
+def model(
+    config: RunConfig, planner: Planner, layout: Layout, capability: tuple[int, int], apart: Executor
+) -> Iterator[Finding]:
+    """Run the model of the first and the last tensor-parallel rank forward and backward, and try its kernels."""
     from ctxlm_ds.apps.verify.fake_cuda import FakeModel, fake_cuda, rank_that_sends_nothing
 
     launches: list[Launch] = []
@@ -52,11 +82,49 @@ def model(config: RunConfig, planner: Planner, layout: Layout, capability: tuple
                 yield Finding(name, WRONG, str(error))
                 return
         launches += kept
-        yield _passed(name, done)
+        yield _passed(name, done, layout.pipeline)
         if layout.tensor > 1:
             sent = {operation: parallel.traffic.num_bytes[operation] for operation in parallel.traffic.calls}
             yield collectives(planned_bytes(planner, layout), sent, rank)
+    if not launches:
+        yield Finding("triton kernels", CHECKED, "none is chosen (`auto` takes those that were measured faster)")
+        return
+    operations = [operation for operation, rows in done.kernels.items() if "triton" in rows.split(" and ")]
+    given = {"recipe": config.model_dump(mode="json"), "operations": operations}
+    compared = apart.submit(run_apart, "interpreted", given, TRITON_INTERPRET="1")
     yield kernels(launches, 10 * capability[0] + capability[1])
+    yield interpreted(operations, compared)
+
+
+def interpreted(operations: Sequence[str], compared: Future[Any]) -> Finding:
+    """Judge the errors of Triton's kernels in its interpreter."""
+    name = "triton kernels' numbers"
+    try:
+        found = compared.result()
+    except VerifyError as error:
+        return Finding(name, NOT_CHECKED, str(error))
+    text = (
+        f"{', '.join(operations)} in the interpreter, in layers of the run's widths: errors of loss and gradients "
+        f"{found['triton']:.1e}, with torch's rows {found['torch']:.1e}"
+    )
+    return Finding(name, PROVED if found["right"] else WRONG, text)
+
+
+def ranks(counted: Future[Any], num_ranks: int) -> Finding:
+    """Compare what a rank of each pipeline stage sends in a step, of a smaller model, with the planner's count."""
+    name = f"a step of {num_ranks:,} ranks"
+    try:
+        stages = counted.result()
+    except VerifyError as error:
+        return Finding(name, NOT_CHECKED, str(error))
+    wrong = [stage for stage in stages if stage["sent"] != stage["planned"]]
+    if wrong:
+        lines = (f"stage {one['stage']} sends {one['sent']}; the planner counts {one['planned']}" for one in wrong)
+        return Finding(name, WRONG, "\n".join(lines))
+    kinds = sorted({kind for stage in stages for sent in stage["sent"] for kind in sent})
+    where = f"a rank of each of {len(stages)} stages sends" if len(stages) > 1 else "a rank sends"
+    text = f"DeepSpeed's engine with fewer layers, words and rows: {where} what the planner counts ({', '.join(kinds)})"
+    return Finding(name, PROVED, text if kinds else "a rank sends nothing, as planned")
 
 
 def _recorded(stack: ExitStack) -> list[Launch]:
@@ -68,14 +136,15 @@ def _recorded(stack: ExitStack) -> list[Launch]:
     return stack.enter_context(recorded())
 
 
-def _passed(name: str, done: FakePass) -> Finding:
+def _passed(name: str, done: FakePass, stages: int = 1) -> Finding:
     """Judge a pass: each trained parameter must have a gradient."""
     missing = [parameter for parameter in done.parameters if parameter not in done.gradients]
     if missing:
         return Finding(name, WRONG, f"no gradient: {', '.join(missing[:3])} and {len(missing)} in all")
     kernels = ", ".join(f"{operation} {row}" for operation, row in done.kernels.items())
     counts = f"{sum(done.forward.values()):,} operators forward, {sum(done.backward.values()):,} backward"
-    text = f"forward and backward on fake CUDA tensors, {len(done.gradients)} gradients; {counts}\nkernels: {kernels}"
+    where = f"through {stages} pipeline stages" if stages > 1 else "on fake CUDA tensors"
+    text = f"forward and backward {where}, {len(done.gradients)} gradients; {counts}\nkernels: {kernels}"
     return Finding(name, PROVED, text)
 
 
@@ -103,8 +172,6 @@ def collectives(planned: dict[str, float], sent: dict[str, int], rank: int) -> F
 
 def kernels(launches: Sequence[Launch], capability: int) -> Finding:
     """Compile each Triton kernel of a run for its GPU."""
-    if not launches:
-        return Finding("triton kernels", CHECKED, "none is chosen (`auto` takes those that were measured faster)")
     from ctxlm_ds.kernels.triton.machine_code import compiled, signature_of
 
     lines, spills = [], False

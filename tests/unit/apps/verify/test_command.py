@@ -37,8 +37,10 @@ def test_split_layers_on_fake_gpus_send_what_the_planner_counts() -> None:
         "recipe": CHECKED, "inputs": NOT_CHECKED, "memory": CHECKED,
         "model, tensor-parallel rank 0": PROVED, "collectives, tensor-parallel rank 0": PROVED,
         "model, tensor-parallel rank 1": PROVED, "collectives, tensor-parallel rank 1": PROVED,
-        "triton kernels": PROVED, "pipeline": NOT_CHECKED, "on a device": ONLY_A_DEVICE,
+        "triton kernels": PROVED, "triton kernels' numbers": PROVED, "a step of 1,024 ranks": PROVED,
+        "on a device": ONLY_A_DEVICE,
     }  # fmt: skip
+    assert "through 2 pipeline stages" in found["model, tensor-parallel rank 0"][1]
     assert "dropout triton" in found["model, tensor-parallel rank 0"][1]
     assert "compiled for sm_90" in found["triton kernels"][1]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from ctxlm_ds.apps.plan.plan import Planner
 from ctxlm_ds.apps.verify import parts
 from ctxlm_ds.apps.verify.fake_cuda import FakePass
 from ctxlm_ds.apps.verify.findings import CHECKED, NOT_CHECKED, PROVED, WRONG
+from ctxlm_ds.errors import VerifyError
 from ctxlm_ds.kernels.triton.dropout import triton_dropout
 from ctxlm_ds.kernels.triton.launch import recorded
 from ctxlm_ds.recipe.hardware import GPUS, Cluster
@@ -60,4 +63,30 @@ def test_each_kernel_is_compiled_once_for_the_gpu() -> None:
     assert found.state == PROVED
     first, *lines = found.text.splitlines()
     assert first == "compiled for sm_75" and len(lines) == 1 and lines[0].startswith("dropout_kernel: ")
-    assert parts.kernels([], 75).state == CHECKED
+
+
+def done(value: object) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_exception(value) if isinstance(value, Exception) else future.set_result(value)
+    return future
+
+
+def test_what_ranks_send_must_equal_the_plan() -> None:
+    right = {"stage": 0, "sent": [{"all_reduce": 8}, {}], "planned": [{"all_reduce": 8}, {}]}
+    wrong = {"stage": 1, "sent": [{"all_reduce": 8}, {}], "planned": [{"all_reduce": 9}, {}]}
+    assert parts.ranks(done([right]), 1024).state == PROVED
+    found = parts.ranks(done([right, wrong]), 1024)
+    assert found.state == WRONG and found.text.startswith("stage 1 sends") and found.part == "a step of 1,024 ranks"
+    assert parts.ranks(done(VerifyError("no")), 8) == parts.Finding("a step of 8 ranks", NOT_CHECKED, "no")
+
+
+def test_kernels_in_the_interpreter_are_judged() -> None:
+    figures = {"triton": 2e-3, "torch": 2e-3}
+    assert parts.interpreted(["rotary"], done({**figures, "right": True})).state == PROVED
+    assert parts.interpreted(["rotary"], done({**figures, "right": False})).state == WRONG
+    assert parts.interpreted(["rotary"], done(VerifyError("slow"))).state == NOT_CHECKED
+
+
+def test_a_process_that_fails_says_why() -> None:
+    with pytest.raises(VerifyError, match="No module named ctxlm_ds.apps.verify.nothing"):
+        parts.run_apart("nothing", {})
