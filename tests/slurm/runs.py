@@ -6,6 +6,7 @@ In: a Cluster and a prepared route. Out: `Runs`, which submits, and `Job`. Not h
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from ctxlm_ds.checkpoint.folders import list_checkpoints
 from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.process.run_history import END, read_history
 from tests.integration.conftest import Prepared
-from tests.integration.route import metrics
+from tests.integration.route import call, launcher, metrics
 from tests.slurm.cluster import Cluster, Rank
 
 PRETRAIN = "slurm/pretrain.sbatch"
@@ -67,6 +68,11 @@ class Job:
         """Whether a checkpoint is being written (or was, by a rank that died)."""
         folder = self.run_dir / "checkpoints"
         return folder.is_dir() and any(path.name.endswith(".partial") for path in folder.iterdir())
+
+    def status(self) -> dict[str, Any]:
+        """What tools/run_status.py says of it on a login node."""
+        (found,) = json.loads(self.cluster.run(sys.executable, "tools/run_status.py", self.run_dir, "--json").stdout)
+        return dict(found)
 
     # ---- waiting for it
 
@@ -153,18 +159,18 @@ def assert_close(found: Mapping[str, Mapping[int, float]], expected: Mapping[str
 
 @dataclass
 class Runs:
-    """Submits jobs of one prepared route; keeps undisturbed runs, one a layout, to compare with."""
+    """Submits jobs of one prepared route; keeps undisturbed runs, one for each number of ranks, to compare with."""
 
     cluster: Cluster
     route: Prepared
     folder: Path
-    _undisturbed: dict[tuple[int, int], dict[str, dict[int, float]]] = field(default_factory=dict)
+    _undisturbed: dict[int, dict[str, dict[int, float]]] = field(default_factory=dict)
 
     def recipe(self, folder: Path, **sections: dict[str, Any]) -> Path:
         """The tiny recipe: 120 steps, a checkpoint every 10, a line of metrics every step."""
         folder.mkdir(parents=True, exist_ok=True)
         settings: dict[str, dict[str, Any]] = {
-            "training": {"global_batch_size": 12, "micro_batch_size": 1, "max_steps": 120},
+            "training": {"global_batch_size": 12, "micro_batch_size": 3, "max_steps": 120},
             "checkpoint": {"interval_steps": 10, "keep_last": 2},
             "evaluation": {"interval_steps": 40, "max_rows": 24},
         }
@@ -194,12 +200,11 @@ class Runs:
         )  # fmt: skip
         return Job(self.cluster, job, run_dir, log)
 
-    def undisturbed(self, nodes: int = 2, tasks: int = 1) -> dict[str, dict[int, float]]:
-        """Curves of a run that nothing happens to."""
-        layout = (nodes, tasks)
-        if layout not in self._undisturbed:
-            job = self.submit(self.folder / f"undisturbed-{nodes}x{tasks}", nodes=nodes, tasks=tasks)
-            job.assert_finished()
-            assert job.restarts() == 0
-            self._undisturbed[layout] = job.curves()
-        return self._undisturbed[layout]
+    def undisturbed(self, ranks: int = 2) -> dict[str, dict[int, float]]:
+        """Curves of a run that nothing happens to, on one machine without Slurm."""
+        if ranks not in self._undisturbed:
+            folder = self.folder / f"undisturbed-{ranks}"
+            words = ("--config", self.recipe(folder), "--set", f"run_dir={folder / 'run'}")
+            call(*launcher("forked", ranks), *words)
+            self._undisturbed[ranks] = curves(folder / "run")
+        return self._undisturbed[ranks]

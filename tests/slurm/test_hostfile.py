@@ -19,7 +19,7 @@ from tests.slurm.runs import NO_DROPOUT, Job, Runs, assert_close, curves
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 SCRIPT = "slurm/deepspeed_hostfile.sbatch"
 SHORT: dict[str, Any] = {
-    "training": {"max_steps": 6, "micro_batch_size": 3}, "model": NO_DROPOUT, "evaluation": {"interval_steps": 6}
+    "training": {"max_steps": 6}, "model": NO_DROPOUT, "evaluation": {"interval_steps": 6}
 }  # fmt: skip
 LONG: dict[str, Any] = {"training": {"max_steps": 100_000}, "checkpoint": {"interval_steps": 100_000}}
 
@@ -57,7 +57,7 @@ def test_losses_equal_those_of_one_machine(ssh_runs: Runs, tmp_path: Path) -> No
     job = submit(ssh_runs, tmp_path, **SHORT)
     alone = tmp_path / "alone"
     recipe = ssh_runs.recipe(alone, **SHORT)
-    call(*launcher("python", 1), *pretrain_words(recipe, [f"run_dir={alone / 'run'}"]))
+    call(*launcher("forked", 1), *pretrain_words(recipe, [f"run_dir={alone / 'run'}"]))
     job.assert_finished()
     starts = job.events(START)
     assert [(event["world_size"], event["launcher"]) for event in starts] == [(2, "deepspeed")], job.explain()

@@ -20,22 +20,6 @@ echo "NVIDIA Make-Believe, 81559, 12, $errors"
 """
 
 
-def test_the_job_is_requeued_without_a_bad_node(runs: Runs, tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "nvidia-smi").write_text(FAULTY_SMI)
-    (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
-    site = tmp_path / "env.sh"
-    site.write_text(f"PATH={tmp_path}/bin:$PATH\nCTXLM_PREFLIGHT=1\n")
-    job = runs.submit(tmp_path, training={"max_steps": 6}, environment={"CTXLM_ENV": str(site)})
-    job.assert_finished()
-    text = job.text()
-    assert "preflight: n1: BAD: GPU 1: 3 uncorrected ECC errors" in text, text
-    assert "preflight: requeueing the job without n1" in text
-    assert "preflight: n3: 2 x NVIDIA Make-Believe" in text
-    assert "preflight: all-reduce of 64 MiB over 2 ranks" in text
-    assert job.restarts() == 1 and [start["host"] for start in job.events(START)] == ["n2"]
-
-
 def test_what_cannot_be_checked_is_said(runs: Runs, tmp_path: Path) -> None:
     site = tmp_path / "env.sh"
     site.write_text("CTXLM_PREFLIGHT=1\nCTXLM_STAGE_DIR=/proc/nowhere\n")
@@ -49,42 +33,58 @@ def test_what_cannot_be_checked_is_said(runs: Runs, tmp_path: Path) -> None:
 
 @pytest.fixture
 def local_disks(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
-    """A folder that is another disk on n1 and on n2."""
+    """A folder that is another disk on each node."""
     folder = tmp_path / "local"
     folder.mkdir()
-    for node in ("n1", "n2"):
+    for node in cluster.nodes:
         cluster.node_exec(node, "mount", "-n", "-t", "tmpfs", "-o", "size=512m", "tmpfs", folder)
     yield folder
-    for node in ("n1", "n2"):
+    for node in cluster.nodes:
         cluster.node_exec(node, "umount", folder)
 
 
-def submit(runs: Runs, folder: Path, disk: Path, max_steps: int) -> Job:
+def submit(runs: Runs, folder: Path, max_steps: int, *options: str, **environment: str) -> Job:
     """A run of so many steps in the same run directory each time; the schedule is that of the longest."""
     return runs.submit(
-        folder, nodes=2, environment={"CTXLM_STAGE_DIR": str(disk)},
+        folder, *options, nodes=2, environment=environment,
         training={"max_steps": max_steps}, schedule={"total_steps": 8}, checkpoint={"interval_steps": 4},
     )  # fmt: skip
 
 
-def test_a_run_reads_copies_on_each_node_and_goes_on_without_them(
+def assert_without_n1(job: Job) -> None:
+    """The job was requeued without its bad node, and the others were checked."""
+    text = job.text()
+    assert "preflight: n1: BAD: GPU 1: 3 uncorrected ECC errors" in text, text
+    assert "preflight: requeueing the job without n1" in text
+    assert "preflight: n3: 2 x NVIDIA Make-Believe" in text
+    assert "preflight: all-reduce of 64 MiB over 2 ranks" in text
+    assert job.restarts() == 1 and [start["host"] for start in job.events(START)] == ["n2"]
+
+
+def test_the_job_is_requeued_without_a_bad_node_and_reads_copies_where_there_is_room(
     runs: Runs, cluster: Cluster, local_disks: Path, tmp_path: Path
 ) -> None:
     """Half a run with copies, the rest where one node has no room for one of them any more."""
-    first = submit(runs, tmp_path, local_disks, max_steps=4)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvidia-smi").write_text(FAULTY_SMI)
+    (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
+    site = tmp_path / "env.sh"
+    site.write_text(f"PATH={tmp_path}/bin:$PATH\nCTXLM_PREFLIGHT=1\nCTXLM_STAGE_DIR={local_disks}\n")
+    first = submit(runs, tmp_path, 4, CTXLM_ENV=str(site))
     first.assert_finished()
+    assert_without_n1(first)
     assert f"staging: 2 nodes have their copies in {local_disks}" in first.text(), first.text()
     assert "read from where the recipe says" not in first.text()
-    staged = [cluster.node_exec(node, "find", local_disks, "-name", "*.bin").stdout.split() for node in ("n1", "n2")]
+    staged = [cluster.node_exec(node, "find", local_disks, "-name", "*.bin").stdout.split() for node in ("n2", "n3")]
     assert staged[0] == staged[1]
     assert len(staged[0]) == 2
     assert not any((tmp_path / "local").rglob("*.bin")), "copied to the shared disk"
     assert str(local_disks) in (first.run_dir / "config.yaml").read_text()
 
     # A copy is damaged and would have to be written again, but n2 has no room left.
-    cluster.node_exec("n2", "truncate", "-s", "1", next(path for path in staged[1] if "train" in path))
+    cluster.node_exec("n2", "truncate", "-s", "1", next(path for path in staged[0] if "train" in path))
     cluster.node_exec("n2", "sh", "-c", f"cat /dev/zero >{local_disks}/filler; true")
-    second = submit(runs, tmp_path, local_disks, max_steps=8)
+    second = submit(runs, tmp_path, 8, "--exclude=n1", CTXLM_STAGE_DIR=str(local_disks))
     second.assert_finished()
     assert "staging: n2: failed" in second.text(), second.text()
     assert second.text().count("read from where the recipe says") == 1

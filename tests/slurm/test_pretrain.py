@@ -22,16 +22,17 @@ def one_machine(runs: Runs) -> dict[str, dict[int, float]]:
     """One process, no Slurm."""
     folder = runs.folder / "one-machine"
     recipe = runs.recipe(folder, training=SHORT, model=NO_DROPOUT, evaluation={"interval_steps": 6})
-    call(*launcher("python", 1), *pretrain_words(recipe, [f"run_dir={folder / 'run'}"]))
+    call(*launcher("forked", 1), *pretrain_words(recipe, [f"run_dir={folder / 'run'}"]))
     return curves(folder / "run")
 
 
-@pytest.mark.parametrize(("nodes", "tasks"), [(2, 2), (3, 1)])
+@pytest.mark.parametrize(("nodes", "tasks", "micro"), [(2, 2, 3), pytest.param(3, 1, 4, marks=pytest.mark.soak)])
 def test_losses_equal_those_of_one_machine(
-    nodes: int, tasks: int, runs: Runs, one_machine: dict[str, dict[int, float]], tmp_path: Path
+    nodes: int, tasks: int, micro: int, runs: Runs, one_machine: dict[str, dict[int, float]], tmp_path: Path
 ) -> None:
+    training = {**SHORT, "micro_batch_size": micro}
     job = runs.submit(
-        tmp_path, nodes=nodes, tasks=tasks, training=SHORT, model=NO_DROPOUT, evaluation={"interval_steps": 6}
+        tmp_path, nodes=nodes, tasks=tasks, training=training, model=NO_DROPOUT, evaluation={"interval_steps": 6}
     )
     job.assert_finished()
     assert [event["world_size"] for event in job.events(START)] == [nodes * tasks], job.explain()

@@ -1,4 +1,8 @@
-"""What takes a job off its nodes: it comes back by itself and its curve is bitwise that of an undisturbed run."""
+"""What takes a job off its nodes: it comes back by itself and its curve is bitwise that of an undisturbed run.
+
+All under `make soak`. `make test-slurm` has the notice ahead of a limit and a killed node (test_faults.py), and SIGTERM
+(test_job.py).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import pytest
 from ctxlm_ds.process.run_history import END, START
 from tests.slurm.runs import NO_DROPOUT, Job, Runs, assert_close
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slurm, pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 def assert_came_back(job: Job, runs: Runs) -> None:
@@ -44,7 +48,6 @@ def test_every_order_to_stop(runs: Runs, tmp_path: Path) -> None:
     assert [end["step"] for end in stops] == [start["step"] for start in starts_again], "steps were lost"
 
 
-@pytest.mark.soak
 def test_the_time_limit_itself(runs: Runs, tmp_path: Path) -> None:
     """A minute's limit by Slurm's own clock; the signal comes at some moment of that minute."""
     job = runs.submit(tmp_path, "--time=1", "--signal=B:USR1@25", training={"max_steps": 3000})
@@ -52,7 +55,6 @@ def test_the_time_limit_itself(runs: Runs, tmp_path: Path) -> None:
     assert job.restarts() >= 1 and all(start["step"] > 0 for start in job.events(START)[1:]), job.explain()
 
 
-@pytest.mark.soak
 def test_preemption(runs: Runs, tmp_path: Path) -> None:
     """A job of a partition with precedence takes all nodes."""
     job = runs.submit(tmp_path)
@@ -62,7 +64,7 @@ def test_preemption(runs: Runs, tmp_path: Path) -> None:
     assert runs.cluster.wait(urgent, 60) == "COMPLETED"
 
 
-@pytest.mark.parametrize("node", ["n2", pytest.param("BatchHost", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("node", ["n2", "BatchHost"])
 def test_a_killed_node(node: str, runs: Runs, tmp_path: Path) -> None:
     """Without and with the batch script."""
     job = runs.submit(tmp_path)
@@ -71,10 +73,10 @@ def test_a_killed_node(node: str, runs: Runs, tmp_path: Path) -> None:
     assert_came_back(job, runs)
 
 
-@pytest.mark.soak
 def test_a_killed_node_and_no_spare_one(runs: Runs, tmp_path: Path) -> None:
     """--nodes=2-3: the job restarts with fewer ranks by itself; its losses equal those of the other layout to 1e-5."""
-    short = {"training": {"max_steps": 60}, "evaluation": {"interval_steps": 30}, "model": NO_DROPOUT}
+    training = {"max_steps": 60, "micro_batch_size": 2}
+    short = {"training": training, "evaluation": {"interval_steps": 30}, "model": NO_DROPOUT}
     job = runs.submit(tmp_path, nodes="2-3", tasks=None, **short)
     job.wait_for_step(25)
     runs.cluster.kill_node("n3", noticed=True)
@@ -85,7 +87,6 @@ def test_a_killed_node_and_no_spare_one(runs: Runs, tmp_path: Path) -> None:
     assert_close(job.curves(), whole.curves())
 
 
-@pytest.mark.soak
 def test_a_node_cut_off_the_network(runs: Runs, tmp_path: Path) -> None:
     """Slurm finds out by itself. The lost rank goes on for a while, and may not write into the run that goes on."""
     job = runs.submit(tmp_path)
@@ -96,7 +97,6 @@ def test_a_node_cut_off_the_network(runs: Runs, tmp_path: Path) -> None:
     assert_came_back(job, runs)
 
 
-@pytest.mark.soak
 def test_the_cut_off_node_of_rank_0(runs: Runs, tmp_path: Path) -> None:
     """The one that holds the run's lock and writes its files: it is fenced off, and ends before the network is back."""
     job = runs.submit(tmp_path)

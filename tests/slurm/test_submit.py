@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ctxlm_ds.apps.cluster.submit import PROFILE_LINE
 from ctxlm_ds.process.run_history import START
@@ -58,9 +59,9 @@ def test_a_job_that_cannot_run_is_not_queued(runs: Runs, tmp_path: Path) -> None
 
 def test_each_task_of_a_sweep_is_put_back_alone(runs: Runs, tmp_path: Path) -> None:
     """The last task has the array's own id, by which Slurm would put back every task."""
-    recipe = runs.recipe(tmp_path, training={"max_steps": 400})
+    recipe = runs.recipe(tmp_path, training={"max_steps": 100_000})
     sweep = tmp_path / "lr.txt"
-    sweep.write_text("optimizer.learning_rate=1e-3\noptimizer.learning_rate=2e-3 training.max_steps=401\n")
+    sweep.write_text("optimizer.learning_rate=1e-3\noptimizer.learning_rate=2e-3 training.max_steps=100_001\n")
     array, _ = submit(runs, recipe, "--sweep", sweep, "--set", f"run_dir={tmp_path}/lr")
     folders = [tmp_path / "lr" / str(task) for task in (0, 1)]
     tasks = [Job(runs.cluster, f"{array}_{i}", run, run / f"slurm-{array}.log") for i, run in enumerate(folders)]
@@ -71,12 +72,15 @@ def test_each_task_of_a_sweep_is_put_back_alone(runs: Runs, tmp_path: Path) -> N
     other = next(task for task in tasks if task is not last)
     runs.cluster.run("scancel", "--batch", "--signal=USR1", last.id)
     assert len(last.wait_for_event(START, 2)) == 2 and f"job {last.id} is requeued" in last.text()
-    for task in tasks:
-        task.wait_for(task.is_over, "its end", 400)
-    assert [len(task.events(START)) for task in (last, other)] == [2, 1], last.explain() + other.explain()
-    assert [task.last_step() for task in tasks] == [400, 401]
-    for task in tasks:
+    reached = other.last_step()
+    for task, step in ((last, last.events(START)[1]["step"] + 5), (other, reached + 5)):
+        task.wait_for_step(max(step, 11))
+    runs.cluster.run("scancel", array)
+    for task, of in zip(tasks, (100_000, 100_001), strict=True):
+        task.wait_for(task.is_over, "its end", 60)
+        assert yaml.safe_load((task.run_dir / "config.yaml").read_text())["training"]["max_steps"] == of
         task.verify_checkpoints()
+    assert [len(task.events(START)) for task in (last, other)] == [2, 1], last.explain() + other.explain()
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=str)
