@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from ctxlm_ds.apps.demo import pretrain_default
 from ctxlm_ds.apps.demo.pretrain_default import (
     SUFFIX,
     default_folder,
     demonstrated_model,
     heldout_sentences,
+    main,
     split_corpus,
 )
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.load import load_config, shipped_recipes
-from tests.integration.route import ROOT, tool
+from tests.integration.route import ROOT, Finished, call, call_here, launcher, tool
 from tests.text import write_corpus
 
 TINY = ("model.hidden_size=32", "model.num_layers=1", "model.num_attention_heads=2", "model.intermediate_size=64",
@@ -25,20 +29,35 @@ TINY = ("model.hidden_size=32", "model.num_layers=1", "model.num_attention_heads
         "training.global_batch_size=8", "training.micro_batch_size=4")  # fmt: skip
 
 
-def test_the_whole_job_and_again(tmp_path: Path) -> None:
+@pytest.fixture
+def in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job's commands run as typed, in forks of this process; test_another_family starts real ones."""
+
+    def run(command: list[str], env: dict[str, str], check: bool) -> Finished:
+        done = call(*launcher("forked", 1)[:2], "-m", "ctxlm_ds.cli", *command[1:], check=check, **env)
+        print(done.stdout, end="")
+        print(done.stderr, end="", file=sys.stderr)
+        return done
+
+    monkeypatch.setattr(pretrain_default, "subprocess", SimpleNamespace(run=run))
+
+
+def test_the_whole_job_and_again(in_forks: None, tmp_path: Path) -> None:
     write_corpus(tmp_path / "mine.txt", num_documents=60, seed=3, format="text")
     command = [
         "pretrain_default.py", "--corpus", tmp_path / "mine.txt", "--output-dir", tmp_path / "out", "--vocab-size", 400,
         "--set", *TINY,
     ]  # fmt: skip
-    first = tool(*command)
+    first = call_here(main, *command)
+    assert first.returncode == 0, first.stdout + first.stderr
     for words in ("ctxlm tokenizer", "ctxlm preprocess", "ctxlm pretrain", "to-hf"):
         assert words in first.stdout
     assert "nats (perplexity " in first.stdout and "word frequencies alone: " in first.stdout
     assert "verdict: heldout: " in first.stderr
     assert "[INFO]" not in first.stdout + first.stderr and "[WARNING]" not in first.stdout + first.stderr
     assert first.stdout.count("filled:") == 5
-    again = tool(*command)
+    again = call_here(main, *command)
+    assert again.returncode == 0, again.stdout + again.stderr
     assert "ctxlm tokenizer" not in again.stdout and "ctxlm preprocess" not in again.stdout
     losses = [line for line in first.stdout.splitlines() if "nats" in line]
     assert losses == [line for line in again.stdout.splitlines() if "nats" in line]
