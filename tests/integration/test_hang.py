@@ -12,7 +12,7 @@ from ctxlm_ds.errors import EXIT_HANG
 from ctxlm_ds.process.failure import read_failures
 from ctxlm_ds.process.run_history import read_history
 from tests.integration.conftest import Prepared
-from tests.integration.route import BIN, NO_DROPOUT, ROOT, Finished, alone_losses, call, metrics, pretrain_words
+from tests.integration.route import BIN, FORKED, NO_DROPOUT, ROOT, Finished, alone_losses, call, metrics, pretrain_words
 
 PROGRAM = ROOT / "tests" / "integration" / "misbehaving.py"
 STEP = 4
@@ -27,15 +27,18 @@ def misbehave(
     words = [PROGRAM, how, 1, STEP, *pretrain_words(recipe, [f"run_dir={folder / 'run'}"])]
     # A launcher that looks seldom lets every rank see a lost connection before the launcher's signal comes.
     torchrun = ["--standalone", "--monitor-interval", looks_s, "--nproc_per_node", ranks]
-    options = {"torchrun": torchrun, "deepspeed": ["--num_gpus", ranks]}
-    done = call(BIN / kind, *options[kind], *words, check=False, PYTHONPATH=str(ROOT), CTXLM_ATTEMPT="try")
+    launchers = {
+        "torchrun": [BIN / kind, *torchrun], "deepspeed": [BIN / kind, "--num_gpus", ranks], FORKED: [FORKED, ranks]
+    }  # fmt: skip
+    done = call(*launchers[kind], *words, check=False, PYTHONPATH=str(ROOT), CTXLM_ATTEMPT="try")
     assert done.returncode != 0, done.stderr[-4000:]
     return done, folder / "run" / "attempts" / "try"
 
 
-def test_a_stopped_rank_ends_the_job(bert_route: Prepared, tmp_path: Path) -> None:
-    done, evidence = misbehave(bert_route, tmp_path, "stop", 2, looks_s=1, step_minutes=0.1)
-    assert f"exitcode  : {EXIT_HANG}" in done.stderr
+@pytest.mark.parametrize("kind", [FORKED, pytest.param("torchrun", marks=pytest.mark.soak)])
+def test_a_stopped_rank_ends_the_job(kind: str, bert_route: Prepared, tmp_path: Path) -> None:
+    done, evidence = misbehave(bert_route, tmp_path, "stop", 2, kind, looks_s=1, step_minutes=0.1)
+    assert f"exitcode  : {EXIT_HANG}" in done.stderr or (kind, done.returncode) == (FORKED, EXIT_HANG)
     joined = (evidence / "stacks.txt").read_text()
     assert joined.startswith("=== rank 1 left no stacks")
     assert "=== rank 0 is here (waiting for other ranks)" in joined and "train_step" in joined
