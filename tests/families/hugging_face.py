@@ -62,7 +62,8 @@ class Pair(NamedTuple):
 
     def rows(self) -> dict[str, tuple[Row, dict[str, nn.Parameter]]]:
         """The row of each of our parameters, and the parameters of the model that has it."""
-        return {row.ours: (row, part.parameters()) for part in self.theirs for row in part.key_map.rows}
+        named = [(part.key_map.rows, part.parameters()) for part in self.theirs]
+        return {row.ours: (row, parameters) for rows, parameters in named for row in rows}
 
     def losses(self, fields: Fields, counts: Mapping[str, int], config: RunConfig, step: int) -> tuple[Fields, Tensor]:
         """Their outputs under our names, and the objective's loss of them."""
@@ -135,9 +136,10 @@ def make_pair(config: RunConfig, folder: Path, seed: int, noise: float, least_di
         theirs = getattr(transformers, key_map.hf_class).from_pretrained(place, **no_dropout).train()
         parts.append(Part(part, theirs, key_map))
     pair = Pair(ours, parts)
+    rows = pair.rows()
     for part in parts:
         for row in part.key_map.rows:
-            shared, parameters = pair.rows()[row.ours]
+            shared, parameters = rows[row.ours]
             for name, source in zip(row.theirs, shared.theirs, strict=True):
                 owner, _, leaf = name.rpartition(".")
                 setattr(part.model.get_submodule(owner), leaf, parameters[source])
