@@ -10,42 +10,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.kinds.base import Kind, Prediction, quiet_transformers, softmax
-from ctxlm_ds.apps.downstream.model_folder import check_weights, read_config
+from ctxlm_ds.apps.downstream.kinds.base import Kind, Prediction, softmax
+from ctxlm_ds.apps.downstream.language_model import LanguageModel, Row, Tokens, load_model
+from ctxlm_ds.apps.downstream.model_folder import read_config
 from ctxlm_ds.apps.downstream.prompt_task import PromptDescription, content_free
 from ctxlm_ds.console import counted, logger
 from ctxlm_ds.errors import ConfigError
 
 FIRST_SENTINEL = "<extra_id_0>"
 CAUSAL_CLASSES = ("LMHeadModel", "ForCausalLM")
-BATCH_TOKENS = 4096
-Tokens = tuple[int, ...]
-
-
-class Item(NamedTuple):
-    """One input of the model, and the tokens that are scored."""
-
-    input_ids: Tokens
-    labels: Tokens
-    """What the decoder of an encoder-decoder is to write; empty for other models."""
-    places: tuple[int, ...]
-    """Positions of the logits of each scored token."""
-    targets: Tokens
-    """The scored tokens."""
-
-    @property
-    def length(self) -> int:
-        """Return the positions of the longer stack."""
-        return max(len(self.input_ids), len(self.labels))
 
 
 @dataclass
@@ -55,44 +35,19 @@ class Scorer(ABC):
     causal: ClassVar[bool] = False
     """True if the model reads only what is before the gap."""
 
-    model: Any
+    model: LanguageModel
     tokenizer: Any
     scores_unknown: bool = False
     """Whether unknown tokens are scored like others (choices are data), not refused."""
 
     @abstractmethod
-    def item(self, before: str, word: str, after: str) -> Item:
+    def item(self, before: str, word: str, after: str) -> Row:
         """Return the input that scores `word` between two texts; ConfigError for a word that has no tokens."""
 
-    def scores(self, items: Sequence[Item], mean: bool = False) -> NDArray[np.float64]:
-        """Return the sum (or mean) of the log-probabilities in nats of each item's tokens, [items].
-
-        Items with the same input share a forward pass; the others are batched by length.
-        """
-        same: dict[Any, list[int]] = {}
-        for at, item in enumerate(items):
-            same.setdefault(item[:3], []).append(at)  # what decides the logits
-        totals = np.zeros(len(items))
-        for batch in _batches(sorted((items[places[0]] for places in same.values()), key=lambda item: item.length)):
-            for item, logits in zip(batch, self._logits(batch), strict=True):
-                of_words = torch.log_softmax(logits.float(), dim=-1)
-                for at in same[item[:3]]:
-                    found = of_words[torch.arange(len(of_words)), torch.tensor(items[at].targets)].double()
-                    totals[at] = float(found.mean() if mean else found.sum())
-        return totals
-
-    @torch.no_grad()
-    def _logits(self, batch: Sequence[Item]) -> list[torch.Tensor]:
-        """Return the logits [n, v] of each item's places."""
-        inputs = {"input_ids": _padded([item.input_ids for item in batch], self.tokenizer.pad_token_id)}
-        inputs["attention_mask"] = _padded([(1,) * len(item.input_ids) for item in batch], 0)
-        if batch[0].labels:
-            # Behind the last scored token; a causal decoder's earlier logits do not depend on it.
-            labels = _padded([item.labels for item in batch], self.tokenizer.pad_token_id)
-            inputs["decoder_input_ids"] = self.model.prepare_decoder_input_ids_from_labels(labels=labels)
-        device = self.model.device
-        logits = self.model(**{name: value.to(device) for name, value in inputs.items()}).logits.cpu()
-        return [row[list(item.places)] for row, item in zip(logits, batch, strict=True)]
+    def scores(self, items: Sequence[Row], mean: bool = False) -> NDArray[np.float64]:
+        """Return the sum (or mean) of the log-probabilities in nats of each item's tokens, [items]."""
+        found = self.model.log_probs(items)
+        return np.array([values.mean() if mean else values.sum() for values in found])
 
     def _parts(self, before: str, word: str, after: str) -> tuple[Tokens, Tokens, Tokens]:
         """Return the tokens before the word, those of the word, and those after it in the complete text."""
@@ -111,10 +66,10 @@ class Scorer(ABC):
 class MaskedScorer(Scorer):
     """A masked language model: each token of the word is a mask, all are predicted in one pass."""
 
-    def item(self, before: str, word: str, after: str) -> Item:
+    def item(self, before: str, word: str, after: str) -> Row:
         first, targets, last = self._parts(before, word, after)
         masks = (self.tokenizer.mask_token_id,) * len(targets)
-        return Item((*first, *masks, *last), (), places_of(targets, len(first)), targets)
+        return Row((*first, *masks, *last), (), places_of(targets, len(first)), targets)
 
 
 class CausalScorer(Scorer):
@@ -122,14 +77,14 @@ class CausalScorer(Scorer):
 
     causal = True
 
-    def item(self, before: str, word: str, after: str) -> Item:
+    def item(self, before: str, word: str, after: str) -> Row:
         context = before.rstrip()
         word = before[len(context) :] + word
         given = self._tokens(context) if context else [self._first_token()]
         ids = self._tokens(context + word) if context else [*given, *self._tokens(word)]
         self._check_known(ids[len(given) :], word)
         targets = tuple(ids[len(given) :])
-        return Item(tuple(ids[:-1]), (), places_of(targets, len(given) - 1), targets)
+        return Row(tuple(ids[:-1]), (), places_of(targets, len(given) - 1), targets)
 
     def _first_token(self) -> int:
         """Return what an empty text begins with."""
@@ -153,19 +108,21 @@ class CausalScorer(Scorer):
 class SentinelScorer(Scorer):
     """A T5: a sentinel is in place of the word, which the decoder writes after the same sentinel."""
 
-    def item(self, before: str, word: str, after: str) -> Item:
+    def item(self, before: str, word: str, after: str) -> Row:
         first, targets, last = self._parts(before, word, after)
         sentinel = self.tokenizer.convert_tokens_to_ids(FIRST_SENTINEL)
-        return Item((*first, sentinel, *last), (sentinel, *targets), places_of(targets, 1), targets)
+        decoder_ids = self.model.decoder_ids((sentinel, *targets))
+        return Row((*first, sentinel, *last), decoder_ids, places_of(targets, 1), targets)
 
 
 class InfillingScorer(Scorer):
     """A BART: one mask is in place of the word, and the decoder writes the complete text."""
 
-    def item(self, before: str, word: str, after: str) -> Item:
+    def item(self, before: str, word: str, after: str) -> Row:
         first, targets, last = self._parts(before, word, after)
         given = (*first, self.tokenizer.mask_token_id, *last)
-        return Item(given, (*first, *targets, *last), places_of(targets, len(first)), targets)
+        decoder_ids = self.model.decoder_ids((*first, *targets, *last))
+        return Row(given, decoder_ids, places_of(targets, len(first)), targets)
 
 
 def places_of(targets: Tokens, start: int) -> tuple[int, ...]:
@@ -179,21 +136,12 @@ def load_scorer(folder: Path, tokenizer: Any, scores_unknown: bool = False) -> S
     Raises:
         ConfigError: it is no language model that can score words, or has no weights of its output layer.
     """
-    quiet_transformers()  # it would report each input that is still to be shortened
-    config = read_config(folder)
-    auto_class, scorer = _choose(folder, config, tokenizer)
-    model, loading = auto_class.from_pretrained(
-        folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, output_loading_info=True
-    )
-    missing = sorted(loading["missing_keys"])
-    if missing:
-        raise ConfigError(f"--model {folder}: no weights of {missing[0]}: the export has no language model's output "
-                          "layer (of an ELECTRA, the folder generator has one)")  # fmt: skip
-    check_weights(folder, model)
-    return scorer(model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer, scores_unknown)
+    auto_class, scorer = choose_class(folder, read_config(folder), tokenizer)
+    return scorer(LanguageModel(load_model(folder, auto_class), tokenizer.pad_token_id), tokenizer, scores_unknown)
 
 
-def _choose(folder: Path, config: Any, tokenizer: Any) -> tuple[Any, type[Scorer]]:
+def choose_class(folder: Path, config: Any, tokenizer: Any) -> tuple[Any, type[Scorer]]:
+    """Return transformers' class and the scorer of a folder's model; ConfigError if it predicts no words."""
     kind, name = type(config), str(next(iter(config.architectures or []), ""))
     if hasattr(config, "mem_len"):
         raise ConfigError(f"--model {folder}: {config.model_type} predicts permuted positions, which prompts do not")
@@ -207,21 +155,6 @@ def _choose(folder: Path, config: Any, tokenizer: Any) -> tuple[Any, type[Scorer
     elif kind in AutoModelForCausalLM._model_mapping:
         return AutoModelForCausalLM, CausalScorer
     raise ConfigError(f"--model {folder}: {name or config.model_type} predicts no words, or its tokenizer has no mask")
-
-
-def _batches(rows: Sequence[Item]) -> list[list[Item]]:
-    """Return rows, sorted by length, in batches of at most BATCH_TOKENS positions."""
-    batches: list[list[Item]] = []
-    for row in rows:
-        if not batches or (len(batches[-1]) + 1) * row.length > BATCH_TOKENS:
-            batches.append([])
-        batches[-1].append(row)
-    return batches
-
-
-def _padded(rows: Sequence[Sequence[int]], fill: int) -> torch.Tensor:
-    """Return rows of different lengths as [b, s]."""
-    return pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=fill)
 
 
 @dataclass
@@ -280,7 +213,7 @@ class Prompting:
         scores = np.split(self.scorer.scores(items, self.mean), np.cumsum(counts)[:-1])
         return [softmax(row) for row in scores]
 
-    def fit(self, example: Example, given: str) -> tuple[list[Item], bool]:
+    def fit(self, example: Example, given: str) -> tuple[list[Row], bool]:
         """Return an input for each word, and whether the example was cut; ConfigError if not even an empty one fits."""
         words, was_cut = self._words(example), False
         while True:
