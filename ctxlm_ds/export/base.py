@@ -319,7 +319,7 @@ class OwnFolder:
 
 
 class WordLayers(ABC):
-    """A folder's model as a source of vectors of words."""
+    """A folder's model as a source of vectors of words, and of words' log-probabilities in both directions."""
 
     num_layers: int
     width: int
@@ -327,6 +327,19 @@ class WordLayers(ABC):
     @abstractmethod
     def __call__(self, sentences: Sequence[Sequence[str]]) -> list[NDArray[np.float32]]:
         """Return [layers, words, width] of each sentence; a sentence's vectors do not depend on the others."""
+
+    @abstractmethod
+    def split(self, text: str) -> list[tuple[str, tuple[int, int]]]:
+        """Return the words of a text with their first characters and those behind their last ones; or ExportError."""
+
+    @abstractmethod
+    def log_probs(
+        self, sentences: Sequence[Sequence[str]], before: Sequence[Sequence[str]]
+    ) -> list[NDArray[np.float64]]:
+        """Return the log-probabilities in nats of each sentence's words, forward and backward, [2, words].
+
+        Sentences `before` are read first, unless the model is trained for states of zero. ExportError without softmax.
+        """
 
 
 class OwnFormat(ABC):
