@@ -122,7 +122,7 @@ def read_examples(task: TaskDescription, path: Path, labelled: bool = True) -> l
     Raises:
         DataError: the file is empty, no UTF-8, cut off, or a line does not fit the description; names file and line.
     """
-    text = _read_text(path)
+    text = read_text(path)
     if not text.strip():
         raise DataError(f"{path}: the file is empty")
     if task.format == "squad":
@@ -131,7 +131,7 @@ def read_examples(task: TaskDescription, path: Path, labelled: bool = True) -> l
         examples = list(_read_conll(task, path, text))
     else:
         make = _span_example if task.entry.answer == "spans" else _row_example
-        rows = _json_rows(path, text) if task.format == "jsonl" else _table_rows(task, path, text, labelled)
+        rows = json_rows(path, text) if task.format == "jsonl" else _table_rows(task, path, text, labelled)
         examples = [make(task, f"{path}:{line}", row, labelled) for line, row in rows]
     if not examples:
         raise DataError(f"{path}: the file has no examples")
@@ -162,7 +162,8 @@ def _check_characters(examples: list[Example]) -> None:
                             "remove it") from None  # fmt: skip
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the text of a file, plain, .xz or .gz; DataError if it is damaged, or no UTF-8."""
     most = max(MIN_UNPACKED_BYTES, MAX_COMPRESSION * path.stat().st_size)
     try:
         with OPENERS.get(path.suffix, open)(path, "rb") as file:
@@ -227,7 +228,8 @@ def _table_rows(task: TaskDescription, path: Path, text: str, labelled: bool) ->
         logger.info("%s: %s with another number of columns left out", path, counted(broken, "line"))
 
 
-def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Row]]:
+def json_rows(path: Path, text: str) -> Iterator[tuple[int, Row]]:
+    """Yield the number and the object of each line of a file's text; DataError for a line that holds none."""
     for line, content in enumerate(text.split("\n"), 1):
         if not content.strip():
             continue
