@@ -174,10 +174,9 @@ def kernels(launches: Sequence[Launch], capability: int) -> Finding:
     """Compile each Triton kernel of a run for its GPU."""
     from ctxlm_ds.kernels.triton.machine_code import compiled, signature_of
 
-    lines, spills = [], False
+    lines = []
     distinct: dict[Any, Launch] = {signature_of(launch): launch for launch in launches}
     for launch in distinct.values():
         code = compiled(launch, capability)
-        spills |= code.spills > 0
         lines.append(f"{code.name}: {code.registers} registers, {code.spills} spills, {code.shared_bytes} B shared")
     return Finding("triton kernels", PROVED, "\n".join([f"compiled for sm_{capability}", *lines]))

@@ -25,18 +25,30 @@ def _tile(queries: int, keys: int, num_warps: int, num_stages: int = 2) -> dict[
 
 
 WIDE, SQUARE, SMALL, FLAT = _tile(128, 64, 8), _tile(64, 64, 8), _tile(64, 32, 4), _tile(32, 64, 8)
+SPREAD = _tile(64, 32, 8)
 PLAIN, TINY = _tile(32, 32, 8, 1), _tile(16, 16, 8, 1)
+EVEN = 16
+"""Triton compiles another kernel where an integer is a multiple of 16."""
 LARGE_CAPABILITIES = 9, 10
 """Major numbers of capabilities with 227 KiB of shared memory, whose products read their matrices there."""
 
 
-def tiles(dtype: torch.dtype, head_size: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the tiles of the context and of the gradients, the largest whose numbers fit a device's registers."""
+def tiles(dtype: torch.dtype, head_size: int, is_even: bool = True) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the tiles of the context and of the gradients, the largest whose numbers fit a device's registers.
+
+    With lengths that are not `is_even`, multiples of EVEN, addresses take more registers.
+    """
     if dtype == torch.float32:
         return PLAIN, TINY if head_size > 64 else PLAIN
     is_large = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] in LARGE_CAPABILITIES
-    of_gradients = FLAT if head_size > 64 else SQUARE if is_large else SMALL
-    return WIDE if is_large else SMALL, of_gradients
+    small = SMALL if is_even else SPREAD
+    wide = WIDE if is_even or head_size <= 64 else SPREAD
+    of_gradients = FLAT if head_size > 64 else SQUARE if is_large else small
+    return wide if is_large else small, of_gradients
+
+
+def _is_even(query: Tensor, key: Tensor) -> bool:
+    return query.shape[1] % EVEN == 0 and key.shape[1] % EVEN == 0
 
 
 @dataclass(frozen=True)
@@ -112,7 +124,7 @@ def attend(
     inputs, bias, numbers = _prepared((query, key, value), bias, *settings)
     context = torch.empty_like(query, memory_format=torch.contiguous_format)
     log_sums = query.new_empty((rows, heads, length), dtype=torch.float32)
-    tile = tiles(query.dtype, size)[0]
+    tile = tiles(query.dtype, size, _is_even(query, key))[0]
     grid = triton.cdiv(length, tile["M"]), rows * heads
     launch(context_kernel, grid, *inputs, spans, bias, draw, context, log_sums, *numbers, D=size, **tile)
     return context, log_sums
@@ -135,7 +147,7 @@ def gradients(
     inputs, statistics = (dense(gradient), *laid, spans), (bias, draw, log_sums, torch.empty_like(log_sums))
     found = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in laid]
     of_bias = torch.empty_like(bias) if with_bias else query.new_empty(0)
-    tile = tiles(query.dtype, size)[1]
+    tile = tiles(query.dtype, size, _is_even(query, key))[1]
     settings = {"D": size, **tile}
     of_queries, of_keys = triton.cdiv(length, tile["M"]), triton.cdiv(key.shape[1], tile["N"])
     # This kernel writes the last of the statistics, which the others read.

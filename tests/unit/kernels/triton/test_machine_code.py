@@ -88,13 +88,13 @@ def test_eight_neighbours_of_a_thread_move_at_once(launches: Launches) -> None:
         assert code.count("STG") == code.count("STG.E.128"), code.instructions
 
 
-def attention_launches(head_size: int, dtype: torch.dtype = torch.bfloat16) -> list[Launch]:
+def attention_launches(head_size: int, dtype: torch.dtype = torch.bfloat16, length: int = 512) -> list[Launch]:
     """T5's encoder with shared rows and dropout of probabilities."""
     from ctxlm_ds.kernels.triton.attention import TritonAttention
 
-    heads = empty(32, 512, 36, head_size, dtype=dtype).requires_grad_().split(12, 2)
-    bias = empty(12, 512, 512, dtype=dtype).requires_grad_()
-    ids, starts = empty(32, 512, dtype=torch.int64), empty(32, 9, dtype=torch.int64)
+    heads = empty(32, length, 36, head_size, dtype=dtype).requires_grad_().split(12, 2)
+    bias = empty(12, length, length, dtype=dtype).requires_grad_()
+    ids, starts = empty(32, length, dtype=torch.int64), empty(32, 9, dtype=torch.int64)
     call = AttentionCall(Sequences(ids, starts), 0.1, bias, ProbabilityKeys(KEY, 12, 48))
     with recorded() as launches:
         TritonAttention(AttentionSpec(head_size, shares_rows=True, bias=True))(*heads, call).sum().backward()
@@ -145,6 +145,17 @@ def test_tiles_of_attention_fit_the_device(head_size: int, capability: int, monk
         assert code.spills == 0 and code.shared_bytes <= SHARED_KIB[capability] << 10, code
         assert not code.count("LDG.E.U", "LDGSTS.E.U", "STG.E.U"), code.instructions
         assert code.count("IMAD.WIDE", "IMAD.HI", "UIMAD.WIDE") <= words * 2 * 3 + 50, code.instructions
+
+
+@pytest.mark.parametrize(("head_size", "capability"), [(64, 80), (128, 90)])
+def test_tiles_of_attention_hold_lengths_that_are_not_multiples_of_16(
+    head_size: int, capability: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: divmod(capability, 10))
+    for launch in attention_launches(head_size, length=114):
+        code = compiled(launch, capability)
+        assert code.spills == 0 and code.shared_bytes <= SHARED_KIB[capability] << 10, code
 
 
 @pytest.mark.parametrize(("head_size", "capability"), [(64, 80), (128, 86), (128, 90)])
