@@ -36,9 +36,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Print the findings; exit with status 1 if one is wrong."""
+    """Print the findings, on a terminal each part as soon as it is done; exit with status 1 if one is wrong."""
     args = build_parser().parse_args()
-    findings = list(verify(args))
+    findings = []
+    for finding in verify(args):
+        findings.append(finding)
+        if sys.stderr.isatty():
+            print(f"{finding.part}: {finding.state}", file=sys.stderr)
     columns = shutil.get_terminal_size((100, 24)).columns
     print(json.dumps(as_dict(findings), indent=2) if args.json else "\n".join(table(findings, columns)))
     sys.exit(any(finding.state == WRONG for finding in findings))
