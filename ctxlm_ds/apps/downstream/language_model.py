@@ -67,15 +67,16 @@ class LanguageModel:
         found: list[Values] = [np.empty(0)] * len(rows)
         for batch in self._batches(sorted((rows[places[0]] for places in same.values()), key=_sizes)):
             logits = self.logits(batch).float()
-            norms, start = logits.logsumexp(dim=-1), 0
+            members, start = [], 0
             for row in batch:
-                stop = start + len(row.places)
-                members = same[row[:3]]
-                targets = torch.tensor([rows[at].targets for at in members], device=logits.device)
-                values = logits[start:stop].t()[targets, torch.arange(stop - start, device=logits.device)]
-                for at, value in zip(members, (values.double() - norms[start:stop].double()).cpu(), strict=True):
-                    found[at] = value.numpy()
-                start = stop
+                members += [(at, start) for at in same[row[:3]]]
+                start += len(row.places)
+            counts = [len(rows[at].targets) for at, _ in members]
+            lines = [start + own for (_, start), count in zip(members, counts, strict=True) for own in range(count)]
+            targets = [target for at, _ in members for target in rows[at].targets]
+            values = logits[lines, targets].double() - logits.logsumexp(dim=-1)[lines].double()
+            for (at, _), value in zip(members, values.cpu().split(counts), strict=True):
+                found[at] = value.numpy()
         return found
 
     def decoder_ids(self, labels: Tokens) -> Tokens:

@@ -150,13 +150,9 @@ def open_scorer(
 ) -> SentenceScorer:  # fmt: skip
     """Open a folder in Hugging Face's form or (ELMo) in the family's format, as `ctxlm convert to-hf` writes it.
 
-    Args:
-        folder: the model with its tokenizer.
-        definition: a name of DEFINITIONS.
-        way: what the model sums, of the scorer's `ways`; None: the first.
-        batch_tokens: most positions of a batch.
-        warm_up: sentences that an ELMo without model.state_dropout, whose outputs for states of zero are arbitrary,
-            reads first.
+    `definition` is a name of DEFINITIONS, and `way` one of the scorer's `ways` (None: the first). A batch has at most
+    `batch_tokens` positions. An ELMo without model.state_dropout, whose outputs for states of zero are arbitrary, reads
+    the sentences `warm_up` first.
 
     Raises:
         ConfigError, TokenizerError, ExportError: the folder holds no language model that is scored so, or is damaged.
