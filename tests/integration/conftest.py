@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.route import tool, write_recipe
+from tests.integration.route import call, launcher, tool, write_recipe
 from tests.text import write_corpus
 
 
@@ -54,6 +54,12 @@ class Prepared:
             settings[name] = {**settings.get(name, {}), **section}
         return write_recipe(path, settings)
 
+    def warm_up(self) -> Prepared:
+        """Compile the loops of a fresh checkout in one process: every rank of a first run would, for half a minute."""
+        recipe = self.recipe(self.folder / "warm-up.yaml", training={"max_steps": 6})
+        call(*launcher("forked", 1), "--config", recipe, "--set", f"run_dir={self.folder / 'warm-up'}")
+        return self
+
 
 def prepare(folder: Path, kind: str, vocab_size: int = 400, form: str = "--split-sentences") -> Prepared:
     """Text -> tokenizer -> datasets with the tools, as a user would."""
@@ -71,4 +77,4 @@ def prepare(folder: Path, kind: str, vocab_size: int = 400, form: str = "--split
 
 @pytest.fixture(scope="session")
 def bert_route(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    return prepare(tmp_path_factory.mktemp("bert"), "wordpiece")
+    return prepare(tmp_path_factory.mktemp("bert"), "wordpiece").warm_up()

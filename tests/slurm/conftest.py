@@ -33,4 +33,5 @@ def mended(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def runs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Text, tokenizer and datasets for jobs, made once."""
-    return Runs(cluster, prepare(tmp_path_factory.mktemp("route"), "wordpiece"), tmp_path_factory.mktemp("runs"))
+    route = prepare(tmp_path_factory.mktemp("route"), "wordpiece").warm_up()
+    return Runs(cluster, route, tmp_path_factory.mktemp("runs"))
