@@ -45,8 +45,8 @@ from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.runtime import init_process_group
 
 MICRO_BATCHES = 2
-STEPS = 3
-"""The last is counted: stage 3 of ZeRO learns the order of layers in the first two, a pipeline shapes in the first."""
+STEPS, STEPS_OF_STAGE_3 = 2, 3
+"""The last is counted: a pipeline sends shapes in the first, stage 3 of ZeRO learns the order of layers in two."""
 SCALAR_BYTES = 8
 """Ranks of a pipeline agree on norms and losses in single numbers, which the plan leaves out."""
 COLLECTIVES = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
@@ -189,7 +189,7 @@ def count(config: RunConfig, settings: dict[str, Any], layout: Layout) -> Iterat
 
             stack.enter_context(replaced(p2p, "send", sending))
             wire.begin(stage)
-            found, of_tensor = messages_of_a_step(engine, [step] * STEPS)
+            found, of_tensor = messages_of_a_step(engine, [step] * (STEPS_OF_STAGE_3 if zero_stage == 3 else STEPS))
         yield {"stage": stage, "sent": [found, of_tensor], "planned": list(planned(loads, stage))}
 
 

@@ -47,9 +47,9 @@ def test_split_layers_on_fake_gpus_send_what_the_planner_counts() -> None:
 
 @pytest.mark.long
 def test_what_does_not_fit_is_wrong_and_the_status_says_so() -> None:
-    settings = "model.vocab_size=512", "training.micro_batch_size=4096", "training.global_batch_size=4096"
+    settings = "model.vocab_size=512", "training.micro_batch_size=262144", "training.global_batch_size=262144"
     asked = "training.precision=fp16", "kernels.attention=varlen"
-    status, found, said = verify("bert-base", "--gpus", "1", "--gpu", "V100-32", "--set", *settings, *asked)
+    status, found, said = verify("bert-tiny", "--gpus", "1", "--gpu", "V100-32", "--set", *settings, *asked)
     assert status == 1, said
     assert found["memory"][0] == WRONG and found["model"][0] == WRONG
     assert "compute capability 8.0" in found["model"][1]
