@@ -17,8 +17,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from typing import Any
 
-os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0"}  # DeepSpeed reads them
-
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -209,6 +207,7 @@ def engine_of(config: RunConfig, settings: dict[str, Any], topology: Topology) -
 def main() -> None:
     """Print the counts of each stage as JSON."""
     given = json.load(sys.stdin)
+    os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0"}  # DeepSpeed reads them when it is imported
     quiet_libraries()
     num_ranks, user_json = given["num_ranks"], given["deepspeed"]
     config = smaller(RunConfig.model_validate(given["recipe"]))
