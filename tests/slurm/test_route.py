@@ -136,7 +136,6 @@ def test_raw_text_to_an_exported_model(first: Route) -> None:
     assert logits.shape[-1] == 400 and bool(torch.isfinite(logits).all())
 
 
-@pytest.mark.soak
 def test_again_nothing_is_made_anew_but_what_failed(first: Route) -> None:
     assert first.ended["after"] == "FAILED"
     before = first.made()
