@@ -115,7 +115,8 @@ class FakeModel:
             loss.backward()
             for sent, received in reversed(cuts):
                 pairs = [(x, leaf.grad) for x, leaf in zip(sent, received, strict=True) if leaf.grad is not None]
-                torch.autograd.backward(*zip(*pairs, strict=True))
+                if pairs:
+                    torch.autograd.backward(*zip(*pairs, strict=True))
         trained = self._trained_parameters()
         return FakePass(
             self.kernels,

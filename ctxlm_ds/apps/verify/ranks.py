@@ -12,8 +12,8 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
@@ -48,7 +48,7 @@ STEPS, STEPS_OF_STAGE_3 = 2, 3
 SCALAR_BYTES = 8
 """Ranks of a pipeline agree on norms and losses in single numbers, which the plan leaves out."""
 COLLECTIVES = {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
-NOT_LOGGED = "gradient norm", "tied layer", "matrices"
+NOT_LOGGED = "gradient norm", "tied layer"
 """Purposes of messages that the project sends itself, past DeepSpeed's logger, if there is a pipeline."""
 Bytes = dict[str, int]
 
@@ -107,12 +107,13 @@ class Wire:
         self.arriving, self._leaving, self._next_stage = self._leaving, [], stage + 1
 
     def send(self, tensor: torch.Tensor, stage: int) -> None:
+        """Keep what goes to the next stage."""
         if stage == self._next_stage:
             self._leaving.append(tensor.detach().clone())
 
     def receive(self, tensor: torch.Tensor, stage: int) -> None:
-        """Fill a tensor with what arrives, or a gradient with zeros."""
-        if stage > self._next_stage - 1 or not self.arriving:
+        """Fill a gradient of the next stage with zeros, and another tensor with what arrives."""
+        if stage == self._next_stage:
             tensor.zero_()
         else:
             tensor.copy_(self.arriving.pop(0))
@@ -173,21 +174,19 @@ def count(config: RunConfig, settings: dict[str, Any], layout: Layout) -> Iterat
     batches = [Batch.example(rows, 1, draws, config.model.vocab_size) for _ in range(MICRO_BATCHES)]
     counts = dict.fromkeys([term.name for term in objective.terms], 1)
     step = Step(batches, counts, 1, config.training.global_batch_size, 0)
+    send, num_steps = p2p.send, STEPS_OF_STAGE_3 if zero_stage == 3 else STEPS
+
+    def send_and_keep(tensor: torch.Tensor, stage: int) -> None:
+        wire.send(tensor, stage)
+        send(tensor, stage)
+
     for stage in range(layout.pipeline):
-        with ExitStack() as stack:
-            ranks_of_stage = layout.world_size // layout.pipeline
-            topology = stack.enter_context(rank_of(config, stage * ranks_of_stage, layout.world_size))
-            stack.enter_context(replaced(p2p, "recv", wire.receive))
+        with rank_of(config, stage * (layout.world_size // layout.pipeline), layout.world_size) as topology:
             engine = engine_of(config, logged, topology)
-            send = p2p.send
-
-            def sending(tensor: torch.Tensor, stage: int, send: Callable[..., None] = send) -> None:
-                wire.send(tensor, stage)
-                send(tensor, stage)
-
-            stack.enter_context(replaced(p2p, "send", sending))
             wire.begin(stage)
-            found, of_tensor = messages_of_a_step(engine, [step] * (STEPS_OF_STAGE_3 if zero_stage == 3 else STEPS))
+            with replaced(p2p, "send", send_and_keep), replaced(p2p, "recv", wire.receive):
+                found, of_tensor = messages_of_a_step(engine, [step] * num_steps)
+        assert not wire.arriving, f"stage {stage} did not receive all that stage {stage - 1} sent"
         yield {"stage": stage, "sent": [found, of_tensor], "planned": list(planned(loads, stage))}
 
 
