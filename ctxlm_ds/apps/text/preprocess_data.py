@@ -96,6 +96,7 @@ def _show(result: PreprocessResult) -> None:
     facts = result.metadata
     skipped = f"{facts['empty_documents']:,} empty and {facts['bad_records']:,} bad ones skipped"
     size = f"{counted(facts['sequences'], 'sequence')}, {counted(facts['tokens'], 'token')}"
+    size += f", {counted(facts['words'], 'word')}" if "words" in facts else ""
     print(f"{result.prefix}: {counted(facts['documents'], 'document')} ({skipped}), {size}")
     if (unknown := facts.get("unknown_tokens")) is not None:
         print(f"  unknown tokens: {unknown:,} ({unknown / max(1, facts['tokens']):.2%})")

@@ -104,6 +104,8 @@ def unknown_advice(unknown: int, tokens: int, metadata: Mapping[str, Any] | None
 
 
 def _origin(metadata: dict[str, Any]) -> Iterator[str]:
+    words = metadata.get("words")
+    yield f"words         {'not counted, preprocess again' if words is None else f'{words:,}'}"
     if metadata.get("spans_key"):
         yield f"given spans   from the key {metadata['spans_key']}"
     ending = f"yes (id {metadata.get('eod_id')})" if metadata.get("append_eod") else "no"

@@ -30,7 +30,7 @@ from ctxlm_ds.data.dataset.writer import EXTENSIONS, IndexedDatasetWriter, Locke
 from ctxlm_ds.errors import DataError
 
 _MAX_ERROR_LINES, _MOST_SHOWN = 1000, 10
-_SUMMED = ("empty_documents", "bad_records", "input_bytes", "characters", "unknown_tokens")
+_SUMMED = ("empty_documents", "bad_records", "input_bytes", "characters", "unknown_tokens", "words")
 _OF_A_PART = (
     "documents", "sequences", "tokens", "empty_documents", "bad_records", "source_signature", "shard", "sha256"
 )  # fmt: skip
@@ -163,7 +163,7 @@ def _merged_metadata(parts: Sequence[MergeInput]) -> dict[str, Any] | None:
     shared: dict[str, Any] = {}
     for key in parts[0].metadata:
         values = [part.metadata.get(key) for part in parts]
-        is_uncounted = key == "unknown_tokens" and None in values  # a part from before they were counted
+        is_uncounted = key in ("unknown_tokens", "words") and None in values  # a part from before they were counted
         if key in _REPLACED or is_uncounted:
             continue
         if key in _SUMMED:

@@ -32,7 +32,7 @@ _FIELDS: dict[Any, tuple[str, ...]] = {
     ),
     NonNegativeInt: (
         "vocab_size", "eod_id", "empty_documents", "bad_records", "input_bytes", "characters", "build_version",
-        "sentence_splitter", "unknown_tokens",
+        "sentence_splitter", "unknown_tokens", "words",
     ),
     bool: ("split_sentences", "keep_newlines", "append_eod", "prepend_bos", "split_special_tokens"),
     list[str]: ("inputs", "sources", "json_keys"),

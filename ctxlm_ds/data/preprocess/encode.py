@@ -44,6 +44,8 @@ class EncodedChunk:
     characters: int = 0
     unknown: list[int] = field(default_factory=list)
     """Unknown tokens under each key."""
+    words: list[int] = field(default_factory=list)
+    """White-space words of the texts under each key."""
     empty_documents: int = 0
     bad_records: list[BadRecord] = field(default_factory=list)
 
@@ -74,9 +76,12 @@ class ChunkEncoder:
                 result.characters += sum(map(len, document.values()))
         result.records = len(documents) + len(result.bad_records)
         spans = [document.spans for document in documents if isinstance(document, SpannedDocument)]
-        encoded = [self._encode([document[key] for document in documents], spans) for key in self.config.json_keys]
+        keys = self.config.json_keys
+        encoded = [self._encode([document[key] for document in documents], spans) for key in keys]
+        words = np.array([[len(document[key].split()) for document in documents] for key in keys], dtype=np.int64)
         if self.config.join_keys:
-            encoded = [joined(encoded)]
+            encoded, words = [joined(encoded)], words.sum(axis=0, keepdims=True)
+        result.words = [int(own[key.sizes > 0].sum()) for own, key in zip(words, encoded, strict=True)]
         # A document is left out if it is empty under every key. Otherwise the datasets of all keys keep it, since
         # Megatron pairs titles and texts by number.
         kept = np.any([key.sizes > 0 for key in encoded], axis=0)

@@ -171,7 +171,7 @@ class _Job:
         self.position = Position()
         self.bad_records = BadRecords(config.max_bad_records)
         self.counts = dict.fromkeys(("input_bytes", "characters", "empty_documents", "records"), 0)
-        self.counts |= {_unknown_of(key): 0 for key in dataset_keys(config)}
+        self.counts |= {count: 0 for key in dataset_keys(config) for count in (_unknown_of(key), _words_of(key))}
 
     def complete_datasets(self) -> list[PreprocessResult]:
         """Return the finished datasets of this build; none if any is missing, damaged or of another build."""
@@ -207,6 +207,8 @@ class _Job:
         """Write every dataset into the folder, continuing behind `progress`, until only the names are missing."""
         with ExitStack() as stack:
             try:
+                if progress is not None and not self.counts.keys() <= progress.counts.keys():
+                    raise DamagedPartsError(f"{self.folder.path}: begun by a version that counted less")
                 self._open_writers(stack, progress)
             except DamagedPartsError as error:
                 logger.warning("%s; starting again", error)
@@ -226,7 +228,7 @@ class _Job:
             metadata = self._metadata()
             for writer, key in zip(self.writers, dataset_keys(self.config), strict=True):
                 unknown = self.counts[_unknown_of(key)]
-                own = {"json_key": key, "unknown_tokens": unknown}
+                own = {"json_key": key, "unknown_tokens": unknown, "words": self.counts[_words_of(key)]}
                 if unknown > MOST_UNKNOWN * writer.num_tokens:
                     own["unknown_cause"] = unknown_cause(self.tokenizer, self._first_texts())
                 writer.prepare(metadata | own, self.bad_records.error_lines())
@@ -266,8 +268,9 @@ class _Job:
         self.counts["input_bytes"] = chunk.bytes_read
         for name in ("characters", "empty_documents", "records"):
             self.counts[name] += getattr(chunk, name)
-        for key, unknown in zip(dataset_keys(self.config), chunk.unknown, strict=True):
+        for key, unknown, words in zip(dataset_keys(self.config), chunk.unknown, chunk.words, strict=True):
             self.counts[_unknown_of(key)] += unknown
+            self.counts[_words_of(key)] += words
         for bad in chunk.bad_records:
             self.bad_records.add(bad, self.counts["records"])
         for writer, documents in zip(self.writers, chunk.keys, strict=True):
@@ -329,6 +332,10 @@ class _Job:
 
 def _unknown_of(key: str) -> str:
     return f"unknown tokens: {key}"
+
+
+def _words_of(key: str) -> str:
+    return f"words: {key}"
 
 
 def _check_joined(config: PreprocessConfig) -> None:

@@ -102,6 +102,8 @@ def test_unknown_tokens_are_read_or_counted(tmp_path: Path, monkeypatch: pytest.
     assert count_unknown(IndexedDataset(tmp_path / "with"), None) == (1, 4)
     assert count_unknown(IndexedDataset(tmp_path / "without"), tokenizer) == (1, 3)
     assert count_unknown(IndexedDataset(tmp_path / "without"), None) is None
+    words = [line for line in describe(IndexedDataset(tmp_path / "with")) if line.startswith("words")]
+    assert words == ["words         not counted, preprocess again"]
     assert unknown_advice(1, 100, None) == unknown_advice(0, 0, None) == ""
     assert unknown_advice(2, 100, {}) == "2.0% of the tokens are unknown, their text is lost"
     assert unknown_advice(2, 100, {"unknown_cause": "because"}).endswith("; because")

@@ -83,14 +83,14 @@ def test_counts_are_added_and_every_part_is_named(tmp_path: Path) -> None:
         write_dataset(tmp_path / f"p{number}", pieces[number], metadata=counts | {
             "bad_record_reasons": {"not JSON": 1 + number} | ({"too long": 5} if number else {}),
             "inputs": ["a.jsonl", f"b{number}.jsonl"], "json_key": "text",
-            "only_once": number, "unknown_tokens": 3,
+            "only_once": number, "unknown_tokens": 3, "words": 4,
         })  # fmt: skip
         (tmp_path / f"p{number}.errors.jsonl").write_text(f'{{"line": {number}}}\n' * 700)
     merge_datasets([str(tmp_path / "p0"), str(tmp_path / "p1")], tmp_path / "joined")
     metadata = json.loads((tmp_path / "joined.json").read_text())
     assert (metadata["bad_records"], metadata["empty_documents"]) == (3, 4)
     assert (metadata["input_bytes"], metadata["characters"]) == (20, 14)
-    assert metadata["unknown_tokens"] == 6
+    assert metadata["unknown_tokens"] == 6 and metadata["words"] == 8
     assert metadata["bad_record_reasons"] == {"not JSON": 3, "too long": 5}
     assert metadata["inputs"] == ["a.jsonl", "b0.jsonl", "b1.jsonl"]
     assert metadata["json_key"] == "text" and "only_once" not in metadata

@@ -125,6 +125,8 @@ def test_rows_are_those_of_transformers(tmp_path: Path, tokenizer: Path) -> None
     records += [{"premise": "", "hypothesis": "alone"}, {"premise": "alone", "hypothesis": " "}]
     prefix = written(tmp_path, tokenizer, records)
     assert prefix.endswith("mnli_premise-hypothesis_document")
+    words = sum(len(f"{a} {b}".split()) for a, b in pairs)
+    assert json.loads(Path(f"{prefix}.json").read_text())["words"] == words  # without records that lack a text
     config, own = recipe(prefix, tokenizer), load_tokenizer(tokenizer)
     objective = build_objective(config.objective, own)
     rows = build_run_rows(config.row_settings, own, objective).train

@@ -45,6 +45,7 @@ def test_metadata(corpus: Path, tokenizers: dict[str, Path]) -> None:
     assert (metadata["documents"], metadata["empty_documents"], metadata["bad_records"]) == (120, 0, 0)
     assert metadata["input_bytes"] == corpus.stat().st_size
     assert metadata["characters"] == sum(map(len, DOCUMENTS))
+    assert metadata["words"] == sum(len(document.split()) for document in DOCUMENTS)
     assert verify_dataset(dataset)
 
 
@@ -65,6 +66,9 @@ def test_unknown_tokens_are_counted_by_key(tmp_path: Path, tokenizers: dict[str,
     config = PreprocessConfig(json_keys=("text", "title"), append_eod=True)
     results = preprocess([str(path)], tokenizers["wordpiece"], tmp_path / "set", config)
     assert [result.metadata["unknown_tokens"] for result in results] == [3, 6]
+    assert [result.metadata["words"] for result in results] == [
+        sum(len(record[key].split()) for record in records) for key in ("text", "title")
+    ]
     unknown = load_tokenizer(tokenizers["wordpiece"]).unk_id
     for result in results:
         tokens = IndexedDataset(result.prefix).tokens

@@ -17,7 +17,7 @@ import pytest
 from ctxlm_ds.data.dataset import writer as writer_module
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.preprocess import job as job_module
-from ctxlm_ds.data.preprocess.job import PreprocessConfig, PreprocessResult, preprocess
+from ctxlm_ds.data.preprocess.job import PartialFolder, PreprocessConfig, PreprocessResult, Progress, preprocess
 from ctxlm_ds.data.sources.types import InputShard
 from ctxlm_ds.errors import DataError, RunLockedError
 from ctxlm_ds.process.run_lock import RunLock
@@ -198,7 +198,7 @@ def test_a_full_disk_keeps_what_was_finished(corpus: list[Path], tokenizer: Path
 @pytest.mark.parametrize(
     "change",
     [
-        *["settings", "splitter", "source", "tokenizer", "progress", "count", "cut"],
+        *["settings", "splitter", "source", "tokenizer", "progress", "count", "uncounted", "cut"],
         "bit of bin",
         "bit of lengths",
         "bit of documents",
@@ -232,6 +232,15 @@ def test_progress_of_something_else_is_not_gone_on_with(
     elif change == "count":
         text = (folder / "progress.json").read_text()
         (folder / "progress.json").write_text(text.replace('"records": ', '"records": 1'))
+    elif change == "uncounted":  # of a version before words were counted
+
+        def without_words(folder: PartialFolder) -> Progress | None:
+            if (progress := load(folder)) is not None:
+                progress.counts.pop("words: text")
+            return progress
+
+        load = PartialFolder.load
+        monkeypatch.setattr(PartialFolder, "load", without_words)
     elif change == "cut":
         os.truncate(folder / "data_text_sentence.bin.part", 10)
     else:
