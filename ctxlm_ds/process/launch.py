@@ -115,6 +115,9 @@ def prepare_process(ranks: RankInfo, deterministic: bool = False, one_queue: boo
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     import torch
 
+    from ctxlm_ds.process.patches import import_dynamo_late
+
+    import_dynamo_late()
     torch.set_num_threads(threads)
     if deterministic:
         torch.use_deterministic_algorithms(True)
