@@ -149,7 +149,7 @@ class Run:
         Raises:
             TrainingError: the loss is not finite (anomalies.non_finite).
         """
-        last = self.config.training.max_steps if count is None else self.step + count
+        last = self._trainer.training.max_steps if count is None else self.step + count
         while self.step < last:
             metrics = self._trainer.step()
             if metrics is not None:

@@ -17,6 +17,7 @@ from ctxlm_ds.checkpoint.training import TrainingCheckpoints
 from ctxlm_ds.console import logger
 from ctxlm_ds.data.stream.plan_table import plan_lines
 from ctxlm_ds.data.stream.preview import BatchRows
+from ctxlm_ds.data.stream.word_budget import with_word_budget
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.export.initial_weights import load_initial_moments, load_initial_weights, warn_of_other_tokens
 from ctxlm_ds.export.teacher import teacher_values, with_checked_teacher
@@ -89,13 +90,14 @@ def build_run(
     # A mistake in the model ends the run before the sample indexes are built.
     build_engine = engine_builder(config, deepspeed_config, build_objective(config.objective, tokenizer), topology)
     data = build_data(config, tokenizer, topology)
+    config, words = topology.run_together(partial(with_word_budget, config, data.rows.train))
     engine = build_engine()
     checkpoints = TrainingCheckpoints(manager, engine, config, lock.run_dir / "tokenizer", data.description)
     states = RunStates(manager, checkpoints, partial(initialize_weights, config, engine))
     state = states.load(newest)
     topology.run_on_rank_0(lambda: write_run_folder(dump_config(config), tokenizer, lock.run_dir, state.step))
     hooks = Hooks(build_hooks(config, lock.run_dir, topology, stop_signal))
-    return build_trainer(config, lock.run_dir, data, states, state, hooks, stop_signal)
+    return build_trainer(config, lock.run_dir, data, states, state, hooks, stop_signal, words)
 
 
 def build_trainer(
@@ -106,6 +108,7 @@ def build_trainer(
     state: TrainState,
     hooks: Hooks,
     stop_signal: StopSignal,
+    words_per_row: float = 0.0,
 ) -> Trainer:
     """Build loaders, saves and recovery around an engine that has the weights of `state`."""
     engine, rows = states.checkpoints.engine, data.rows
@@ -128,6 +131,7 @@ def build_trainer(
         hooks=hooks,
         stop_signal=stop_signal,
         state=state,
+        words_per_row=words_per_row,
         tokens_per_word=topology.compute_on_rank_0(lambda: held_out_words(*sections, data)),
         continuations=build_continuations(
             Writing(*sections, data.objective, data.tokenizer), data.prompts, rows, topology

@@ -21,6 +21,7 @@ from ctxlm_ds.atomic import fsync_path, is_full_disk, write_text
 from ctxlm_ds.checkpoint import folders
 from ctxlm_ds.checkpoint.chunk_index import WrittenFiles
 from ctxlm_ds.checkpoint.manifest import Manifest, find_changed, refuse_damage, seal, share_of, verify
+from ctxlm_ds.checkpoint.saved_state import reached_words
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError, CtxlmError, RunLockedError
 from ctxlm_ds.parallel.topology import Topology
@@ -307,7 +308,9 @@ class CheckpointManager:
             logger.warning("could not remove an old checkpoint: %s", folders.explain(error))
 
     def _to_rotate(self, steps: list[int], newest: int) -> list[int]:
-        return folders.to_rotate(steps, newest, self._config.keep_last, self._config.keep_every_steps, self._damaged)
+        config, at = self._config, {step: self.directory / folders.step_name(step) for step in steps}
+        doomed = folders.to_rotate(steps, newest, config.keep_last, config.keep_every_steps, self._damaged)
+        return [step for step in doomed if step in self._damaged or not reached_words(at[step])]
 
 
 def _failure(step: int, rank: int, reason: str) -> str:

@@ -21,6 +21,7 @@ from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.recipe.load import load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import TrainSource
+from ctxlm_ds.recipe.words import STEPS_FOLLOW
 from ctxlm_ds.training.loop.state import TrainState
 from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
 from ctxlm_ds.untrusted_json import read_json_object
@@ -81,6 +82,14 @@ def read_saved_state(folder: Path) -> dict[str, Any]:
     if any(not 0 <= number < MAX_STEP for number in (state.step, state.rows_consumed, state.tokens, state.seconds)):
         raise CheckpointError(f"{path}: damaged (train_state has an impossible count); use another checkpoint")
     return {"data": {}, "environment": {}, **document}
+
+
+def reached_words(folder: Path) -> int:
+    """Return which of checkpoint.at_words a checkpoint was saved for; 0 for none, or if its state cannot be read."""
+    try:
+        return int(read_saved_state(folder).get("train_state", {}).get("reached_words", 0))
+    except CheckpointError:
+        return 0
 
 
 def refuse_changed_settings(folder: Path, config: RunConfig) -> None:
@@ -181,6 +190,8 @@ def read_progress(run_dir: Path, config: RunConfig) -> Progress | None:
     if config.teacher.fingerprint is None:
         teacher = {"fingerprint": saved.teacher.fingerprint}
         config = config.model_copy(update={"teacher": config.teacher.model_copy(update=teacher)})
+    if config.training.max_words is not None and config.training.max_steps == STEPS_FOLLOW:
+        config = config.with_values("training", max_steps=saved.training.max_steps)
     refuse_changed_settings(newest, config)
     limits, step = config.training, step_of(newest)
     tokens = read_saved_state(newest).get("train_state", {}).get("tokens", 0)

@@ -31,6 +31,7 @@ from ctxlm_ds.recipe.problems import (
     text_problem,
 )
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.words import let_steps_follow
 from ctxlm_ds.recipe.yaml_source import (
     MAX_CHARACTERS,
     MAX_DEPTH,
@@ -285,7 +286,7 @@ def _validate(tree: RawRecipe, title: str, world_size: int | None = None, is_new
 
     `is_new` also checks what a saved recipe of an earlier version need not fulfil.
     """
-    data = integral_floats_as_ints(tree.data)
+    data = let_steps_follow(integral_floats_as_ints(tree.data))
     problems = [*tree.problems, *_unusable_texts(tree, data), *_unknown_names(tree, data)]
     suspicious = {path for problem in problems for path in (problem.path, *problem.involves)}
     config: RunConfig | None = None

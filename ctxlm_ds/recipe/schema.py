@@ -28,6 +28,7 @@ from ctxlm_ds.recipe.sections import (
     Section,
     SmallInt,
 )
+from ctxlm_ds.recipe.words import WordList, Words
 from ctxlm_ds.registry import KERNELS, TRACKERS
 
 FIXED_SETTINGS = ("model", "objective", "teacher.fingerprint", "training.seed", "optimizer.name")
@@ -74,6 +75,9 @@ class TrainingConfig(Section):
     """Stop after this many optimizer steps."""
     max_tokens: PositiveInt | None = None
     """Stop after this many non-padding tokens."""
+    max_words: Words | None = None
+    """Stop at the first step at which this many white-space words of the datasets were read: a number, or `100M`. It
+    gives max_steps, which the recipe leaves out or sets to null."""
     max_hours: PositiveFloat | None = None
     """Stop with a checkpoint after this wall time of this process."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1234
@@ -146,6 +150,9 @@ class CheckpointConfig(Section):
     """Number of newest checkpoints to keep."""
     keep_every_steps: PositiveSteps | None = None
     """Checkpoints at multiples of this are never removed."""
+    at_words: WordList = []
+    """Also save at the first step at which so many white-space words were read, and never remove these checkpoints:
+    numbers, `5M` or `1M..10M by 1M`."""
     overlap: bool = True
     """Copy the states to CPU memory and write them while training continues; false waits for the disk. Training always
     waits for the last checkpoint and for one after a stop signal."""

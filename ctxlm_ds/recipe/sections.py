@@ -221,6 +221,8 @@ class DataSection(Section):
     """Held-out datasets, each evaluated separately."""
     seq_length: Width = 128
     """Positions per row, special tokens included."""
+    max_epochs: Annotated[float, Field(gt=0.0, le=1e6)] | None = None
+    """Most passes over a training dataset; a run that would read one more often is refused (BabyLM: 10)."""
     sample_format: str
     """Name of a registered sample format."""
     sample_index_dir: str | None = None

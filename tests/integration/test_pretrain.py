@@ -66,6 +66,35 @@ def test_the_output_log_has_what_rank_0_says_over_all_starts(bert_route: Prepare
     assert line.findall((run_dir / "output.log").read_text()) == expected
 
 
+def test_checkpoints_at_words_are_kept_and_the_budget_gives_the_steps(bert_route: Prepared, tmp_path: Path) -> None:
+    """The same steps on one rank and, resumed, on two."""
+    words = json.loads(Path(f"{bert_route.train}.json").read_text())["words"]
+    marks = [words // 2, words]
+    recipe = bert_route.recipe(
+        tmp_path / "recipe.yaml", training={"max_words": 2 * words, "max_steps": None},
+        checkpoint={"interval_steps": 3, "keep_last": 1, "at_words": marks}, data={"max_epochs": 2},
+    )  # fmt: skip
+    found = []
+    for name, starts in (("one", [(1, ())]), ("two", [(2, ["training.max_hours=1e-6"]), (2, ())])):
+        for ranks, overrides in starts:
+            call(*launcher("forked", ranks), *pretrain_words(recipe, [f"run_dir={tmp_path / name}", *overrides]))
+        kept = sorted((tmp_path / name / "checkpoints").glob("step-*"))
+        states = [json.loads((path / "state.json").read_text())["train_state"] for path in kept]
+        found.append([(state["step"], state["words"], state["reached_words"]) for state in states])
+        assert (
+            yaml.safe_load((tmp_path / name / "config.yaml").read_text())["training"]["max_steps"] == found[-1][-1][0]
+        )
+    assert found[0] == found[1]
+    (first, second, last), a_step = found[0], found[0][0][1] / found[0][0][0]
+    assert [first[2], second[2], last[2]] == [*marks, 0] and last[1] >= 2 * words
+    for _, read, mark in (first, second):
+        assert mark <= read < mark + a_step + 1
+    checked = call(*launcher("forked", 1), "--check", *pretrain_words(recipe, [f"run_dir={tmp_path / 'two'}"])).stdout
+    assert f"as many as read {2 * words:,} words" in checked and "2.00 epochs" in checked and "complete" in checked
+    refused = call(*launcher("forked", 1), "--check", *pretrain_words(recipe, ["data.max_epochs=1"]), check=False)
+    assert refused.returncode == 2 and "data.max_epochs: 1, but the run would read" in refused.stderr
+
+
 def test_initialize_from_evaluates_the_weights_and_starts_a_second_phase(
     single: Path, bert_route: Prepared, tmp_path: Path
 ) -> None:

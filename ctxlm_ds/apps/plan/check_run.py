@@ -27,6 +27,7 @@ from ctxlm_ds.recipe.json_source import DEFAULT_CONFIG, ZeroSettings, load_deeps
 from ctxlm_ds.recipe.load import dump_config, load_config
 from ctxlm_ds.recipe.schema import KernelsConfig, ParallelConfig, RunConfig, TrainingConfig
 from ctxlm_ds.recipe.source_rules import needs_teacher
+from ctxlm_ds.recipe.words import STEPS_FOLLOW
 from ctxlm_ds.training.hooks.trackers import check_hooks, look_for_hook
 
 MODULE = "ctxlm_ds.pretrain"
@@ -134,7 +135,9 @@ def run_lines(config: RunConfig, zero_stage: int, world_size: int, run_dir: Path
     split = f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline}"
     switches = {"sequence parallel": layout.sequence_parallel, "recomputation": layout.recompute}
     extras = [name for name, on in switches.items() if on]
-    tokens = training.rows_after(training.max_steps) * length
+    steps = f"{training.max_steps:,}, {training.rows_after(training.max_steps) * length:,} tokens in all"
+    if training.max_steps == STEPS_FOLLOW:
+        steps = f"as many as read {training.max_words:,} words"
     limits = [
         *([f"at most {training.max_tokens:,} tokens"] if training.max_tokens is not None else []),
         *([f"at most {training.max_hours:g} hours"] if training.max_hours is not None else []),
@@ -144,7 +147,7 @@ def run_lines(config: RunConfig, zero_stage: int, world_size: int, run_dir: Path
         f"  batch: {training.micro_batch_size} (micro) x {micro_batches} (accumulation) x {layout.data} (data ranks) = "
         f"{counted(rows, 'row')} = {rows * length:,} tokens{ramp}",
         f"  layout: {', '.join([split, *extras])}; ZeRO stage {zero_stage}; {training.precision}",
-        f"  steps: {training.max_steps:,}, {tokens:,} tokens in all{''.join(f', {limit}' for limit in limits)}",
+        f"  steps: {steps}{''.join(f', {limit}' for limit in limits)}",
         f"  run directory: {run_dir}",
     ]
 

@@ -138,7 +138,7 @@ class Saves:
         if self.pending is not None and not self._busy:
             with self._saving():
                 self._attempt(self._advance, limited=True)
-        is_due = state.step % self._config.interval_steps == 0 or self._late
+        is_due = state.step % self._config.interval_steps == 0 or self._late or state.reached_words > 0
         is_retry = self._retry_due(state.step) and self.pending is None
         if self._begun_step != state.step and (is_due or is_retry):
             with self._saving():

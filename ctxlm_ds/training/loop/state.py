@@ -20,6 +20,10 @@ class TrainState:
     """Rows of the training stream used or passed over: the data position."""
     tokens: int = 0
     """Non-padding positions seen."""
+    words: int = 0
+    """White-space words read, as data/stream/word_budget.py counts them; 0 if the datasets have no counts."""
+    reached_words: int = 0
+    """The largest of checkpoint.at_words that the last step reached; 0 for none."""
     skipped_steps: int = 0
     """Steps without an update: fp16 overflows and skipped batches."""
     skips_in_a_row: int = 0

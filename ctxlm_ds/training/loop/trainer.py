@@ -50,6 +50,8 @@ class Trainer:
     state: TrainState = field(default_factory=TrainState)
     tokens_per_word: Mapping[str, float] = field(default_factory=dict)
     """Of held-out sources whose words are known."""
+    words_per_row: float = 0.0
+    """White-space words that a row of the stream reads; 0 if not known."""
     continuations: Continuations | None = None
     """Texts to continue after an evaluation."""
     _last_evaluation_step: int = -1
@@ -170,6 +172,9 @@ class Trainer:
         self.state.step += 1
         self.state.rows_consumed += step.rows_consumed
         self.state.tokens += result.num_tokens
+        before, self.state.words = self.state.words, round(self.state.rows_consumed * self.words_per_row)
+        marks = self.start.config.checkpoint.at_words
+        self.state.reached_words = max((mark for mark in marks if before < mark <= self.state.words), default=0)
         self.state.skipped_steps += result.skipped
         self.state.seconds += seconds
         return self._metrics(result, learning_rate, seconds, step)

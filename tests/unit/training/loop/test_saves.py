@@ -51,6 +51,13 @@ def test_a_save_takes_its_parts_at_the_ends_of_later_steps() -> None:
     assert course.phases == ["saving", "training"] * 4
 
 
+def test_a_step_that_reached_a_number_of_words_is_saved() -> None:
+    course = Course(interval_steps=100)
+    course.state.reached_words = 1_000_000
+    course.go(1).state.reached_words = 0
+    assert course.go(50).saved == [1]
+
+
 def test_while_a_rank_is_busy_the_others_wait_for_nothing() -> None:
     course = Course(parts=2, interval_steps=4).go(4)
     course.saver.busy = True
