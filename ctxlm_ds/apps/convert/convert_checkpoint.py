@@ -1,6 +1,7 @@
 """Convert checkpoints: to and from Hugging Face folders, from other systems, to and from DeepSpeed's format.
 
     ctxlm convert to-hf   --checkpoint RUN_OR_STEP --output DIR [--dtype bf16] [--push USER/MODEL]
+    ctxlm convert babylm RUN --output DIR
     ctxlm convert from-hf --model DIR --output DIR
     ctxlm convert from-megatron --checkpoint DIR  --tokenizer DIR --output DIR
     ctxlm convert from-fairseq  --checkpoint FILE --tokenizer DIR --output DIR
@@ -45,6 +46,8 @@ def parse_arguments() -> argparse.Namespace:
     hub("--license", metavar="NAME", help="for the model card, such as apache-2.0")
     hub("--language", nargs="+", default=[], metavar="CODE", help="for the model card, such as en")
     hub("--dataset", nargs="+", default=[], metavar="NAME", help="for the model card: data sets of the Hub")
+    babylm = add_command(commands, "babylm", "a run's checkpoints at words as the folders of a BabyLM submission")
+    babylm.add_argument("checkpoint", metavar="RUN", type=Path, help="folder of a run with checkpoint.at_words")
     from_hf = add_command(commands, "from-hf", "such a model as weights for initialize_from")
     from_hf.add_argument("--model", required=True, type=Path, help="local folder with safetensors and a tokenizer")
     text = "fresh heads for a model without those of pretraining, such as a BertModel"
@@ -173,6 +176,10 @@ def convert_hf(arguments: argparse.Namespace) -> list[str]:
     out = arguments.output
     if arguments.command == "to-hf":
         return export_hf(arguments)
+    if arguments.command == "babylm":
+        from ctxlm_ds.apps.convert.babylm import export_babylm
+
+        return export_babylm(arguments.checkpoint, out)
     if arguments.command == "from-hf":
         done = from_hf(arguments.model, out, arguments.new_head)
         next_step = f"--set {shlex.quote(f'initialize_from={out}')} with the model section of its config.yaml"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.console import aligned, setup_logging
+from ctxlm_ds.data.sources.types import DOCUMENT_HELP
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.sources.corpus import Corpus
@@ -37,6 +38,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--input", nargs="+", required=True, metavar="FILE", help="files, globs, hf://NAME (docs/preprocessing.md)")
     add("--json-keys", nargs="+", default=["text"], metavar="KEY", help="keys or columns to read (default: text)")
     add("--input-format", default="auto", metavar="FORMAT", help="if the file name does not show it (default: auto)")
+    add("--document", default="blank", metavar="UNIT", help=DOCUMENT_HELP)
     add("--max-bad-records", type=int, default=0, metavar="N", help="skip up to N damaged records")
     add("--output-dir", required=True, metavar="DIR", help="folder to write")
     types = (
@@ -155,7 +157,7 @@ def main() -> None:
         parser.error("--language-exponent and --language-key go together")
     keys = [*args.json_keys, *([args.language_key] if args.language_key else [])]
     flags = "--json-keys and --language-key" if args.language_key else "--json-keys"
-    corpus = Corpus(args.input, keys, args.input_format, args.max_bad_records, flags)
+    corpus = Corpus(args.input, keys, args.input_format, args.max_bad_records, flags, args.document)
     settings = {name: getattr(args, name) for name in _SETTINGS if getattr(args, name) is not None}
     source = {"json_keys": args.json_keys, "input": source_signature(corpus.sources)}
     texts: Iterable[str] = corpus
@@ -179,6 +181,8 @@ def main() -> None:
         words += ["--json-keys", *args.json_keys]
     if args.input_format != "auto":
         words += ["--input-format", args.input_format]
+    if args.document != "blank":
+        words += ["--document", args.document]
     recipe = first_recipe_of(args.type)
     words += ["--output-prefix", "PREFIX", *(preprocess_options(recipe.data) if recipe is not None else ())]
     print(f"next: {shlex.join(words)}")
