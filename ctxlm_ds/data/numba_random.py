@@ -10,14 +10,17 @@ survive a fork: parallel loops are threads of the caller, each over a range.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import tempfile
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
+from numba.core.compiler_lock import global_compiler_lock
 from numpy.typing import NDArray
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -43,13 +46,27 @@ def _cache_folder() -> str:
 
 
 def compiled(function: Any, **options: Any) -> Any:
-    """Compile a function; other users of numba in this process keep their cache folder."""
+    """Compile a function; other users of numba in this process keep their cache folder.
+
+    Of the processes of a host one compiles and the others load what it stored: the ranks of a first run start together.
+    """
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = before or _cache_folder()
     try:
-        return numba.njit(cache=True, nogil=True, error_model="numpy", **options)(function)
+        loop = numba.njit(cache=True, nogil=True, error_model="numpy", **options)(function)
     finally:
         numba.config.CACHE_DIR = before
+    compile_here = loop.compile
+    name = hashlib.sha256(f"{loop.stats.cache_path}/{function.__qualname__}".encode()).hexdigest()[:16]
+
+    def compile_once(signature: Any) -> Any:
+        # Numba's lock comes first: a thread that waits for another process lets no thread wait that it could block.
+        with global_compiler_lock, open(Path(tempfile.gettempdir(), f"ctxlm-{os.getuid()}-{name}"), "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return compile_here(signature)
+
+    loop.compile = compile_once
+    return loop
 
 
 inlined = partial(compiled, inline="always")

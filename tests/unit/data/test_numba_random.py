@@ -56,6 +56,25 @@ def test_a_change_in_a_called_file_is_seen(tmp_path: Path) -> None:
     assert answer() != first
 
 
+def test_one_of_several_processes_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    loop = compiled(draw.py_func)
+    fork = get_context("fork")
+    together, misses = fork.Barrier(3), fork.SimpleQueue()
+
+    def call() -> None:
+        together.wait()
+        loop(np.uint64(1), 2, 3, 4, 5)
+        misses.put(sum(loop.stats.cache_misses.values()))
+
+    processes = [fork.Process(target=call) for _ in range(3)]
+    for process in processes:
+        process.start()
+    assert sorted(misses.get() for _ in processes) == [0, 0, 1]
+    for process in processes:
+        process.join()
+
+
 def test_keys_depend_on_every_part_and_its_type() -> None:
     keys = [(1, "a"), (2, "a"), (1, "b"), (1, "a1"), (1, "a", 1), (1, "a", 2), (1, "a", "1"), (1, "a", 1, 2)]
     assert hash_words(2, *keys[0]).tolist() == hash_words(2, *keys[0]).tolist()
