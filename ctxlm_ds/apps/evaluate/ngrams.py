@@ -1,7 +1,7 @@
-"""Cross entropy of held-out tokens under counts of the training text: unigrams, and an interpolated Kneser-Ney trigram.
+"""Interpolated Kneser-Ney models, and the cross entropy of held-out tokens under unigrams and a trigram.
 
-Kneser & Ney 1995 as in Chen & Goodman 1999, section 3, with one discount D = n1 / (n1 + 2 n2) for each order.
-Shape letters: t tokens, k different n-grams. An n-gram's key is its tokens as the digits of a number.
+Kneser & Ney 1995 as in Chen & Goodman 1999, section 3, with one discount D = n1 / (n1 + 2 n2) for each order, or three.
+Shape letters: t tokens, k different n-grams.
 """
 
 from __future__ import annotations
@@ -17,63 +17,92 @@ from ctxlm_ds.errors import DataError
 from ctxlm_ds.tokenizers.base import Tokenizer
 
 Keys = NDArray[np.int64]
+Counts = NDArray[np.int64]
 Shares = NDArray[np.float64]
-MOST_IDS = 1 << 21
-"""Keys of trigrams of so many ids fit 63 bits."""
 FEW_DATA = 0.5
 """Discount of an order without n-grams that occur once."""
 
 
 class Order(NamedTuple):
-    """The counts of one order: how often each n-gram occurs or, below the highest order, after how many tokens."""
+    """The n-grams of one order and what is left of their counts."""
 
     keys: Keys
-    """[k] ascending."""
-    counts: NDArray[np.int64]
-    """[k]"""
-    discount: float
-
-    @classmethod
-    def of(cls, keys: Keys) -> Order:
-        """Count keys [t]."""
-        found, counts = np.unique(keys, return_counts=True)
-        ones, twos = int((counts == 1).sum()), int((counts == 2).sum())
-        return cls(found, counts, ones / (ones + 2 * twos) if ones else FEW_DATA)
-
-    def probability(self, keys: Keys, lower: Shares, num_ids: int) -> Shares:
-        """Return p(last token | tokens before) of n-grams [t]; `lower` [t] is that of the next lower order."""
-        contexts, first, types = np.unique(self.keys // num_ids, return_index=True, return_counts=True)
-        totals = np.add.reduceat(self.counts, first)
-        place, known = _find(contexts, keys // num_ids)
-        own, seen = _find(self.keys, keys)
-        counts = np.where(seen, self.counts[own], 0)
-        kept = np.maximum(counts - self.discount, 0.0) + self.discount * types[place] * lower
-        return np.where(known, kept / totals[place], lower)
+    """[k] ascending: place of the n-gram without its last token among those of the lower order, times the number of
+    ids, plus the last token."""
+    shares: Shares
+    """[k] (count - discount) / count of the context."""
+    left: Shares
+    """[contexts] share of the discounts, which the lower order gets; 1 for a context without a next token."""
 
 
-def _find(sorted_keys: Keys, wanted: Keys) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the place of each key (any place for a missing one), and whether it is there."""
-    places = np.minimum(np.searchsorted(sorted_keys, wanted), len(sorted_keys) - 1)
-    return places, sorted_keys[places] == wanted
+class NgramModel:
+    """An interpolated Kneser-Ney model of a text [t] of ids below `num_ids`.
+
+    With `begin`, the id that begins each sentence, no n-gram crosses into another sentence, `begin` is not predicted,
+    and n-grams that start with it have their own counts in each order (Heafield 2011, section 3). `modified` takes
+    three discounts for each order (Chen & Goodman 1999, equation 26), if n-grams of 1 to 4 occurrences exist.
+    """
+
+    def __init__(self, text: Keys, num_ids: int, order: int, begin: int = -1, modified: bool = False) -> None:
+        self.num_ids, self.lowest = num_ids, 1.0 / (num_ids - (begin >= 0))
+        self._orders: list[Order] = []
+        positions = np.arange(len(text))
+        starts = np.maximum.accumulate(np.where(text == begin, positions, 0))
+        below: tuple[Keys, Counts, Counts, Keys] | None = None  # keys, occurrences, places in the text, n-gram at each
+        for n in range(1, order + 1):
+            at = positions[positions - starts >= n - 1]
+            keys = text[at] if below is None else below[3][at - 1] * num_ids + text[at]
+            found, first, inverse, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+            if below is not None:
+                after = np.bincount(below[3][at[first]], minlength=len(below[0]))
+                begins = (text[np.maximum(below[2] - n + 2, 0)] == begin) & (n > 2)
+                self._add(below[0], np.where(begins, below[1], after), modified)
+            own = np.full(len(text), -1)
+            own[at] = inverse
+            below = found, counts, at[first], own
+        assert below is not None
+        self._add(*below[:2], modified)
+
+    def _add(self, keys: Keys, counts: Counts, modified: bool) -> None:
+        contexts, size = keys // self.num_ids, len(self._orders[-1].keys) if self._orders else 1
+        discounts = _discounts(counts, modified)[np.minimum(counts, 3)]
+        totals = np.bincount(contexts, counts, size)
+        taken = np.bincount(contexts, discounts, size)
+        left = np.where(totals > 0, taken / np.maximum(totals, 1), 1.0)
+        self._orders.append(Order(keys, (counts - discounts) / np.maximum(totals, 1)[contexts], left))
+
+    def probabilities(self, text: Keys) -> Shares:
+        """Return p(token | tokens before) for each of `text` [t]; its text may lack some ids."""
+        share, contexts = np.full(len(text), self.lowest), np.zeros(len(text), dtype=np.int64)
+        for order in self._orders:
+            keys = contexts * self.num_ids + text
+            places = np.minimum(np.searchsorted(order.keys, keys), len(order.keys) - 1)
+            seen = (order.keys[places] == keys) & (contexts >= 0)
+            mixed = np.where(seen, order.shares[places], 0.0) + order.left[np.maximum(contexts, 0)] * share
+            share = np.where(contexts >= 0, mixed, share)
+            contexts = np.concatenate([[-1], np.where(seen, places, -1)[:-1]])
+        return share
+
+
+def _discounts(counts: Counts, modified: bool) -> Shares:
+    """Return what is taken from counts of 0, 1, 2, and 3 or more."""
+    ones, twos, threes, fours = (int((counts == number).sum()) for number in (1, 2, 3, 4))
+    single = ones / (ones + 2 * twos) if ones else FEW_DATA
+    if not modified or min(ones, twos, threes, fours) == 0:
+        return np.array([0.0, single, single, single])
+    ratios = (2 * twos / ones, 3 * threes / twos, 4 * fours / threes)
+    return np.array([0.0, *(max(0.0, number - single * ratio) for number, ratio in enumerate(ratios, 1))])
 
 
 def trigram_probabilities(training: Keys, held_out: Keys, num_ids: int) -> Shares:
     """Return p(token | two tokens before) of held_out[2:] under the counts of the training tokens.
 
     Raises:
-        DataError: too few tokens, or too many ids.
+        DataError: too few tokens.
     """
-    if min(len(training), len(held_out)) < 3 or num_ids > MOST_IDS:
-        raise DataError(f"trigrams need 3 tokens of at most {MOST_IDS:,} ids on both sides; give other datasets")
-    text, read = training.astype(np.int64), held_out.astype(np.int64)
-    base = num_ids
-    third = Order.of((text[:-2] * base + text[1:-1]) * base + text[2:])
-    second = Order.of(third.keys % base**2)
-    first = Order.of(np.unique(text[:-1] * base + text[1:]) % base)
-    u, v, w = read[:-2], read[1:-1], read[2:]
-    share = first.probability(w, np.full(len(w), 1.0 / num_ids), num_ids)
-    share = second.probability(v * base + w, share, num_ids)
-    return third.probability((u * base + v) * base + w, share, num_ids)
+    if min(len(training), len(held_out)) < 3:
+        raise DataError("trigrams need 3 tokens on both sides; give other datasets")
+    return NgramModel(training.astype(np.int64), num_ids, 3).probabilities(held_out.astype(np.int64))[2:]
 
 
 def compare_ngrams(training: Path, held_out: Path, words_of: Tokenizer | None = None) -> list[str]:

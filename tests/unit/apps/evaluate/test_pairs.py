@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,6 +92,9 @@ def test_the_example_of_the_page_runs(export: Export, tmp_path: Path, capsys: py
     page = (Path(__file__).parents[4] / "docs" / "minimal-pairs.md").read_text()
     lines = [line[4:] for line in page.splitlines() if line.startswith("    ")]
     write(tmp_path / "a.jsonl", [*ROWS])
+    (tmp_path / "corpus.txt").write_text(2 * f"{ROWS[0]['sentence_good']} {ROWS[0]['sentence_bad']}\n")
     code = "\n".join(lines).replace("runs/bert/hf", str(export("bert"))).replace('"blimp"', repr(str(tmp_path)))
-    exec(compile(code, "minimal-pairs.md", "exec"), {})
+    names: dict[str, Any] = {}
+    exec(compile(code.replace("corpus.txt", str(tmp_path / "corpus.txt")), "minimal-pairs.md", "exec"), names)
+    assert names["known"][0].good == ROWS[0]["sentence_good"] and len(names["outcomes"]) == len(names["known"])
     assert capsys.readouterr().out.startswith("Accuracy(value=")
