@@ -60,17 +60,22 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("finetune", "finetune", "fine-tune a model on a task"),
         Command("prompt", "apps.downstream.prompt", "score prompts of a task without training"),
         Command("embed", "apps.downstream.embed", "vectors of words"),
-        Command("scores", "apps.downstream.compare_scores", "compare the scores of models"),
+        Command("compare", "apps.evaluate.compare", "compare the scores of models"),
     ),
     "this machine": (
         Command("completion", "cli:completion", "print completion for bash, zsh or fish"),
     ),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
+RENAMED = {"scores": "compare"}
+"""Old names of commands, which version 0.3 refuses."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in RENAMED:
+        print(f"ctxlm {name} is now ctxlm {RENAMED[name]}; version 0.3 refuses the old name", file=sys.stderr)
+        name = RENAMED[name]
     if name in ("-h", "--help", "help"):
         run_command(lambda: print(help_text()))
     elif name in ("-V", "--version"):

@@ -1,6 +1,6 @@
-"""Run `ctxlm scores` (ctxlm_ds/apps/downstream/compare_scores.py)."""
+"""Run `ctxlm compare` (ctxlm_ds/apps/evaluate/compare.py)."""
 
-from ctxlm_ds.apps.downstream.compare_scores import main
+from ctxlm_ds.apps.evaluate.compare import main
 from ctxlm_ds.console import run_command
 
 if __name__ == "__main__":

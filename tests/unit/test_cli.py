@@ -57,6 +57,13 @@ def test_a_misspelt_command(name: str, advice: str, capsys: pytest.CaptureFixtur
     assert capsys.readouterr() == ("", f"error: ctxlm has no command {name}; {advice}\n")
 
 
+def test_the_old_name_of_a_command_warns(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["scores", "--help"])
+    shown = capsys.readouterr()
+    assert shown.out.startswith("usage: ctxlm compare") and "ctxlm scores is now ctxlm compare" in shown.err
+
+
 def test_without_arguments_the_help_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

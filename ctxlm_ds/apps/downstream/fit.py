@@ -23,7 +23,7 @@ from transformers.trainer_callback import EarlyStoppingCallback, PrinterCallback
 
 from ctxlm_ds.apps.downstream.kinds.base import Features, Kind, quiet_transformers
 from ctxlm_ds.apps.downstream.model_folder import read_config
-from ctxlm_ds.apps.downstream.results import PARTS, FitSettings, Point, Tuning, write_point
+from ctxlm_ds.apps.downstream.results import PARTS, FitSettings, Point, Tuning, prediction_rows, write_point
 from ctxlm_ds.atomic import output_folder
 from ctxlm_ds.console import PLAIN_INTERVAL_S, logger
 from ctxlm_ds.errors import ConfigError
@@ -101,7 +101,7 @@ def run_point(
         for part in [name for name in PARTS if name in sets]:
             features, examples = sets[part], sets[part].examples
             predictions = kind.predict(trainer.predict(features).predictions, features)
-            predicted[part] = predictions, examples
+            predicted[part] = prediction_rows(kind, predictions, examples)
             if all(example.shown_label() or kind.task.unanswerable for example in examples):
                 scores[part] = kind.score(predictions, examples)
         result = {"task": kind.task.title, "model": str(model_folder), "point": asdict(point), **scores,
@@ -111,7 +111,7 @@ def run_point(
             _save_model(trainer, kind, scratch / "model")
         if trainer.is_world_process_zero():
             with output_folder(output) as partial:
-                write_point(partial, recorded, result, kind, predicted)
+                write_point(partial, recorded, result, predicted)
                 if settings.save_model:
                     shutil.move(scratch / "model", partial / "model")
         return result

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.apps.downstream.prompt_task import PromptDescription, draw_examples, load_prompt
-from ctxlm_ds.apps.downstream.results import RESULT_NAME, is_done, read_results, result_rows, summarize, write_point
+from ctxlm_ds.apps.downstream.results import (
+    RESULT_NAME,
+    is_done,
+    prediction_rows,
+    read_results,
+    result_rows,
+    summarize,
+    write_point,
+)
 from ctxlm_ds.apps.downstream.task import TaskDescription, data_folder, load_task
 from ctxlm_ds.atomic import output_folder, write_text
 from ctxlm_ds.console import aligned, at_least, counted, logger, setup_logging
@@ -88,4 +96,4 @@ def answer(
                   "point": {"shots": arguments.shots, "seed": seed}, "dev": scores,
                   "most_frequent": kind.most_frequent(parts.train, parts.dev)}  # fmt: skip
         with output_folder(folder) as partial:
-            write_point(partial, wanted, result, kind, {"dev": (predictions, parts.dev)})
+            write_point(partial, wanted, result, {"dev": prediction_rows(kind, predictions, parts.dev)})

@@ -112,25 +112,29 @@ def is_done(folder: Path, wanted: dict[str, Any]) -> bool:
     return is_same(folder, recorded, wanted, "choose another --output or remove it", ConfigError)
 
 
-def write_point(
-    folder: Path, settings: Mapping[str, Any], result: Mapping[str, Any], kind: Kind,
-    predicted: Mapping[str, tuple[Sequence[Prediction], Sequence[Example]]],
-) -> None:  # fmt: skip
-    """Write predictions of each part, settings and metrics.json of a point.
+def prediction_rows(
+    kind: Kind, predictions: Sequence[Prediction], examples: Sequence[Example]
+) -> list[dict[str, Any]]:
+    """Return the lines of a file of predictions: inputs, label, prediction, probabilities."""
+    rows = []
+    for prediction, example in zip(predictions, examples, strict=True):
+        label = example.shown_label()
+        right = kind.is_right(prediction, example) if label or kind.task.unanswerable else None
+        row: dict[str, Any] = {"id": example.identifier, "example": example.shown_text(), "label": label}
+        row |= {"prediction": prediction.value, "right": right, "probabilities": prediction.probabilities}
+        rows.append(row)
+    return rows
 
-    A line of a file of predictions is JSON: inputs, label, prediction, probabilities.
-    """
-    for part, (predictions, examples) in predicted.items():
-        rows = []
-        for prediction, example in zip(predictions, examples, strict=True):
-            label = example.shown_label()
-            right = kind.is_right(prediction, example) if label or kind.task.unanswerable else None
-            row: dict[str, Any] = {"id": example.identifier, "example": example.shown_text(), "label": label}
-            row |= {"prediction": prediction.value, "right": right, "probabilities": prediction.probabilities}
-            rows.append(json.dumps(row, ensure_ascii=False) + "\n")
-        write_text(folder / PREDICTIONS.format(part), "".join(rows))
+
+def write_point(
+    folder: Path, settings: Mapping[str, Any], result: Mapping[str, Any], parts: Mapping[str, Sequence[Any]]
+) -> None:
+    """Write settings, metrics.json and a file of predictions of each part, a line of JSON each."""
+    for part, rows in parts.items():
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        write_text(folder / PREDICTIONS.format(part), "".join(lines))
     write_text(folder / "settings.json", json.dumps(settings, indent=1) + "\n")
-    counts = {part: len(examples) for part, (_, examples) in predicted.items()}
+    counts = {part: len(rows) for part, rows in parts.items()}
     write_text(folder / RESULT_NAME, json.dumps({**result, "examples": counts}, indent=1) + "\n")
 
 
@@ -143,7 +147,7 @@ def read_results(output: Path, wanted: dict[str, Any]) -> list[dict[str, Any]]:
 def summarize(
     results: Sequence[dict[str, Any]], metric: str, settings: Iterable[str] = tuple(OF_A_POINT)
 ) -> dict[str, Any]:
-    """Return median and spread over seeds per point of the grid, and the point with the best median on dev.
+    """Return median, mean and spread over seeds per point of the grid, and the point with the best median on dev.
 
     `settings` differ between points, apart from the seed.
     """
@@ -164,8 +168,8 @@ def summarize(
 
 def _spreads(scores: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
     values = {name: [one[name] for one in scores] for name in scores[0]}
-    return {name: {"median": statistics.median(of_seeds), "lowest": min(of_seeds), "highest": max(of_seeds)}
-            for name, of_seeds in values.items()}  # fmt: skip
+    return {name: {"median": statistics.median(of_seeds), "mean": statistics.fmean(of_seeds), "lowest": min(of_seeds),
+                   "highest": max(of_seeds)} for name, of_seeds in values.items()}  # fmt: skip
 
 
 def write_report(

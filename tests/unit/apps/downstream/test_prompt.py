@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.downstream.compare_scores import read_run
 from ctxlm_ds.apps.downstream.prompt import main
+from ctxlm_ds.apps.evaluate.compare import read_runs
 from ctxlm_ds.errors import ConfigError
 from tests.downstream_models import sentiment, write_bert, write_task
 
@@ -25,8 +25,8 @@ def test_results_are_those_of_a_fine_tuning(tmp_path: Path, capsys: pytest.Captu
     shown = capsys.readouterr().out
     main(command)
     assert capsys.readouterr().out == shown and "accuracy" in shown
-    run = read_run(str(tmp_path / "out"))
-    assert (run.model, run.task) == ("model, 1 shot", "mine") and " to " in run.cell
+    (run,) = read_runs(str(tmp_path / "out"))
+    assert run.place == ("model, 1 shot", "mine") and run.record["seeds"] > 1
     lines = (tmp_path / "out" / "points" / "shots1-seed2" / "dev_predictions.jsonl").read_text().splitlines()
     right = [json.loads(line)["right"] for line in lines]
     point = json.loads((tmp_path / "out" / "points" / "shots1-seed2" / "metrics.json").read_text())

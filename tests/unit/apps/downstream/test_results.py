@@ -101,7 +101,8 @@ def test_the_best_median_is_chosen_not_the_best_run() -> None:
     results += [result(2e-3, seed, value) for seed, value in enumerate([0.7, 0.7, 0.8])]
     summary = summarize(results, "accuracy")
     assert summary["chosen"]["learning_rate"] == 2e-3
-    assert summary["grid"][0]["dev"]["accuracy"] == {"median": 0.6, "lowest": 0.5, "highest": 0.99}
+    spread = summary["grid"][0]["dev"]["accuracy"]
+    assert spread == {"median": 0.6, "mean": pytest.approx(2.09 / 3), "lowest": 0.5, "highest": 0.99}
     results += [result(3e-3, 1, float("nan"))]
     assert summarize(results, "accuracy")["chosen"]["learning_rate"] == 2e-3
     assert summarize(results, "mse")["chosen"]["learning_rate"] == 1e-3
