@@ -60,6 +60,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("finetune", "finetune", "fine-tune a model on a task"),
         Command("prompt", "apps.downstream.prompt", "score prompts of a task without training"),
         Command("embed", "apps.downstream.embed", "vectors of words"),
+        Command("evaluate", "apps.evaluate.command", "judge models on a suite: minimal pairs, GLUE, CoNLL, SQuAD"),
         Command("compare", "apps.evaluate.compare", "compare the scores of models"),
     ),
     "this machine": (

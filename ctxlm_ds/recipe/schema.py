@@ -256,15 +256,9 @@ class KernelsConfig(Section):
     """`reference` (a loop over tensors), `torch` (fused), `deepspeed` (FusedAdam/CPUAdam), `apex` (FusedAdam)."""
 
 
-class DownstreamTask(Section):
-    """A task on which the exported model is fine-tuned while the run trains, by a process on rank 0's host."""
+class FineTuning(Section):
+    """How a model is fine-tuned on a task, with one point of the grid."""
 
-    task: str
-    """Name of a shipped task, or a YAML description (docs/downstream.md)."""
-    data: str
-    """Folder of the task's files."""
-    every_steps: PositiveSteps
-    """Steps between checkpoints that are judged, a multiple of checkpoint.interval_steps; the last is judged too."""
     epochs: PositiveFloat = 3.0
     """Epochs of fine-tuning."""
     batch_size: SmallInt = 32
@@ -275,6 +269,17 @@ class DownstreamTask(Section):
     """Train the last layers and the head only (0: the head); null trains everything."""
     max_train_examples: PositiveSteps | None = None
     """Train on the first examples only."""
+
+
+class DownstreamTask(FineTuning):
+    """A task or a suite on which the exported model is judged while the run trains, by a process on rank 0's host."""
+
+    task: str
+    """Name of a shipped task (docs/downstream.md) or suite (docs/evaluate.md), or a YAML description of one."""
+    data: str
+    """Folder of its files."""
+    every_steps: PositiveSteps
+    """Steps between checkpoints that are judged, a multiple of checkpoint.interval_steps; the last is judged too."""
     seed: NonNegativeSteps = 1
     """Seed of the head and of the order of the examples."""
     threads: SmallInt = 1

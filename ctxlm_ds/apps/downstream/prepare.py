@@ -61,20 +61,24 @@ def make_kind(
 
 def _fit_tokenizer(kind: Kind, folder: Path) -> None:
     """Make the tokenizer pad on the side that the model expects, and number segments if it has several."""
-    config = read_config(folder)
-    auto_class = getattr(transformers, kind.auto)
-    if type(config) not in auto_class._model_mapping:
-        name = auto_class.__name__.removeprefix("AutoModel")
-        raise ConfigError(f"--model {folder}: transformers has no model of type {config.model_type} for tasks of kind "
-                          f"{kind.task.kind} ({name})")  # fmt: skip
+    config = check_class(folder, kind.task, type(kind))
     kind.configure(config)
-    kind.reads_end = config.is_encoder_decoder and auto_class is AutoModelForSequenceClassification
+    kind.reads_end = config.is_encoder_decoder and kind.auto == AutoModelForSequenceClassification.__name__
     # A model that sums up a row by its last position (XLNet) is padded in front; offsets need padding behind.
     reads_last = hasattr(config, "mem_len") and getattr(config, "summary_type", None) == "last"
     kind.tokenizer.padding_side = "left" if kind.reads_whole and reads_last else "right"
     names = list(kind.tokenizer.model_input_names)
     if "token_type_ids" not in names and (reads_last or getattr(config, "type_vocab_size", 0) > 1):
         kind.tokenizer.model_input_names = [*names, "token_type_ids"]
+
+
+def check_class(folder: Path, task: TaskDescription, kind: type[Kind]) -> Any:
+    """Return the configuration of a folder; ConfigError if transformers has no such model for a kind of tasks."""
+    config = read_config(folder)
+    if type(config) not in getattr(transformers, kind.auto)._model_mapping:
+        raise ConfigError(f"--model {folder}: transformers has no model of type {config.model_type} for tasks of kind "
+                          f"{task.kind} ({kind.auto.removeprefix('AutoModel')})")  # fmt: skip
+    return config
 
 
 def load_tokenizer(folder: Path, splits_words: bool, split_special_tokens: bool | None = None) -> Any:

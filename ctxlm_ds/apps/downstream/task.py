@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -197,11 +197,12 @@ def data_folder(name_or_path: str, data: Path | None) -> Path:
 
 
 def load_description(
-    section: type[Described], name_or_path: str, folder: Path, noun: str, settings: str
+    section: type[Described], name_or_path: str, folder: Path, noun: str, settings: str, inner: Iterable[str] = ()
 ) -> tuple[Path, Described]:
     """Return file and content of a description: one of `folder` by its name, or a YAML file.
 
-    `noun` and some of its `settings` are for messages; ConfigError lists every problem.
+    `noun` and some of its `settings` are for messages, and so are names of settings of sections inside (`inner`);
+    ConfigError lists every problem.
     """
     path = Path(name_or_path)
     if not is_file_name(name_or_path):
@@ -217,6 +218,6 @@ def load_description(
     try:
         return path, section.model_validate(source.data)
     except ValidationError as error:
-        known = section.model_fields
+        known = (*section.model_fields, *inner)
         raise_problems(title, [Problem(dotted(one["loc"]), explain_error(one, known)) for one in error.errors()])
         raise

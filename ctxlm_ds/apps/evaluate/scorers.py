@@ -157,22 +157,32 @@ def open_scorer(
     Raises:
         ConfigError, TokenizerError, ExportError: the folder holds no language model that is scored so, or is damaged.
     """
-    own = own_format_in(folder) if folder.is_dir() else None
-    if own is not None:
-        way = _way(folder, DirectionSentences, definition, way)
+    kind, way = choose_scorer(folder, definition, way)
+    if not issubclass(kind, scoring.TransformersScorer):
+        own = own_format_in(folder)
+        assert own is not None
         return DirectionSentences(own.word_layers(folder), definition, way, warm_up)
-    config, tokenizer = read_config(folder), load_tokenizer(folder, False)
-    kind = _kind(folder, config, tokenizer)
-    way = _way(folder, kind, definition, way)
-    inner = folder / "generator"
-    needs_inner = kind is DiscriminatorSentences and way != "original"
-    if needs_inner and not (inner / "config.json").is_file():
-        raise ConfigError(f"{folder}: no folder generator, whose model --way {way} needs; choose original")
+    tokenizer = load_tokenizer(folder, False)
     model = kind.model_class(load_model(folder, kind.auto_class), tokenizer.pad_token_id, batch_tokens, way)
     scorer = kind(model, tokenizer, longest_input(folder, tokenizer, 2**20), definition, way)
-    if isinstance(scorer, DiscriminatorSentences) and needs_inner:
-        scorer.generator = open_scorer(inner, definition, batch_tokens=batch_tokens)
+    if isinstance(scorer, DiscriminatorSentences) and way != "original":
+        scorer.generator = open_scorer(folder / "generator", definition, batch_tokens=batch_tokens)
     return scorer
+
+
+def choose_scorer(folder: Path, definition: str, way: str | None) -> tuple[type[SentenceScorer], str]:
+    """Return the class and the way that score a folder's sentences; reads no weights, raises as `open_scorer`."""
+    kind: type[SentenceScorer] = DirectionSentences
+    if not folder.is_dir() or own_format_in(folder) is None:
+        kind = _kind(folder, read_config(folder), load_tokenizer(folder, False))
+    for option, value, known in (("definition", definition, kind.definitions), ("way", way, kind.ways)):
+        if value is not None and value not in known:
+            raise ConfigError(f"--{option} {value}: {folder} is scored by {', '.join(known)}")
+    way = kind.ways[0] if way is None else way
+    needs_inner = kind is DiscriminatorSentences and way != "original"
+    if needs_inner and not (folder / "generator" / "config.json").is_file():
+        raise ConfigError(f"{folder}: no folder generator, whose model --way {way} needs; choose original")
+    return kind, way
 
 
 def _kind(folder: Path, config: Any, tokenizer: Any) -> type[scoring.TransformersScorer]:
@@ -187,10 +197,3 @@ def _kind(folder: Path, config: Any, tokenizer: Any) -> type[scoring.Transformer
     kind = next(one for one in kinds if one.auto_class is auto_class)
     is_unilm = kind is kinds[0] and getattr(config, "type_vocab_size", 0) == UNILM_TOKEN_TYPES
     return UnilmSentences if is_unilm else kind
-
-
-def _way(folder: Path, kind: type[SentenceScorer], definition: str, way: str | None) -> str:
-    for option, value, known in (("definition", definition, kind.definitions), ("way", way, kind.ways)):
-        if value is not None and value not in known:
-            raise ConfigError(f"--{option} {value}: {folder} is scored by {', '.join(known)}")
-    return kind.ways[0] if way is None else way

@@ -1,0 +1,151 @@
+"""Suites of tasks: YAML files, shipped (`suites/`) or a user's own, and their data. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from ctxlm_ds.apps.downstream.task import TaskDescription, is_file_name, load_description, load_task, shipped
+from ctxlm_ds.errors import ConfigError, DataError
+from ctxlm_ds.recipe.problems import Problem, did_you_mean, raise_problems
+from ctxlm_ds.recipe.schema import FineTuning
+from ctxlm_ds.recipe.sections import NonNegativeSteps, PositiveSteps, Section
+from ctxlm_ds.recipe.yaml_source import MAX_CHARACTERS, read_yaml
+from ctxlm_ds.untrusted_json import read_text
+
+SUITE_DIR = Path(__file__).resolve().parent / "suites"
+PAIRS = "minimal-pairs"
+"""Task of an entry whose files are minimal pairs."""
+METRIC = "accuracy"
+"""Metric of minimal pairs: the mean over their paradigms."""
+NAME = re.compile(r"\w[\w.-]*")
+
+
+class SuiteTask(FineTuning):
+    """One task of a suite."""
+
+    task: str
+    """minimal-pairs, the name of a shipped task of fine-tuning, or a YAML description, relative to the suite's."""
+    files: str = "."
+    """Its folder, or file of pairs, in --data; case and hyphens of the name do not matter."""
+    first_pairs: PositiveSteps | None = None
+    """Pairs of each paradigm that are scored; null scores all."""
+    start: str | None = None
+    """Fine-tuned task of the suite whose model (of its first seed) is fine-tuned, with a new head."""
+    seeds: Annotated[list[NonNegativeSteps], Field(min_length=1)] = [1]
+    """Seeds of the head and of the order of the examples."""
+    metric: str | None = None
+    """Metric of the table; null takes the first of the task."""
+    published: dict[str, float] | None = None
+    """Model -> score in its publication; null takes the task's."""
+    source: str | None = None
+    """The publication; null takes the suite's."""
+
+
+class Suite(Section):
+    """Tasks that a model is judged on."""
+
+    title: str = ""
+    """What they measure, for people."""
+    tasks: Annotated[dict[str, SuiteTask], Field(min_length=1)]
+    """Name in the table -> task."""
+    source: str = ""
+    """Publication of the published scores."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A task of a suite with its data."""
+
+    name: str
+    settings: SuiteTask
+    described: str
+    """Name or file of the task's description."""
+    task: TaskDescription | None
+    """None for minimal pairs."""
+    data: Path
+    source: str
+    saves: bool
+    """Whether another task starts from its models."""
+    start_seed: int | None
+    """Seed of the model that it starts from."""
+
+    @property
+    def seeds(self) -> list[int]:
+        """Return the seeds of its results."""
+        return [0] if self.task is None else self.settings.seeds
+
+
+def load_suite(name_or_path: str) -> tuple[Path, Suite]:
+    """Return the file and the content of a shipped suite, or of a YAML file; ConfigError lists every problem."""
+    return load_description(Suite, name_or_path, SUITE_DIR, "suite", "title, tasks, source", SuiteTask.model_fields)
+
+
+def entries_of(path: Path, suite: Suite, data: Path, only: Sequence[str] = ()) -> list[Entry]:
+    """Return the tasks of a suite of the file `path`, whose files are in `data`: all, or `only` some and their starts.
+
+    A task that starts from another one is behind it.
+
+    Raises:
+        ConfigError: lists every problem of the description.
+        DataError: `data` has no such file or folder.
+    """
+    raise_problems(f"suite {path}", list(_problems(suite, only)))
+    starts = {suite.tasks[name].start for name in only or suite.tasks}
+    entries = []
+    used = [name for name in suite.tasks if not only or name in only or name in starts]
+    for name in sorted(used, key=lambda name: suite.tasks[name].start is not None):
+        settings = suite.tasks[name]
+        described = str(path.parent / settings.task) if is_file_name(settings.task) else settings.task
+        task = None if settings.task == PAIRS else load_task(described)[1]
+        if settings.metric not in (None, *(task.judged_by if task else (METRIC,))):
+            raise ConfigError(f"suite {path}: tasks.{name}.metric: {settings.metric} is no metric of {settings.task}")
+        source = suite.source if settings.source is None else settings.source
+        seed = None if settings.start is None else suite.tasks[settings.start].seeds[0]
+        found = _find(data, settings.files)
+        entries.append(Entry(name, settings, described, task, found, source, name in starts, seed))
+    return entries
+
+
+def is_suite(name_or_path: str) -> bool:
+    """Return whether a name is that of a shipped suite, or a YAML file describes one."""
+    if not is_file_name(name_or_path):
+        return name_or_path in shipped(SUITE_DIR)
+    source = read_yaml(read_text(Path(name_or_path), ConfigError, MAX_CHARACTERS), name_or_path)
+    return isinstance(source.data, dict) and "tasks" in source.data
+
+
+def _problems(suite: Suite, only: Iterable[str]) -> Iterator[Problem]:
+    for name in only:
+        if name not in suite.tasks:
+            yield Problem("tasks", f"--tasks {name}: the suite has {', '.join(suite.tasks)}")
+    for name, task in suite.tasks.items():
+        if not NAME.fullmatch(name):
+            yield Problem(f"tasks.{name}", "a name has letters, digits, hyphens, dots and underscores")
+        tuned = [one for one in ("start", *FineTuning.model_fields) if one in task.model_fields_set]
+        if task.task == PAIRS and tuned:
+            yield Problem(f"tasks.{name}.{tuned[0]}", f"only for tasks of fine-tuning, not for {PAIRS}")
+        if task.task != PAIRS and task.first_pairs is not None:
+            yield Problem(f"tasks.{name}.first_pairs", f"only for {PAIRS}")
+        start = None if task.start is None else suite.tasks.get(task.start)
+        if task.start is not None and (start is None or start.task == PAIRS or start.start is not None):
+            near = did_you_mean(task.start, suite.tasks)
+            yield Problem(f"tasks.{name}.start", f"{task.start}: name a fine-tuned task without a start{near}")
+
+
+def _find(data: Path, name: str) -> Path:
+    if (data / name).exists():
+        return data / name
+    near = [path for path in (data.iterdir() if data.is_dir() else ()) if _folded(path.name) == _folded(name)]
+    if len(near) != 1:
+        raise DataError(f"{data / name}: no such file or folder; --data is the folder that holds it")
+    return near[0]
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[\W_]", "", name).lower()

@@ -1,0 +1,63 @@
+"""Surprisals of words: sums over tokens, a plain loop of transformers, and words whose first token is not scored."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ctxlm_ds.apps.evaluate.command import main
+from ctxlm_ds.apps.evaluate.scoring import TokenScores
+from ctxlm_ds.apps.evaluate.surprisal import word_surprisals
+from ctxlm_ds.errors import DataError
+from tests.downstream_models import write_bert, write_gpt2
+
+
+def test_a_word_is_the_sum_of_its_tokens_wherever_their_white_space_is() -> None:
+    scored = TokenScores(np.array([-1.0, -2.0, -4.0, -8.0, -16.0]), [(0, 2), (2, 4), (4, 5), (5, 7), (7, 10)])
+    assert list(word_surprisals("good  old day", scored)) == [("good", 3.0), ("old", 12.0), ("day", 16.0)]
+    late = TokenScores(np.array([-2.0, -4.0]), [(2, 4), (4, 8)])
+    (first, second) = word_surprisals("good day", late)
+    assert math.isnan(first[1]) and second == ("day", 4.0)
+
+
+def test_the_file_equals_a_plain_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    folder = write_bert(tmp_path / "bert")
+    text = "the unknowns met\n\nAnn was good .\n"
+    (tmp_path / "text.txt").write_text(text)
+    capsys.readouterr()
+    main(["surprisal", str(tmp_path / "text.txt"), "--model", str(folder)])
+    head, *rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert head == ["line", "word", "nats", "bits"]
+    assert [row[:2] for row in rows] == [["1", word] for word in text.split("\n")[0].split()] + [
+        ["3", word] for word in text.split("\n")[2].split()
+    ]
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder).eval()
+    wanted: dict[int, float] = {}
+    encoded = tokenizer(text.split("\n")[0], return_tensors="pt")
+    for at, word in enumerate(encoded.word_ids()):
+        if word is not None:
+            ids = encoded["input_ids"].clone()
+            ids[0, at] = tokenizer.mask_token_id
+            with torch.no_grad():
+                found = model(input_ids=ids).logits[0, at].double().log_softmax(-1)
+            wanted[word] = wanted.get(word, 0.0) - float(found[encoded["input_ids"][0, at]])
+    assert len(encoded["input_ids"][0]) > len(wanted) + 2  # a word has several tokens
+    for row, nats in zip(rows, wanted.values(), strict=False):
+        assert float(row[2]) == pytest.approx(nats, abs=1e-5) and float(row[3]) == pytest.approx(
+            nats / math.log(2), abs=1e-5
+        )
+
+
+def test_a_first_word_that_nothing_is_before_has_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.txt").write_text("the film was good\n")
+    main(["surprisal", str(tmp_path / "text.txt"), "--model", str(write_gpt2(tmp_path / "gpt2"))])
+    _, first, *others = capsys.readouterr().out.splitlines()
+    assert first == "1\tthe\tnan\tnan" and len(others) == 3 and not any("nan" in line for line in others)
+    with pytest.raises(DataError, match=r"none.txt: missing"):
+        main(["surprisal", str(tmp_path / "none.txt"), "--model", str(tmp_path / "gpt2")])
