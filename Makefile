@@ -13,7 +13,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install operators pretrain downstream test test-fast test-pythons test-slurm mutants check soak bench docs clean
+.PHONY: help install operators pretrain downstream babylm test test-fast test-pythons test-slurm mutants check soak bench docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
@@ -35,6 +35,9 @@ pretrain: install ## text to a model that fills masks, on two CPU cores; FAMILY=
 
 downstream: install ## make pretrain's model fine-tuned on two tasks, next to random weights: a table of scores
 	@$(BIN)/python tools/downstream_default.py $(if $(FAMILY),--family '$(FAMILY)') $(ARGS)
+
+babylm: install ## a BabyLM model of CORPUS=path (file or folder), its checkpoints for the challenge; BLIMP=path: a table of pairs
+	@$(BIN)/python tools/train_babylm.py --corpus $(CORPUS) $(if $(BLIMP),--blimp '$(BLIMP)') $(ARGS)
 
 operators: install ## build DeepSpeed's CPU operators, which tests and offload use (minutes, once)
 	@$(BIN)/python tools/build_operators.py

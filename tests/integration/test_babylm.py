@@ -1,4 +1,4 @@
-"""ctxlm convert babylm: a run's checkpoints at words become folders that transformers loads."""
+"""tools/train_babylm.py and ctxlm convert babylm: text becomes folders that transformers loads."""
 
 from __future__ import annotations
 
@@ -10,23 +10,20 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ctxlm_ds.apps.convert.convert_checkpoint import main
+from ctxlm_ds.apps.evaluate.word_scorers import WordScorer
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
+from ctxlm_ds.data.preprocess.sentences import split_sentences
 from ctxlm_ds.export.verify import _filled_model
 from ctxlm_ds.export.weights import open_checkpoint
 from tests.checkpoints import make_tokenizer, write_random_run
-from tests.integration.conftest import Prepared, prepare
-from tests.integration.route import ROOT, Finished, call, call_here, launcher, pretrain_words
+from tests.integration.route import ROOT, Finished, call_here, tool, write_recipe
+from tests.text import make_documents
 
 TEXT = "The old river opened. It was quiet!"
 
 
 def convert(*arguments: object) -> Finished:
     return call_here(main, ROOT / "tools" / "convert_checkpoint.py", "babylm", *arguments)
-
-
-@pytest.fixture(scope="module")
-def route(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    return prepare(tmp_path_factory.mktemp("route"), "gpt2", form="--append-eod")
 
 
 def own_logits(checkpoint: Path, ids: torch.Tensor) -> torch.Tensor:
@@ -42,18 +39,31 @@ def own_logits(checkpoint: Path, ids: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def test_every_folder_gives_the_logits_of_its_checkpoint(route: Prepared, tmp_path: Path) -> None:
-    words = json.loads(Path(f"{route.train}.json").read_text())["words"]
-    recipe = route.recipe(
-        tmp_path / "recipe.yaml",
-        model={"family": "gpt2", "max_position_embeddings": 512}, objective={"name": "causal_lm"},
-        data={"sample_format": "blocks", "max_epochs": 10}, training={"max_words": 2 * words, "max_steps": None},
-        checkpoint={"interval_steps": 1000, "at_words": [words // 2, words]}, schedule={"warmup_steps": 1},
-    )  # fmt: skip
-    run, output = tmp_path / "run", tmp_path / "babylm"
-    call(*launcher("forked", 1), *pretrain_words(recipe, [f"run_dir={run}"]))
-    done = convert(run, "--output", output)
-    assert done.returncode == 0, done.stderr
+def test_make_babylm_writes_folders_with_the_logits_of_their_checkpoints(tmp_path: Path) -> None:
+    """The steps of `make babylm`, from text of a sentence a line to the table of pairs."""
+    documents = make_documents(60, seed=1)
+    (tmp_path / "corpus").mkdir()
+    for name, part in (("a.train", documents[:30]), ("b.train", documents[30:])):
+        (tmp_path / "corpus" / name).write_text("\n".join(split_sentences(" ".join(part))) + "\n")
+    words = sum(len(document.split()) for document in documents)
+    recipe = write_recipe(tmp_path / "recipe.yaml", {
+        "model": {"family": "gpt2", "hidden_size": 32, "num_layers": 2, "num_attention_heads": 2,
+                  "intermediate_size": 64, "max_position_embeddings": 512},
+        "objective": {"name": "causal_lm"}, "schedule": {"warmup_steps": 1},
+        "data": {"sample_format": "blocks", "seq_length": 32, "max_epochs": 10},
+        "training": {"max_words": 2 * words, "max_steps": None, "global_batch_size": 8, "micro_batch_size": 8,
+                     "precision": "fp32"},
+        "evaluation": {"interval_steps": 0}, "checkpoint": {"at_words": [words // 2, words]},
+    })  # fmt: skip
+    pair = {"sentence_good": documents[0].partition(".")[0], "sentence_bad": "qzx", "UID": "unknown word"}
+    (tmp_path / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
+    command = ("train_babylm.py", "--corpus", tmp_path / "corpus", "--recipe", recipe, "--output-dir", tmp_path,
+               "--document", "lines:4", "--vocab-size", 400, "--blimp", tmp_path / "pairs.jsonl")  # fmt: skip
+    said = tool(*command).stdout
+    head, *table = json.loads((tmp_path / "pairs.json").read_text())
+    assert head[:2] == ["scorer", "paradigms"] and [row[0] for row in table] == ["model", *WordScorer.ways]
+    assert all(row[-2:] == ["1", "0"] for row in table) and "kneser-ney-5" in said
+    run, output = tmp_path / "run", tmp_path / "submission"
     names = [f"chck_{words // 2}", f"chck_{words}", "main"]
     assert sorted(path.name for path in output.iterdir()) == sorted(names)
     found = []
