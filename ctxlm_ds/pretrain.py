@@ -132,7 +132,7 @@ def pretrain(
 def check_judged_tasks(tasks: Sequence[DownstreamTask], family: str, topology: Topology) -> None:
     """Raise ConfigError or DataError, on every rank, if the family cannot do the tasks of evaluation.downstream."""
     if tasks:
-        from ctxlm_ds.apps.downstream.during_run import check_tasks
+        from ctxlm_ds.apps.evaluate.during_run import check_tasks
 
         topology.run_on_rank_0_first(lambda: check_tasks(tasks, family))
 
@@ -140,7 +140,7 @@ def check_judged_tasks(tasks: Sequence[DownstreamTask], family: str, topology: T
 def judge_checkpoints(trainer: Trainer, run_dir: Path) -> None:
     """Add the hook that judges checkpoints on the tasks of evaluation.downstream, on rank 0."""
     if trainer.evaluation.downstream and trainer.engine.topology.is_main:
-        from ctxlm_ds.apps.downstream.during_run import DownstreamHook
+        from ctxlm_ds.apps.evaluate.during_run import DownstreamHook
 
         save_minutes, signal = trainer.start.config.watchdog.save_minutes, trainer.stop_signal
         judge = DownstreamHook(

@@ -18,7 +18,7 @@ from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection
 from ctxlm_ds.recipe.source_rules import source_problems, teacher_problems
 
 JUDGED_FOLDERS = ("checkpoint", "hf")
-"""A judged checkpoint and its export, in the folder that has a folder for each task (apps/downstream/during_run.py)."""
+"""A judged checkpoint and its export, in the folder that has a folder for each task (apps/evaluate/during_run.py)."""
 
 
 def check_config(config: RunConfig, world_size: int | None) -> None:

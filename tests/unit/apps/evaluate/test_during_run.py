@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.apps.downstream.during_run import DownstreamHook, check_tasks, command
+from ctxlm_ds.apps.evaluate.during_run import DownstreamHook, check_tasks, command
+from ctxlm_ds.apps.evaluate.suite import load_suite
 from ctxlm_ds.checkpoint.folders import step_name
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.schema import DownstreamTask, EvaluationConfig, RunConfig
@@ -29,9 +30,10 @@ if how == "hang":
 if how == "fail":
     sys.exit("error: this model is too good")
 score = float((folder / "checkpoint" / "weights").read_text())
-(folder / name).mkdir(exist_ok=True)
-spread = {"accuracy": {"median": score}}
-(folder / name / "metrics.json").write_text(json.dumps({"chosen": {"dev": spread}}))
+output = folder / name / "step" / name
+output.mkdir(parents=True, exist_ok=True)
+spread = {"accuracy": {"mean": score}}
+(output / "metrics.json").write_text(json.dumps({"task": name, "chosen": {"dev": spread}}))
 """
 
 
@@ -221,7 +223,7 @@ def test_tasks_and_files_are_checked_at_the_start(tmp_path: Path) -> None:
         check(config(task="cole"))
     with pytest.raises(DataError, match=r"train.tsv: no such file"):
         check(config())
-    (tmp_path / "train.jsonl").touch()
+    (tmp_path / "train.jsonl").write_text('{"a": "x", "b": "1"}\n')
     mine = tmp_path / "mine.yaml"
     mine.write_text("{kind: text_to_text, format: jsonl, train: train.jsonl, dev: train.jsonl, "
                     "columns: {text: a, label: b}}")  # fmt: skip
@@ -230,6 +232,12 @@ def test_tasks_and_files_are_checked_at_the_start(tmp_path: Path) -> None:
     mine.write_text("{kind: regression, format: jsonl, train: train.jsonl, dev: train.jsonl, "
                     "columns: {text: a, label: b}}")  # fmt: skip
     check(config(task=str(mine)))
-    (line,) = [config(train_layers=0, seed=3).evaluation.downstream[0]]
-    words = command(line, tmp_path)
-    assert words[words.index("--train-layers") + 1] == "0" and "--max-train-examples" not in words
+    words = command(config(train_layers=0, seed=3).evaluation.downstream[0], tmp_path)
+    (one,) = load_suite(words[words.index("--suite") + 1])[1].tasks.values()
+    assert (one.task, one.seeds, one.train_layers, one.max_train_examples) == ("cola", [3], 0, None)
+    fast = config(task="minimal-pairs-fast")
+    assert command(fast.evaluation.downstream[0], tmp_path)[4:6] == ["--suite", "minimal-pairs-fast"]
+    with pytest.raises(DataError, match=r"train.jsonl:1: sentence_good is missing"):
+        check(fast)
+    with pytest.raises(ConfigError, match="minimal-pairs-fast is a suite, which has its own epochs"):
+        check(config(task="minimal-pairs-fast", epochs=2))

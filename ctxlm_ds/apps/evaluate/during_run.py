@@ -1,4 +1,4 @@
-"""Fine-tuning on tasks while a run trains: a separate process exports and judges a checkpoint on rank 0's host.
+"""Evaluation while a run trains: a separate process exports and judges a checkpoint on rank 0's host.
 
 The training only looks whether it has ended. It shares no memory, accelerator, random state or collective with it, so a
 run's numbers are the same without it, and any layout can be judged, because checkpoints have none. The checkpoint's
@@ -18,16 +18,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ctxlm_ds.apps.downstream.examples import find_file
 from ctxlm_ds.apps.downstream.metrics import check_packages
-from ctxlm_ds.apps.downstream.task import load_task
-from ctxlm_ds.atomic import PARTIAL_MARK, read_object
+from ctxlm_ds.apps.downstream.results import RESULT_NAME
+from ctxlm_ds.apps.downstream.task import is_file_name
+from ctxlm_ds.apps.evaluate.suite import Suite, SuiteTask, entries_of, is_suite, load_suite
+from ctxlm_ds.atomic import PARTIAL_MARK, read_object, write_text
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, list_checkpoints, step_name
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, list_files
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.check import JUDGED_FOLDERS
-from ctxlm_ds.recipe.schema import DownstreamTask
+from ctxlm_ds.recipe.schema import DownstreamTask, FineTuning
 from ctxlm_ds.registry import load_object
 from ctxlm_ds.training.hooks.hooks import Hook, RunEnd, RunStart, StepMetrics
 
@@ -51,7 +52,7 @@ class Work(NamedTuple):
 
 
 def check_tasks(tasks: Sequence[DownstreamTask], family: str) -> None:
-    """Refuse tasks whose description, files or packages are missing (ConfigError, DataError).
+    """Refuse tasks whose description, files or packages are missing or damaged (ConfigError, DataError).
 
     Tasks of a kind for which transformers has no class of the family's exports are refused too.
     """
@@ -61,27 +62,39 @@ def check_tasks(tasks: Sequence[DownstreamTask], family: str) -> None:
     import transformers
 
     from ctxlm_ds.apps.downstream.prepare import kind_class
+    from ctxlm_ds.apps.evaluate.command import read_examples
     from ctxlm_ds.export.base import export_of
 
-    for one in tasks:
-        _, task = load_task(one.task)
-        for name in filter(None, (task.train, task.dev, task.test)):
-            find_file(Path(one.data), name)
-        exported, auto = export_of(family).models()[0].config_class, kind_class(task).auto
-        if getattr(transformers, exported) not in getattr(transformers, auto)._model_mapping:
+    for entry in (entry for one in tasks for entry in entries_of(*suite_of(one), Path(one.data))):
+        read_examples(entry)
+        auto = "" if entry.task is None else kind_class(entry.task).auto
+        exported = getattr(transformers, export_of(family).models()[0].config_class)
+        if entry.task is not None and exported not in getattr(transformers, auto)._model_mapping:
             raise ConfigError(
-                f"evaluation.downstream: {one.task}: transformers has no model of model.family {family} for tasks of "
-                f"kind {task.kind} ({auto.removeprefix('AutoModel')}); leave it out"
+                f"evaluation.downstream: {entry.name}: transformers has no model of model.family {family} for tasks of "
+                f"kind {entry.task.kind} ({auto.removeprefix('AutoModel')}); leave it out"
             )
+
+
+def suite_of(task: DownstreamTask) -> tuple[Path, Suite]:
+    """Return the suite that a recipe names, or one of the task that it names, and its file (ConfigError)."""
+    settings = {name: getattr(task, name) for name in FineTuning.model_fields}
+    if not is_suite(task.task):
+        path = str(Path(task.task).resolve()) if is_file_name(task.task) else task.task
+        return Path(), Suite(tasks={task.name: SuiteTask(task=path, seeds=[task.seed], **settings)})
+    if unused := task.model_fields_set & {"seed", *settings}:
+        raise ConfigError(f"evaluation.downstream: {task.task} is a suite, which has its own {', '.join(unused)}")
+    return load_suite(task.task)
 
 
 def command(task: DownstreamTask, folder: Path) -> list[str]:
     """Return the command that judges the checkpoint in the folder of a step."""
-    given = {"--task": task.task, "--data": task.data, "--output": folder / task.name, "--seeds": task.seed,
-             "--epochs": task.epochs, "--learning-rates": task.learning_rate, "--batch-sizes": task.batch_size,
-             "--train-layers": task.train_layers, "--max-train-examples": task.max_train_examples}  # fmt: skip
-    options = [str(part) for name, value in given.items() if value is not None for part in (name, value)]
-    return [sys.executable, "-m", "ctxlm_ds.apps.downstream.during_run", str(folder), *options]
+    output, suite = folder / task.name, task.task
+    if not is_suite(suite):
+        suite = str(output / "suite.yaml")
+        write_text(Path(suite), suite_of(task)[1].model_dump_json(exclude_unset=True))
+    options = ["--suite", suite, "--data", task.data, "--output", str(output)]
+    return [sys.executable, "-m", "ctxlm_ds.apps.evaluate.during_run", str(folder), *options]
 
 
 class DownstreamHook(Hook):
@@ -210,14 +223,15 @@ class DownstreamHook(Hook):
 
     def _finish(self, work: Work, status: int) -> None:
         task, folder = self._tasks[work.number], self._folder / step_name(work.step)
-        summary = read_object(folder / task.name / "metrics.json") if status == 0 else None
-        if summary is None:
+        found = [read_object(path) or {} for path in (folder / task.name).glob(f"*/*/{RESULT_NAME}")]
+        if status != 0 or not found:
             log = folder / f"{task.name}-{LOG}"
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
             self._drop(work, f"{lines[-1] if lines else f'status {status}'} ({log})")
             return
-        scores = summary["chosen"]["dev"]
-        figures = {f"{FOLDER}/{task.name}/{name}": float(one["median"]) for name, one in scores.items()}
+        scores = {"/".join(dict.fromkeys((task.name, one["task"]))): one["chosen"]["dev"] for one in found}
+        figures = {f"{FOLDER}/{place}/{name}": float(value["mean"])
+                   for place, values in scores.items() for name, value in values.items()}  # fmt: skip
         self._call_hooks("on_evaluation", work.step, figures)
         with suppress(OSError):  # a resume would report them again
             (folder / task.name / REPORTED).touch()
@@ -278,7 +292,7 @@ def _link_tree(source: Path, target: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Export the checkpoint of a step's folder unless it is, and fine-tune with the remaining arguments."""
+    """Export the checkpoint of a step's folder unless it is, and judge it with the remaining arguments."""
     folder, *options = sys.argv[1:] if argv is None else argv
     os.nice(NICENESS)
     from ctxlm_ds.process.launchers import die_with_launcher
@@ -289,7 +303,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     exported = Path(folder) / EXPORTED
     if not (exported / "config.json").is_file():
         to_hf(Path(folder) / LINKED, exported)
-    load_object("ctxlm_ds.finetune:main")([*options, "--model", str(exported)])
+    load_object("ctxlm_ds.apps.evaluate.command:main")([str(exported), *options])
 
 
 if __name__ == "__main__":
