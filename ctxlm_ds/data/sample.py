@@ -153,6 +153,9 @@ def starts_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
     return starts
 
 
+SEQUENCE_STARTS = "sequence_starts"
+
+
 @dataclass(slots=True)
 class Batch:
     """One micro-batch: tensors [b, columns] of constant shape by the name of their field.
@@ -176,6 +179,19 @@ class Batch:
     def num_tokens(self) -> int:
         """Number of positions that are not padding."""
         return int(self.fields["sequence_ids"].count_nonzero())
+
+    def narrowed(self) -> dict[str, torch.Tensor]:
+        """Return the fields with as many columns of sequence_starts as the rows need, 1 more than a power of two.
+
+        FlashAttention starts blocks of threads for each place of a sequence, also for an empty one.
+        """
+        lengths = {name: self.fields[name[: -len("starts")] + "ids"].shape[1]
+                   for name in self.fields if name.endswith(SEQUENCE_STARTS)}  # fmt: skip
+        if not lengths:
+            return self.fields
+        most = max(int((self.fields[name] < length).sum(1).max()) for name, length in lengths.items())
+        columns = 1 + (1 << max(most - 1, 0).bit_length())
+        return self.fields | {name: self.fields[name][:, :columns] for name in lengths}
 
     @classmethod
     def example(cls, fields: Sequence[Field], rows: int, rng: np.random.Generator, vocab_size: int) -> Batch:

@@ -101,6 +101,8 @@ class PlainPasses:
 
     def _forward(self, batch: Batch, factors: torch.Tensor) -> tuple[torch.Tensor, Sums]:
         device, inputs, labels = self._deepspeed.device, self._inputs, self._context.losses.label_fields
-        fields = {name: batch.fields[name].to(device, non_blocking=True) for name in {*inputs, *labels}}
+        # Each graph of a layer is recorded for one shape of its inputs.
+        found = batch.fields if self._context.replays_graphs else batch.narrowed()
+        fields = {name: found[name].to(device, non_blocking=True) for name in {*inputs, *labels}}
         outputs = self._deepspeed(tuple(fields[name] for name in inputs))
         return self._context.loss(outputs, {name: fields[name] for name in labels}, factors)

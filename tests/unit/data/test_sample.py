@@ -7,6 +7,7 @@ import torch
 
 from ctxlm_ds.data.fields import IGNORE_LABEL, Field
 from ctxlm_ds.data.sample import NO_LABEL, Batch, empty_examples, empty_samples, starts_of
+from ctxlm_ds.kernels.attention import cumulative_lengths
 from tests.ragged import one_sample
 
 LENGTHS = np.array([3, 0, 2])
@@ -65,3 +66,20 @@ def test_made_up_rows_are_one_full_sequence_each() -> None:
     assert set(batch.fields["masked_lm_labels"].flatten().tolist()) <= {0, 1}
     assert set(batch.fields["decoder_labels"].flatten().tolist()) == {0, 1}
     assert batch.fields["decoder_input_ids"].max() > 1
+
+
+def test_rows_have_no_more_places_for_sequences_than_they_need() -> None:
+    """The bounds of the sequences stay; a row of three and its padding keeps five columns of nine."""
+    starts = torch.full((3, 9), 6)
+    starts[:, 0], starts[1, 1:4] = 0, torch.tensor([2, 3, 5])
+    ids = torch.ones(3, 6, dtype=torch.long)
+    batch = Batch({"sequence_ids": ids, "sequence_starts": starts, "decoder_sequence_ids": ids[:, :4],
+                   "decoder_sequence_starts": starts.clamp(max=4)})  # fmt: skip
+    found = batch.narrowed()
+    for name, length in (("sequence_starts", 6), ("decoder_sequence_starts", 4)):
+        assert found[name].shape == (3, 5)
+        every, needed = (set(cumulative_lengths(x[name], length).tolist()) for x in (batch.fields, found))
+        assert every == needed
+    assert found["sequence_ids"] is ids
+    assert Batch({"sequence_ids": ids[:1], "sequence_starts": starts[:1]}).narrowed()["sequence_starts"].shape == (1, 2)
+    assert Batch({"input_ids": ids}).narrowed() == {"input_ids": ids}
