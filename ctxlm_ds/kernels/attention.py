@@ -169,6 +169,12 @@ def why_varlen_cannot_run(need: Need) -> str | None:
     return None
 
 
+def suits_varlen(need: Need) -> bool:
+    """Return whether other rows would need a mask: of several sequences, of a window, of padding seen from before."""
+    spec: AttentionSpec = need.spec
+    return spec.shares_rows or spec.window is not None or not (spec.causal or spec.cross)
+
+
 def use_flash3(need: Need) -> VarlenAttention:
     """Make torch compute every FlashAttention of this process by FlashAttention-3."""
     from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
@@ -206,7 +212,7 @@ IMPLEMENTATIONS = (
         "varlen",
         lambda need: VarlenAttention(need.spec),
         why_varlen_cannot_run,
-        suits=lambda need: need.spec.shares_rows or need.spec.window is not None,
+        suits=suits_varlen,
     ),
     # Not measured yet: only by name.
     Implementation("flash3", use_flash3, why_flash3_cannot_run, suits=lambda need: False),

@@ -124,6 +124,28 @@ def test_no_cpp_compiler_is_a_reason() -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "varlen"),
+        (dict(dropout=0.1), "varlen"),
+        (dict(causal=True), "sdpa"),
+        (dict(causal=True, shares_rows=True), "varlen"),
+        (dict(causal=True, window=8), "varlen"),
+        (dict(cross=True), "sdpa"),
+    ],
+)
+def test_attention_without_a_mask_on_cuda(
+    settings: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` takes bounds of sequences where the other kernels would read a mask of padding or of sequences."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    kernels = KernelSet({}, "cuda", torch.bfloat16)
+    kernels.attention(AttentionSpec(64, **settings))
+    assert kernels.names["attention"] == expected
+
+
+@pytest.mark.parametrize(
     ("dtype", "settings", "capability", "reason"),
     [
         (torch.bfloat16, {}, (8, 0), None),
@@ -147,7 +169,7 @@ def test_what_varlen_needs(
     spec = AttentionSpec(**{"head_size": 64, "shares_rows": True, **settings})
     kernels = KernelSet({}, "cuda", dtype)
     kernels.attention(spec)
-    kernels.attention(SINGLE)
+    kernels.attention(AttentionSpec(64, causal=True))
     if reason is None:
         assert why_varlen_cannot_run(Need(spec, "cuda", dtype)) is None
         assert kernels.names["attention"] == "sdpa and varlen"
