@@ -11,15 +11,18 @@ from tools.benchmark.tables import NOTHING, Table
 CLASSES: Mapping[str, tuple[str, ...]] = {
     "communication": ("nccl",),
     "cross entropy": ("nll_loss", "cross_entropy", "logsoftmax", "log_softmax"),
-    "layer norm": ("layer_norm", "layernorm", "gammabeta", "rms_norm"),
-    "optimizer": ("multi_tensor", "adam", "foreach", "lamb"),
-    "attention": ("flash", "fmha", "attention", "softmax", "sdpa"),
+    "layer norm": ("layer_norm", "layernorm", "gammabeta", "rms_norm", "add_norm"),
+    "optimizer": ("multi_tensor", "adam", "foreach", "lamb_"),
+    "attention": (
+        "flash", "fmha", "attention", "softmax", "sdpa", "cudnn::fusion",
+        "context_kernel", "query_kernel", "key_value_kernel", "bias_kernel",
+    ),
     "matrix products": ("gemm", "cutlass", "cublas", "nvjet", "matmul", "xmma", "splitk"),
     "embedding and indexing": ("embedding", "index", "gather", "scatter", "sort", "radix", "scan"),
     "copies": ("memcpy", "memset", "copy", "cat"),
     "reductions": ("reduce",),
     "elementwise and others": ("",),
-}
+}  # fmt: skip
 """Parts of a kernel's name in lower case; the first class with one of them counts."""
 
 

@@ -15,11 +15,10 @@ class PlainLoop:
     """Clips the gradients and updates the weights, with the recipe's settings and torch's fused AdamW."""
 
     def __init__(self, config: RunConfig, model: nn.Module) -> None:
-        settings: Any = config.optimizer
-        self._clip = settings.gradient_clipping
+        self._clip = config.optimizer.gradient_clipping
         self._parameters = list(model.parameters())
         self._optimizer = torch.optim.AdamW(
-            self._parameters, settings.learning_rate, settings.betas, settings.eps, settings.weight_decay, fused=True
+            self._parameters, config.optimizer.learning_rate, **adam_settings(config), fused=True
         )
 
     def update(self) -> None:
@@ -28,6 +27,13 @@ class PlainLoop:
             nn.utils.clip_grad_norm_(self._parameters, self._clip)
         self._optimizer.step()
         self._optimizer.zero_grad()
+
+
+def adam_settings(config: RunConfig) -> dict[str, Any]:
+    """Return betas, epsilon and weight decay of the recipe; torch's own where its optimizer has none (Adafactor)."""
+    names = ("betas", "eps", "weight_decay")
+    given = {name: getattr(config.optimizer, name, None) for name in names}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def on_device(fields: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

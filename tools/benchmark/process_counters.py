@@ -63,7 +63,7 @@ class StepRecorder:
     def __init__(self) -> None:
         from torch.profiler import ProfilerActivity, profile, record_function
 
-        self._profile = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
+        self._profile = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True)
         self._mark = record_function(MARK)
         self._profile.__enter__()
         self._mark.__enter__()
@@ -78,6 +78,11 @@ class StepRecorder:
         return recorded_step(list(self._profile.events()))
 
 
+def _is_mark(event: Any) -> bool:
+    """Return whether an event of the device is the time of a named part of the program, not of a kernel."""
+    return event.name == MARK or getattr(event, "is_user_annotation", False)
+
+
 def recorded_step(events: Sequence[Any]) -> RecordedStep:
     """Return what a profiler's events say of the marked step; it lasts until its last kernel ends."""
     from torch.autograd import DeviceType
@@ -87,7 +92,7 @@ def recorded_step(events: Sequence[Any]) -> RecordedStep:
     kernels = [
         Kernel(e.name, e.time_range.start, e.time_range.end)
         for e in events
-        if e.device_type == DeviceType.CUDA and e.name != MARK and e.time_range.start >= host.start
+        if e.device_type == DeviceType.CUDA and not _is_mark(e) and e.time_range.start >= host.start
     ]
     end = max([host.end, *(kernel.end for kernel in kernels)])
     return RecordedStep(calls_among(calls), time_by_class(kernels, end - host.start))

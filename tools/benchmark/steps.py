@@ -56,9 +56,12 @@ def compare_steps(config: RunConfig, benchmark: StepBenchmark) -> Iterator[Table
     refuse(config)
     class_name(config)
     precision, note = measured_precision(config.training.precision)
+    notes = [note] if note else []
+    if not hasattr(config.optimizer, "betas"):
+        notes.append(f"The recipe updates by {config.optimizer.name}, transformers' sides by AdamW.")
     for dropout in benchmark.dropouts:
         case = measured_recipe(config, dropout, precision, benchmark.micro_batches)
-        yield _measure(case, benchmark, dropout, [note] if note else [])
+        yield _measure(case, benchmark, dropout, notes)
 
 
 def refuse(config: RunConfig) -> None:

@@ -96,7 +96,10 @@ class TrainerSteps:
         import torch
         from transformers import TrainingArguments
 
-        settings: Any = self.config.optimizer
+        from tools.benchmark.plain_loop import adam_settings
+
+        adam = adam_settings(self.config)
+        betas = adam.get("betas", (0.9, 0.999))
         training = self.config.training
         return TrainingArguments(
             output_dir=folder,
@@ -106,12 +109,12 @@ class TrainerSteps:
             gradient_accumulation_steps=training.global_batch_size // training.micro_batch_size,
             max_steps=ENDLESS_STEPS,
             optim="adamw_torch_fused",
-            learning_rate=settings.learning_rate,
-            adam_beta1=settings.betas[0],
-            adam_beta2=settings.betas[1],
-            adam_epsilon=settings.eps,
-            weight_decay=settings.weight_decay,
-            max_grad_norm=settings.gradient_clipping,
+            learning_rate=self.config.optimizer.learning_rate,
+            adam_beta1=betas[0],
+            adam_beta2=betas[1],
+            adam_epsilon=adam.get("eps", 1e-8),
+            weight_decay=adam.get("weight_decay", 0.0),
+            max_grad_norm=self.config.optimizer.gradient_clipping,
             logging_strategy="no",
             save_strategy="no",
             report_to="none",

@@ -68,6 +68,7 @@ class _Clock:
         self._left, self._warm, self._is_first = 1, 0, True
         self._begun = (0.0, 0.0, 0)
         self._steps = 0
+        self._is_recorded = False
         self._profile: Any = None
 
     def step_done(self) -> None:
@@ -90,6 +91,8 @@ class _Clock:
 
     def _begin(self) -> None:
         _synchronize()
+        if self._is_recorded:
+            self._is_recorded, self._profile = False, StepRecorder()
         self._begun = (time.perf_counter(), time.process_time(), cpu_page_faults())
 
     def _report(self) -> None:
@@ -108,13 +111,11 @@ class _Clock:
         except EOFError:
             raise _Finished from None
         self._left = self._steps
-        if kind == FACTS:
-            if not _on_cuda():
-                self._connection.send(Facts(peak_bytes(), None))
-                self._wait()
-                return
-            self._profile = StepRecorder()
+        if kind == FACTS and not _on_cuda():
+            self._connection.send(Facts(peak_bytes(), None))
+            self._wait()
             return
+        self._is_recorded = kind == FACTS
         # The memory that the other sides' turns took from this one's cache comes back in a step that does not count.
         self._warm = int(_on_cuda())
         if not self._warm:

@@ -23,7 +23,7 @@ from tools.benchmark.device import (
     seconds_of,
     settings_to_compare,
 )
-from tools.benchmark.steps import measured_recipe
+from tools.benchmark.steps import measured_recipe, refuse
 
 SMALL = ["model.vocab_size=300", "training.micro_batch_size=1", "data.seq_length=32", "training.precision=fp32"]
 CONFIG = measured_recipe(load_config("bert-tiny", SMALL), 0.0, "fp32", 1)
@@ -40,7 +40,7 @@ def test_a_machine_without_gpu(monkeypatch: pytest.MonkeyPatch, part: str) -> No
 def test_recipes_are_compared_with_transformers_and_published_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a small model; the sides of the comparison are those of a GPU."""
     sizes = ["model.num_layers=1", "training.micro_batch_size=1", "data.seq_length=32", "training.precision=fp32"]
-    monkeypatch.setattr(device, "ANCHORED", {"bert-tiny": (300, "a rival: 1 token/s")})
+    monkeypatch.setattr(device, "ANCHORED", {"bert-tiny": (["model.vocab_size=300"], "a rival: 1 token/s")})
     monkeypatch.setattr(device, "load_config", lambda name, settings: load_config(name, [*settings, *sizes]))
     prepare_to_fork()
     monkeypatch.setattr(turns, "CONTEXT", multiprocessing.get_context("fork"))
@@ -53,6 +53,11 @@ def test_recipes_are_compared_with_transformers_and_published_figures(monkeypatc
     ]
     assert table.notes[-1] == "Published: a rival: 1 token/s."
     assert "dropout of the recipe" in table.title
+
+
+def test_the_measured_recipes_exist() -> None:
+    for name, (settings, _) in device.ANCHORED.items():
+        refuse(load_config(name, settings))
 
 
 def test_single_operations(monkeypatch: pytest.MonkeyPatch) -> None:

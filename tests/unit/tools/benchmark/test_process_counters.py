@@ -26,12 +26,17 @@ def test_a_recorded_step() -> None:
     def event(name: str, start: float, end: float, device: DeviceType = DeviceType.CPU) -> SimpleNamespace:
         return SimpleNamespace(name=name, time_range=SimpleNamespace(start=start, end=end), device_type=device)
 
+    def named(name: str, start: float, end: float) -> SimpleNamespace:
+        """The time on the device of a part of the program that torch names."""
+        return SimpleNamespace(**vars(event(name, start, end, DeviceType.CUDA)), is_user_annotation=True)
+
     step = recorded_step(
         [
             event("cudaLaunchKernel", 5.0, 6.0),
             event(MARK, 10.0, 50.0),
             event(MARK, 10.0, 90.0, DeviceType.CUDA),
             event("cudaLaunchKernel", 20.0, 21.0),
+            named("Optimizer.step#AdamW.step", 40.0, 90.0),
             event("sm90_gemm", 40.0, 110.0, DeviceType.CUDA),
             event("cudaDeviceSynchronize", 51.0, 110.0),
         ]
