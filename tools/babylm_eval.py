@@ -3,8 +3,8 @@
     python tools/babylm_eval.py submission --pipeline babylm-eval/strict --backend causal --name my-model
 
 The code and its data are yours to download (its README names both). `main` is judged on evaluation_data/full_eval, each
-`chck_…` on evaluation_data/fast_eval. Results are RESULTS/NAME/FOLDER/..., as its scripts write them for the revisions of
-a repository. A data set that was judged is not judged again.
+`chck_…` on evaluation_data/fast_eval. Results are RESULTS/NAME/FOLDER/..., as its scripts write them for a
+repository's revisions. A data set that was judged is not judged again.
 """
 
 from __future__ import annotations
