@@ -63,7 +63,10 @@ def compiled(function: Any, **options: Any) -> Any:
         # Numba's lock comes first: a thread that waits for another process lets no thread wait that it could block.
         with global_compiler_lock, open(Path(tempfile.gettempdir(), f"ctxlm-{os.getuid()}-{name}"), "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            return compile_here(signature)
+            try:
+                return compile_here(signature)
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)  # closing is not enough: a process forked meanwhile has it open
 
     loop.compile = compile_once
     return loop

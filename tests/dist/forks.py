@@ -30,7 +30,7 @@ IMPORTED = (
     "ctxlm_ds.models.parts.transformer", "ctxlm_ds.objectives.corruption.spans",
     "ctxlm_ds.objectives.corruption.tokens", "ctxlm_ds.training.engine.zero_optimizers",
     "ctxlm_ds.training.engine.pipeline", "deepspeed.module_inject.auto_ep_layer", "deepspeed.ops.op_builder.all_ops",
-    "deepspeed.runtime.engine", "deepspeed.runtime.superoffload.superoffload_stage3",
+    "deepspeed.runtime.engine", "deepspeed.runtime.superoffload.superoffload_stage3", "torch._dynamo",
 )  # fmt: skip
 GRACE_S = 5.0
 """How long the other ranks may take to say what a failure did to them."""
