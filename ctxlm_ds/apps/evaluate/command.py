@@ -15,12 +15,15 @@ import os
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ctxlm_ds.apps.downstream.results import PREDICTIONS, RESULT_NAME, is_done, summarize, write_point
 from ctxlm_ds.apps.evaluate.compare import name_of, read_run, show
@@ -36,6 +39,9 @@ from ctxlm_ds.registry import load_object
 
 EXPORTS, EXPORTED = "exports", "hf"
 PAIR_RESAMPLES, TASK_RESAMPLES = 1000, 200
+INTERVAL = (2.5, 97.5)
+"""Percentiles of the resampled scores at its ends."""
+Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -46,8 +52,7 @@ class Model:
     folder: Path
     checkpoint: Path | None = None
     step: int | None = None
-    of_run: str | None = None
-    """The run, if several of its checkpoints are judged."""
+    """Step of the checkpoint, if all of its run are judged."""
 
 
 @dataclass(frozen=True)
@@ -148,12 +153,10 @@ def _models_at(path: Path, name: str, every_step: bool, exports: Path) -> list[M
         checkpoints, name = {step_of(newest): newest}, run
         if _is_export(path / EXPORTED, newest):
             return [Model(name, path / EXPORTED)]
-    found = []
-    for step, checkpoint in checkpoints.items():
-        label, folder = f"{run}-{checkpoint.name}", exports / f"{run}-{checkpoint.name}" / EXPORTED
-        curve = (step, run) if every_step else (None, None)
-        found.append(Model(label if every_step else name, folder, checkpoint, *curve))
-    return found
+    folders = {step: exports / f"{run}-{checkpoint.name}" / EXPORTED for step, checkpoint in checkpoints.items()}
+    if every_step:
+        return [Model(folder.parent.name, folder, checkpoints[step], step) for step, folder in folders.items()]
+    return [Model(name, folder, checkpoints[step]) for step, folder in folders.items()]
 
 
 def _is_export(folder: Path, checkpoint: Path) -> bool:
@@ -176,7 +179,8 @@ def check(jobs: Sequence[Job]) -> dict[str, Any]:
     from ctxlm_ds.apps.downstream.prepare import check_class, kind_class
     from ctxlm_ds.apps.evaluate.scorers import choose_scorer
 
-    check_packages()
+    if any(job.entry.task for job in jobs):
+        check_packages()
     examples = {entry.name: read_examples(entry) for entry in {job.entry.name: job.entry for job in jobs}.values()}
     for model in dict.fromkeys(job.model for job in jobs):
         export(model)
@@ -237,10 +241,7 @@ def _begin_worker(parent: int, threads: int) -> None:
 def run(point: Work) -> None:
     """Compute a point unless it has a result."""
     job, seed = point
-    if job.entry.task is None:
-        score(job)
-    else:
-        tune(job, [seed])
+    score(job) if job.entry.task is None else tune(job, [seed])
 
 
 def score(job: Job) -> None:
@@ -314,7 +315,7 @@ def finish(job: Job, examples: Any) -> None:
     known = entry.task.published if entry.task is not None else {}
     summary |= {"task": entry.name, "model": job.model.name, "folder": str(job.model.folder), "source": entry.source,
                 "published": known if settings.published is None else settings.published, "step": job.model.step,
-                "of_run": job.model.of_run, "metric": settings.metric or summary["metric"]}  # fmt: skip
+                "metric": settings.metric or summary["metric"]}  # fmt: skip
     same = [(one.get("chosen", {}).get("seeds"), one.get("metric")) for one in (before, summary)]
     is_known = before.get("interval") is not None and same[0] == same[1]
     summary["interval"] = before["interval"] if is_known else interval_of(job, examples, summary)
@@ -323,11 +324,8 @@ def finish(job: Job, examples: Any) -> None:
 
 def interval_of(job: Job, examples: Any, summary: Mapping[str, Any]) -> tuple[float, float]:
     """Return the bootstrap interval of the mean over seeds, from the predictions of all."""
-    import numpy as np
-
     from ctxlm_ds.apps.downstream.kinds.base import Prediction
     from ctxlm_ds.apps.downstream.prepare import kind_class
-    from ctxlm_ds.apps.evaluate.interval import Places, bootstrap
 
     seeds = summary["chosen"]["seeds"]
     files = [next(job.output.glob(f"points/*seed{seed}/{PREDICTIONS.format('dev')}")) for seed in seeds]
@@ -347,3 +345,20 @@ def interval_of(job: Job, examples: Any, summary: Mapping[str, Any]) -> tuple[fl
         return float(np.mean(scores))
 
     return bootstrap(mean_score, [0] * len(examples.dev), TASK_RESAMPLES)
+
+
+def bootstrap(score: Callable[[Places], float], groups: Sequence[object], resamples: int) -> tuple[float, float]:
+    """Return the 95 % interval of a score over examples [n], drawn with replacement within groups such as paradigms.
+
+    `score` returns the score of the examples at some places [n]; `groups` [n] has the group of each. The draws are the
+    same again.
+    """
+    generator = np.random.default_rng(1)
+    places: dict[object, list[int]] = {}
+    for at, group in enumerate(groups):
+        places.setdefault(group, []).append(at)
+    found = [np.array(own) for own in places.values()]
+    values = [score(np.concatenate([own[generator.integers(len(own), size=len(own))] for own in found]))
+              for _ in range(resamples)]  # fmt: skip
+    low, high = np.nanpercentile(values, INTERVAL)
+    return float(low), float(high)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from ctxlm_ds.apps.downstream.results import RESULT_NAME, epoch_medians
 from ctxlm_ds.apps.report.charts import page, svg, table
 from ctxlm_ds.atomic import write_text
+from ctxlm_ds.checkpoint.folders import step_name
 from ctxlm_ds.console import aligned, setup_logging
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.training.hooks.curves import Chart, Points
@@ -45,8 +46,7 @@ class Run(NamedTuple):
     epochs: Points
     """Epoch and median of the metric after it."""
     step: int | None
-    """Step of a checkpoint of `of_run`; None for other models."""
-    of_run: str
+    """Step of the checkpoint, if all of its run are judged."""
     groups: Mapping[str, Mapping[str, Mapping[str, float]]]
     """Values of the phenomena and of the paradigms of minimal pairs, by name."""
 
@@ -121,7 +121,7 @@ def read_run(folder: Path, name: str = "") -> Run:
         return Run(
             folder, record, summary.get("published", {}), str(summary.get("source", "")),
             summary.get("max_train_examples") or math.inf, epoch_medians(points, chosen, metric), summary.get("step"),
-            str(summary.get("of_run")), points[0].get("groups", {}) if points else {},
+            points[0].get("groups", {}) if points else {},
         )  # fmt: skip
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{folder / RESULT_NAME}: {error!s} is missing or of another type; {FORM_OF_RUN}") from None
@@ -210,9 +210,9 @@ def curve_charts(runs: Sequence[Run], shown: Sequence[Run]) -> list[Chart]:
     for run in shown:
         curves.setdefault(f"{_title(run)} after each epoch", {})[run.record["model"]] = run.epochs
         if run.step is not None:
-            curves.setdefault(f"{_title(run)} by step", {}).setdefault(run.of_run, []).append(
-                (run.step, run.record["mean"])
-            )
+            of_runs = curves.setdefault(f"{_title(run)} by step", {})
+            name = run.record["model"].removesuffix(f"-{step_name(run.step)}")
+            of_runs.setdefault(name, []).append((run.step, run.record["mean"]))
     for run in runs:
         if run.num_examples < math.inf:
             of_models = curves.setdefault(f"{_title(run)} by training examples", {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ctxlm_ds.apps.evaluate.interval import bootstrap
+from ctxlm_ds.apps.evaluate.command import bootstrap
 
 
 def test_the_interval_of_a_mean_is_near_the_normal_one() -> None:
