@@ -13,12 +13,12 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 from ctxlm_ds.apps.demo.pretrain_default import CTXLM, run_step
 from ctxlm_ds.atomic import output_folder, write_text
-from ctxlm_ds.console import aligned, at_least, setup_logging
+from ctxlm_ds.console import at_least, setup_logging
 from ctxlm_ds.data.preprocess.sentences import split_sentences
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.installed import checkout
@@ -32,6 +32,8 @@ CORPUS = {"train": "train.jsonl", "dev": "heldout.jsonl"}
 SEED = 1
 RATE = 5e-4
 """Learning rate of small models; published ones take 2e-5 to 5e-5."""
+STARTS: dict[str, list[str]] = {"pretrained": [], "random": ["--random"]}
+"""Names in the table, and further options."""
 Row = tuple[str, ...]
 Documents = Sequence[tuple[str, list[str]]]
 """Package and sentences of each module."""
@@ -52,24 +54,16 @@ def main() -> None:
         run_step(CTXLM, "demo", *family, "--output-dir", source)
     folder = source / "downstream"
     write_tasks(source / "corpus", folder / "tasks")
-    rows = [["task", "pretrained, accuracy", "random weights"]]
-    for task in sorted((folder / "tasks").glob("*.yaml")):
-        scores = [fine_tune(task, source / "hf", folder, arguments, start) for start in ("pretrained", "random")]
-        rows.append([task.stem, *scores])
-    print("\n".join(["", *aligned(rows), "", f"reports: {folder}/TASK/*/report.html"]))
-
-
-def fine_tune(task: Path, model: Path, folder: Path, arguments: argparse.Namespace, start: str) -> str:
-    """Fine-tune and return median and spread of the accuracy on the development file."""
-    output = folder / task.stem / start
-    run_step(
-        CTXLM, "finetune", "--task", task, "--model", model, "--data", task.with_suffix(""), "--output", output,
-        "--seeds", *range(1, arguments.seeds + 1), "--learning-rates", RATE, "--epochs", arguments.epochs,
-        *(["--random"] if start == "random" else []),
-    )  # fmt: skip
-    summary = json.loads((output / "metrics.json").read_text(encoding="utf-8"))
-    figures = summary["chosen"]["dev"][summary["metric"]]
-    return f"{figures['median']:.3f} ({figures['lowest']:.3f} to {figures['highest']:.3f})"
+    tasks = sorted((folder / "tasks").glob("*.yaml"))
+    for task, start in product(tasks, STARTS):
+        run_step(
+            CTXLM, "finetune", "--task", task, "--model", source / "hf", "--data", task.with_suffix(""),
+            "--output", folder / task.stem / start, "--seeds", *range(1, arguments.seeds + 1),
+            "--learning-rates", RATE, "--epochs", arguments.epochs, *STARTS[start],
+        )  # fmt: skip
+    outputs = (f"{start}={folder / task.stem / start}" for task, start in product(tasks, STARTS))
+    run_step(CTXLM, "compare", *outputs, "--output", folder)
+    print(f"reports: {folder}/report.html, {folder}/TASK/*/report.html")
 
 
 def write_tasks(corpus: Path, folder: Path) -> None:
