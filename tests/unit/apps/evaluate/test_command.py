@@ -15,6 +15,7 @@ from ctxlm_ds.apps.evaluate import command, scorers
 from ctxlm_ds.apps.evaluate.command import main
 from ctxlm_ds.apps.evaluate.compare import main as compare
 from ctxlm_ds.apps.evaluate.pairs import outcomes_of, read_pairs, score_pairs
+from ctxlm_ds.apps.evaluate.suite import entries_of, load_suite
 from ctxlm_ds.errors import ConfigError, DataError
 from tests.checkpoints import make_config, make_tokenizer, random_weights, write_run
 from tests.downstream_models import sentiment, write_bert, write_gpt2, write_task
@@ -103,6 +104,13 @@ def test_a_second_run_repeats_nothing_and_a_killed_one_continues(data: Path, mon
     assert points(data) == second and (data / "out" / "table.json").read_text() == table
     with pytest.raises(ConfigError, match="definition babylm -> minicons; choose another --output"):
         main([*options, "--definition", "minicons"])
+
+
+def test_the_first_pairs_of_each_paradigm(data: Path) -> None:
+    write_pairs(data / "pairs.jsonl", [PAIRS[0], PAIRS[2], PAIRS[1], PAIRS[3]])
+    (data / "suite.yaml").write_text("tasks: {pairs: {task: minimal-pairs, files: pairs.jsonl, first_pairs: 1}}")
+    (entry,) = entries_of(*load_suite(str(data / "suite.yaml")), data)
+    assert [pair[:3] for pair in command.read_examples(entry)] == [(*PAIRS[at][1:], PAIRS[at][0]) for at in (0, 2)]
 
 
 def test_every_step_of_a_run_is_a_curve(data: Path) -> None:
