@@ -26,6 +26,9 @@ FLASH_BACKWARD = {"aten._flash_attention_backward.default", "torch_attn._varlen_
 OWN_ATTENTION = ("xlnet", "elmo")
 """Families without an operation of the table between queries and keys."""
 WITH_BIAS_OR_RANKS = ("t5", "unilm")
+CAUSAL = ("gpt1", "gpt2", "llama")
+WITH_SCORES_OR_DECODER = ("tinybert", "bart", "mbart")
+"""Families of which some layers read bounds; TinyBERT's student and teacher return scores of some layers."""
 
 
 class Passes(NamedTuple):
@@ -67,14 +70,15 @@ def test_every_parameter_gets_a_gradient_on_the_device(case: Case, passes: Passe
 
 
 def attention_of(case: Case) -> set[str]:
-    """Bounds of sequences where rows are shared or windows narrow, from Ampere on; a mask elsewhere."""
+    """Bounds of sequences from Ampere on, but where a causal row holds one; a mask elsewhere."""
     if case.family in OWN_ATTENTION:
         return {""}
+    if case.family == "t5" and case.capability == (9, 0):
+        return {"sdpa", "triton"}
     by_bounds = "sdpa" if case.capability < (8, 0) or case.family in WITH_BIAS_OR_RANKS else "varlen"
-    if case.shares_rows:
-        # TinyBERT's student and teacher return scores of some layers.
-        return {by_bounds, "sdpa"} if case.family == "tinybert" else {by_bounds}
-    return {by_bounds, "sdpa"} if case.family == "modernbert" else {"sdpa"}
+    if case.family in CAUSAL and not case.shares_rows:
+        return {"sdpa"}
+    return {by_bounds, "sdpa"} if case.family in WITH_SCORES_OR_DECODER else {by_bounds}
 
 
 @each("case", CASES)
