@@ -28,7 +28,7 @@ def parse_words(value: Any) -> Any:
 def parse_word_list(value: Any) -> Any:
     """Return a list of numbers, `10M` and `1M..10M by 1M` (both ends included) as ascending numbers.
 
-    Raises ValueError for a range of too many numbers.
+    Raises ValueError for a range of too many numbers or of none.
     """
     if not isinstance(value, list):
         return value
@@ -39,6 +39,8 @@ def parse_word_list(value: Any) -> Any:
         numbers = range(first, last + 1, step) if step else [parse_words(one)]
         if len(numbers) > _MOST_VALUES:
             raise ValueError(f"{one}: gives more than {_MOST_VALUES} checkpoints; give a larger step")
+        if not numbers:
+            raise ValueError(f"{one}: gives no checkpoint; the smaller number comes first")
         found += numbers
     return sorted(set(found)) if all(isinstance(one, int) for one in found) else found
 

@@ -25,6 +25,8 @@ def test_ranges_of_babylm() -> None:
     assert parse_word_list(["3K", 500, "1K..3K by 2K"]) == [500, 1000, 3000]
     with pytest.raises(ValueError, match="more than 1000 checkpoints"):
         parse_word_list(["1..1M by 1"])
+    with pytest.raises(ValueError, match="the smaller number comes first"):
+        parse_word_list(["10M..1M by 1M"])
 
 
 @pytest.mark.parametrize(
