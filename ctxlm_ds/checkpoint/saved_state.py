@@ -166,12 +166,13 @@ class Progress(NamedTuple):
 
     step: int
     max_steps: int
+    """STEPS_FOLLOW if training.max_words was changed."""
     complete: bool
 
     def describe(self) -> str:
         """Return `resumes at step 20 of 100`, or that there is nothing to train."""
         what = "complete already:" if self.complete else "resumes at"
-        return f"{what} step {self.step:,} of {self.max_steps:,}"
+        return f"{what} step {self.step:,}" + (f" of {self.max_steps:,}" if self.max_steps != STEPS_FOLLOW else "")
 
 
 def read_progress(run_dir: Path, config: RunConfig) -> Progress | None:
@@ -190,12 +191,13 @@ def read_progress(run_dir: Path, config: RunConfig) -> Progress | None:
     if config.teacher.fingerprint is None:
         teacher = {"fingerprint": saved.teacher.fingerprint}
         config = config.model_copy(update={"teacher": config.teacher.model_copy(update=teacher)})
-    if config.training.max_words is not None and config.training.max_steps == STEPS_FOLLOW:
+    if config.training.max_steps == STEPS_FOLLOW and config.training.max_words == saved.training.max_words:
         config = config.with_values("training", max_steps=saved.training.max_steps)
     refuse_changed_settings(newest, config)
     limits, step = config.training, step_of(newest)
-    tokens = read_saved_state(newest).get("train_state", {}).get("tokens", 0)
-    enough = limits.max_tokens is not None and tokens >= limits.max_tokens
+    state = read_saved_state(newest).get("train_state", {})
+    budgets = {"tokens": limits.max_tokens, "words": limits.max_words}
+    enough = any(most is not None and state.get(name, 0) >= most for name, most in budgets.items())
     return Progress(step, limits.max_steps, step >= limits.max_steps or enough)
 
 

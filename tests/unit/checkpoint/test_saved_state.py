@@ -24,6 +24,7 @@ from ctxlm_ds.checkpoint.saved_state import (
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.words import STEPS_FOLLOW
 from ctxlm_ds.training.loop.state import TrainState
 from tests.sections import changed_config
 
@@ -182,7 +183,7 @@ def run_dir(tmp_path: Path) -> Path:
         folder = tmp_path / CHECKPOINTS_DIR / step_name(step)
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(dump_config(config(model__vocab_size=300)))
-        state = {"step": step, "rows_consumed": 8 * step, "tokens": 100 * step}
+        state = {"step": step, "rows_consumed": 8 * step, "tokens": 100 * step, "words": 25 * step}
         (folder / "state.json").write_text(json.dumps({"train_state": state, "data": {}, "environment": {}}))
         write_manifest(folder, step, hash_files(folder, ["config.yaml", "state.json"]))
     return tmp_path
@@ -200,6 +201,8 @@ def test_a_new_run_has_none(tmp_path: Path) -> None:
         ({"training__max_steps": 20}, "complete already: step 20 of 20"),
         ({"training__max_tokens": 2000}, "complete already: step 20 of 40"),
         ({"training__max_tokens": 2001}, "resumes at step 20 of 40"),
+        ({"training__max_steps": STEPS_FOLLOW, "training__max_words": 500}, "complete already: step 20"),
+        ({"training__max_steps": STEPS_FOLLOW, "training__max_words": 501}, "resumes at step 20"),
     ],
 )
 def test_where_a_run_goes_on(run_dir: Path, changes: dict[str, Any], line: str) -> None:
