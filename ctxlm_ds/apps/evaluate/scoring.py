@@ -29,6 +29,8 @@ MEANS = frozenset({"minicons"})
 LEFT_TO_RIGHT, PSEUDO = "left-to-right", "pseudo-likelihood"
 BLOCK = 1024
 """Sentences among which identical inputs are found."""
+MOST_SPECIAL = 4
+"""Tokens that a sentence has without a character of it."""
 Span = tuple[int, int]
 """The first character of a token in its sentence, and the one behind its last."""
 
@@ -112,14 +114,24 @@ class TransformersScorer(SentenceScorer):
         found = self.tokenizer(sentence, add_special_tokens=special, return_offsets_mapping=True)
         return Encoded(tuple(found["input_ids"]), found["offset_mapping"], found.word_ids())
 
+    def tokens(self, sentences: Sequence[str]) -> Iterator[TokenScores]:
+        """Yield the values of each sentence's tokens; one that is too long is refused before any is computed."""
+        for text in sentences:
+            if len(text.encode()) + MOST_SPECIAL > self.longest:  # a token has a byte at least
+                self._encode_rows(text)
+        return super().tokens(sentences)
+
+    def _encode_rows(self, text: str) -> tuple[Encoded, list[Scored]]:
+        encoded = self.encode(text)
+        rows = self.rows(encoded)
+        length = max((row.length for row, _ in rows), default=0)
+        if length > self.longest:
+            raise DataError(f"{show_value(text)} has {length} tokens, the model reads at most {self.longest}; "
+                            "shorten it or leave it out")  # fmt: skip
+        return encoded, rows
+
     def block(self, sentences: Sequence[str]) -> Iterable[TokenScores]:
-        encoded = [self.encode(sentence) for sentence in sentences]
-        rows = [self.rows(each) for each in encoded]
-        for text, several in zip(sentences, rows, strict=True):
-            length = max((row.length for row, _ in several), default=0)
-            if length > self.longest:
-                raise DataError(f"{show_value(text)} has {length} tokens, the model reads at most {self.longest}; "
-                                "shorten it or leave it out")  # fmt: skip
+        encoded, rows = zip(*map(self._encode_rows, sentences), strict=True)
         values = iter(self.model.log_probs([row for several in rows for row, _ in several]))
         for sentence, several in zip(encoded, rows, strict=True):
             spans = [sentence.spans[at] for _, places in several for at in places]

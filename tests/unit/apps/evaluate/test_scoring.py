@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
+from ctxlm_ds.apps.evaluate import scoring
 from ctxlm_ds.apps.evaluate.scorers import open_scorer
 from ctxlm_ds.errors import DataError
 from tests.unit.apps.evaluate.conftest import Export
@@ -145,3 +146,11 @@ def test_a_decoder_predicts_what_the_encoder_does_not_see(export: Export, family
 def test_a_sentence_that_is_too_long_is_named(export: Export) -> None:
     with pytest.raises(DataError, match=r"the the .*has 82 tokens, the model reads at most \d\d; shorten"):
         open_scorer(export("bert")).scores(["the " * 80])
+
+
+def test_a_sentence_that_is_too_long_ends_no_computation(export: Export, monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer = open_scorer(export("bert"))
+    monkeypatch.setattr(scoring, "BLOCK", 1)
+    monkeypatch.setattr(scoring.LanguageModel, "log_probs", None)
+    with pytest.raises(DataError, match="82 tokens"):
+        scorer.scores(["the", "the " * 80])
