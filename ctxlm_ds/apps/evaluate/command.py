@@ -9,6 +9,7 @@ The same command again continues an interrupted one and repeats nothing.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import multiprocessing
 import os
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from ctxlm_ds.apps.downstream.results import PREDICTIONS, RESULT_NAME, is_done, summarize, write_point
 from ctxlm_ds.apps.evaluate.compare import name_of, read_run, show
 from ctxlm_ds.apps.evaluate.suite import METRIC, NAME, Entry, entries_of, load_suite
-from ctxlm_ds.atomic import output_folder, read_object, write_text
+from ctxlm_ds.atomic import is_same, output_folder, read_object, write_text
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, find_verified, list_checkpoints, step_of
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME
 from ctxlm_ds.console import at_least, logger, setup_logging
@@ -189,7 +190,19 @@ def check(jobs: Sequence[Job]) -> dict[str, Any]:
             choose_scorer(job.model.folder, job.definition, job.way)
         else:
             check_class(job.model.folder, job.entry.task, kind_class(job.entry.task, job.entry.task.entry.always))
+        refuse_results_of_another_export(job)
     return examples
+
+
+def refuse_results_of_another_export(job: Job) -> None:
+    """Raise ConfigError if a job has results of what its model's folder held before; else record what it holds."""
+    from ctxlm_ds.export.huggingface import EXPORT_RECORD
+
+    now, before = (read_object(folder / EXPORT_RECORD) for folder in (job.model.folder, job.output))
+    if now is not None and before is not None and any(job.output.glob(f"points/*/{RESULT_NAME}")):
+        is_same(job.output, before, now, "choose another --output or remove it", ConfigError)
+    elif now is not None:
+        write_text(job.output / EXPORT_RECORD, json.dumps(now, indent=1) + "\n")
 
 
 def read_examples(entry: Entry) -> Any:
@@ -210,9 +223,10 @@ def export(model: Model) -> None:
     """Export a model's checkpoint unless it is; of several processes the first to finish writes the folder."""
     from ctxlm_ds.export.huggingface import to_hf
 
+    is_there = model.folder.exists()  # another process may write it meanwhile
     if model.checkpoint is None or _is_export(model.folder, model.checkpoint):
         return
-    if model.folder.exists():
+    if is_there:
         raise ConfigError(f"{model.folder} is the export of another checkpoint; remove it or give another --output")
     with suppress(FileExistsError), output_folder(model.folder.parent, replace=False) as partial:
         to_hf(model.checkpoint, partial / EXPORTED)
@@ -249,12 +263,13 @@ def score(job: Job) -> None:
     folder, settings = job.output / "points" / "seed0", job.entry.settings
     wanted = {"pairs": str(job.entry.data.resolve()), "first_pairs": settings.first_pairs, "way": job.way,
               "model": str(job.model.folder.resolve()), "definition": job.definition}  # fmt: skip
+    pairs = read_examples(job.entry)
+    wanted["sentences"] = hashlib.sha256(json.dumps([pair[:3] for pair in pairs]).encode()).hexdigest()
     if is_done(folder, wanted):
         return
     from ctxlm_ds.apps.evaluate.pairs import accuracies, mean_accuracy, outcomes_of, score_pairs
     from ctxlm_ds.apps.evaluate.scorers import open_scorer
 
-    pairs = read_examples(job.entry)
     scores = score_pairs(open_scorer(job.model.folder, job.definition, job.way), pairs)
     outcomes = outcomes_of(scores)
     groups = {"phenomena": accuracies(outcomes, [one.phenomenon for one in pairs]),

@@ -104,6 +104,20 @@ def test_a_second_run_repeats_nothing_and_a_killed_one_continues(data: Path, mon
     assert points(data) == second and (data / "out" / "table.json").read_text() == table
     with pytest.raises(ConfigError, match="definition babylm -> minicons; choose another --output"):
         main([*options, "--definition", "minicons"])
+    write_pairs(data / "pairs.jsonl", PAIRS[:3])
+    with pytest.raises(ConfigError, match="sentences .* -> .*; choose another --output"):
+        main(options)
+
+
+def test_results_of_an_earlier_export_are_refused(data: Path) -> None:
+    model = write_bert(data / "bert")
+    options = [str(model), *suite(data, pairs={"task": "minimal-pairs", "files": "pairs.jsonl"})]
+    for step in (1, 1, 2):
+        (model / "exported_from.json").write_text(json.dumps({"checkpoint": f"step-{step}"}))
+        if step == 1:
+            main(options)
+    with pytest.raises(ConfigError, match="checkpoint step-1 -> step-2; choose another --output"):
+        main(options)
 
 
 def test_the_first_pairs_of_each_paradigm(data: Path) -> None:
