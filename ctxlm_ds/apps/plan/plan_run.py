@@ -21,6 +21,7 @@ from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.hardware import GIB, Cluster, find_gpu
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.words import STEPS_FOLLOW
 from ctxlm_ds.registry import FAMILIES
 
 if TYPE_CHECKING:
@@ -75,8 +76,16 @@ def build_cluster(args: argparse.Namespace) -> Cluster:
 
 
 def load_recipe(args: argparse.Namespace, cluster: Cluster) -> RunConfig:
-    """Return the recipe with its tokenizer's vocabulary; ConfigError if the GPU does not have its precision."""
+    """Return the recipe with its tokenizer's vocabulary.
+
+    Raises ConfigError if the GPU does not have its precision, or its steps follow from a dataset.
+    """
     config = with_tokenizer_size(load_config(args.config, args.set))
+    if config.training.max_steps == STEPS_FOLLOW:
+        raise ConfigError(
+            f"training.max_words: {config.training.max_words:,} words give the steps only when the run starts; add "
+            "--set training.max_words=null training.max_steps=N (about words x tokens of a word / tokens of a step)"
+        )
     if config.teacher.path is not None:
         from ctxlm_ds.export.teacher import with_teacher
 

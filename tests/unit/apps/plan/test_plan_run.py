@@ -18,6 +18,7 @@ from ctxlm_ds.apps.plan.plan_run import (
     plan_table,
 )
 from ctxlm_ds.apps.plan.search import Search, search_layouts
+from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.json_source import load_deepspeed_json
 from ctxlm_ds.recipe.load import load_config
@@ -56,3 +57,11 @@ def test_the_vocabulary_is_that_of_the_tokenizer_if_there_is_one(family: str, tm
         words = ["--config", f"{family}-laptop", "--gpu", "H100", "--set", f"tokenizer.path={path}"]
         args = build_parser().parse_args(words)
         assert load_recipe(args, build_cluster(args)).model.vocab_size == expected
+
+
+def test_a_budget_in_words_has_no_steps_to_plan() -> None:
+    args = build_parser().parse_args(["--config", "babylm-10m", "--gpu", "H100"])
+    with pytest.raises(ConfigError, match=r"20,000,000 words give the steps only when the run starts; add --set"):
+        load_recipe(args, build_cluster(args))
+    args.set = ["training.max_words=null", "training.max_steps=2000"]
+    assert load_recipe(args, build_cluster(args)).training.max_steps == 2000
