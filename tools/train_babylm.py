@@ -45,6 +45,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         arguments.recipe, arguments.set, arguments.ranks
     )  # mistakes are reported before the first step
     text_format(arguments.document)
+    if arguments.blimp is not None:
+        from ctxlm_ds.apps.evaluate.pairs import read_pairs
+
+        read_pairs(arguments.blimp)
     folder, inputs = arguments.output_dir.absolute(), expand(arguments.corpus)
     tokenizer, prefix, run_dir, output = (folder / name for name in ("tokenizer", "data", "run", "submission"))
     read = ["--input", *inputs, "--document", arguments.document]

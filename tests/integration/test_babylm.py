@@ -13,11 +13,13 @@ from ctxlm_ds.apps.convert.convert_checkpoint import main
 from ctxlm_ds.apps.evaluate.word_scorers import WordScorer
 from ctxlm_ds.checkpoint.manifest import hash_files, list_files, write_manifest
 from ctxlm_ds.data.preprocess.sentences import split_sentences
+from ctxlm_ds.errors import DataError
 from ctxlm_ds.export.verify import _filled_model
 from ctxlm_ds.export.weights import open_checkpoint
 from tests.checkpoints import make_tokenizer, write_random_run
 from tests.integration.route import ROOT, Finished, call_here, tool, write_recipe
 from tests.text import make_documents
+from tools.train_babylm import main as train
 
 TEXT = "The old river opened. It was quiet!"
 
@@ -90,6 +92,14 @@ def test_make_babylm_writes_folders_with_the_logits_of_their_checkpoints(tmp_pat
     before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
     assert convert(run, "--output", output).stdout.count("complete already") == 3
     assert before == {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+
+
+def test_missing_pairs_are_named_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "corpus.txt").write_text(TEXT)
+    with pytest.raises(DataError, match="none: no minimal pairs"):
+        train(["--corpus", str(tmp_path / "corpus.txt"), "--output-dir", str(tmp_path / "out"),
+               "--blimp", str(tmp_path / "none")])  # fmt: skip
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_that_cannot_be_submitted_is_refused(tmp_path: Path) -> None:
