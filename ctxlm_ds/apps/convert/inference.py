@@ -37,7 +37,10 @@ def to_onnx(folder: Path, output: Path) -> list[str]:
     if not hasattr(transformers, name):
         raise ExportError(f"{folder}: config.json names no class of transformers; give a folder of ctxlm convert to-hf")
     # Other kernels of attention choose by the values of the mask, which a graph cannot.
-    model = getattr(transformers, name).from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    model = getattr(transformers, name).from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32, local_files_only=True, use_safetensors=True
+    )
+    model.eval()
     for part in model.modules():  # a T5's decoder has another config
         if isinstance(getattr(part, "config", None), transformers.PretrainedConfig):
             part.config.use_cache = False
@@ -64,7 +67,7 @@ def to_onnx(folder: Path, output: Path) -> list[str]:
 
 
 def _inputs(folder: Path, model: Any, texts: list[str]) -> dict[str, torch.Tensor]:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
     positions = getattr(model.config, "max_position_embeddings", None) or 0  # XLNet's are -1: no limit
     longest = min(tokenizer.model_max_length, positions if positions > 0 else 512)
     batch = dict(tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=longest))
@@ -102,10 +105,11 @@ def to_sentence_transformers(folder: Path, output: Path) -> list[str]:
     from sentence_transformers import SentenceTransformer
 
     with output_folder(output) as place:
-        made = SentenceTransformer(str(folder), device="cpu")
+        model = {"use_safetensors": True}
+        made = SentenceTransformer(str(folder), device="cpu", local_files_only=True, model_kwargs=model)
         made.save(str(place))
         found = torch.from_numpy(SentenceTransformer(str(place), device="cpu").encode(TEXTS, batch_size=len(TEXTS)))
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         batch = tokenizer(TEXTS, return_tensors="pt", padding=True, truncation=True)
         with torch.no_grad():
             hidden = made[0].auto_model.eval()(**batch).last_hidden_state
