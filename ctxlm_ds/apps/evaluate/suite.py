@@ -71,7 +71,7 @@ class Entry:
     data: Path
     source: str
     saves: bool
-    """Whether another task starts from its models."""
+    """Whether another task starts from its models, also if `only` leaves that out: it may be run later."""
     start_seed: int | None
     """Seed of the model that it starts from."""
 
@@ -107,8 +107,8 @@ def entries_of(path: Path, suite: Suite, data: Path, only: Sequence[str] = ()) -
             raise ConfigError(f"suite {path}: tasks.{name}.metric: {settings.metric} is no metric of {settings.task}")
         source = suite.source if settings.source is None else settings.source
         seed = None if settings.start is None else suite.tasks[settings.start].seeds[0]
-        found = _find(data, settings.files)
-        entries.append(Entry(name, settings, described, task, found, source, name in starts, seed))
+        found, saves = _find(data, settings.files), any(one.start == name for one in suite.tasks.values())
+        entries.append(Entry(name, settings, described, task, found, source, saves, seed))
     return entries
 
 

@@ -36,6 +36,8 @@ def test_a_task_that_starts_from_another_one_is_behind_it(tmp_path: Path) -> Non
     mine = {"task": "mine.yaml", "files": "DA-TA", "seeds": [3, 4]}
     found = entries(tmp_path, {"late": mine | {"start": "early"}, "early": mine, "other": mine}, "late")
     assert [(one.name, one.saves, one.start_seed) for one in found] == [("early", True, None), ("late", False, 3)]
+    alone = entries(tmp_path, {"late": mine | {"start": "early"}, "early": mine}, "early")
+    assert [(one.name, one.saves) for one in alone] == [("early", True)]
     assert all(one.data == tmp_path / "data" and one.seeds == [3, 4] for one in found)
     assert found[0].described == str(tmp_path / "mine.yaml") and found[0].source == "a paper"
     assert not is_suite(str(tmp_path / "mine.yaml")) and is_suite(str(tmp_path / "suite.yaml"))
