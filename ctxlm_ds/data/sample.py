@@ -189,7 +189,7 @@ class Batch:
                    for name in self.fields if name.endswith(SEQUENCE_STARTS)}  # fmt: skip
         if not lengths:
             return self.fields
-        most = max(int((self.fields[name] < length).sum(1).max()) for name, length in lengths.items())
+        most = max(int((self.fields[name].numpy() < length).sum(1).max()) for name, length in lengths.items())
         columns = 1 + (1 << max(most - 1, 0).bit_length())
         return self.fields | {name: self.fields[name][:, :columns] for name in lengths}
 
