@@ -221,10 +221,17 @@ def _load_optimizer(kind: str, offloaded: bool, remedy: str) -> None:
     try:
         from deepspeed.ops import op_builder
 
-        getattr(op_builder, f"{place}{kind}Builder")().load(verbose=False)
+        _load(getattr(op_builder, f"{place}{kind}Builder")())
     except Exception as error:
         # A missing compiler, CUDA toolkit or header raises many kinds of exception, mostly plain ones.
         raise KernelError(f"DeepSpeed's {place}{kind} cannot be built here ({error}); {remedy}") from error
+
+
+def _load(builder: Any) -> None:
+    """Load an operator, which is built without debug information: a third of the time of its compiler."""
+    given = builder.cxx_args
+    builder.cxx_args = lambda: [*given(), "-g0"]
+    builder.load(verbose=False)
 
 
 def load_async_io() -> None:
@@ -239,7 +246,7 @@ def load_async_io() -> None:
             f"install libaio-dev; Fedora, Red Hat: dnf install libaio-devel), {remedy}"
         )
     try:
-        builder.load(verbose=False)
+        _load(builder)
     except Exception as error:
         raise KernelError(f"DeepSpeed's async_io cannot be built here ({error}); fix that, {remedy}") from error
 

@@ -104,3 +104,13 @@ def test_a_sum_over_one_rank_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> Non
         comm.all_reduce(torch.ones(1), group=group)
         comm.all_reduce(torch.ones(1), group=group, async_op=True)
     assert sent == [("one", True), ("two", False), ("two", True)]
+
+
+def test_operators_are_built_without_debug_information(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last of a compiler's options counts, and DeepSpeed gives -g."""
+    from deepspeed.ops.op_builder import FusedAdamBuilder
+
+    given: list[list[str]] = []
+    monkeypatch.setattr(FusedAdamBuilder, "load", lambda self, verbose: given.append(self.cxx_args()))
+    runtime.deepspeed_adam(False)
+    assert "-g" in given[0] and given[0][-1] == "-g0"
