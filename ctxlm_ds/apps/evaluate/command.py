@@ -14,6 +14,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -244,6 +245,7 @@ def run_parallel(points: Sequence[Work], jobs: int) -> None:
 
 
 def _begin_worker(parent: int, threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches all processes, and the first one reports it
     die_with_launcher(watch_grandparent=False, parent=parent)
     import torch
 
