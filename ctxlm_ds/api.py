@@ -56,8 +56,8 @@ def build_model(config: RunConfig, device: str = "cpu") -> LayerSequence:
         KernelError: a kernel that the recipe asks for by name does not run on the device.
     """
     from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
+    from ctxlm_ds.models.layers import ModelBuild
     from ctxlm_ds.models.program import build_program
-    from ctxlm_ds.models.spec import ModelBuild
     from ctxlm_ds.registry import OBJECTIVES
     from ctxlm_ds.run import resolve
 

@@ -22,8 +22,8 @@ from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.export.initial_weights import load_initial_moments, load_initial_weights, warn_of_other_tokens
 from ctxlm_ds.export.teacher import teacher_values, with_checked_teacher
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
+from ctxlm_ds.models.layers import ModelBuild
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.base import Objective, build_objective
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.run_files import METRICS_NAME

@@ -30,7 +30,7 @@ LONGEST_VALUE = 60
 ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "Entries": {"recipe.sections": (), "families.base": (), "objectives.base": (), "data.formats.base": ()},
     "Layers": {
-        "models.layers": ("LayerDescription",), "models.spec": (), "models.parts.embeddings": (),
+        "models.layers": ("LayerDescription", "ModelBuild"), "models.parts.embeddings": (),
         "models.parts.transformer": (), "models.parts.rotary": (), "models.parts.norms": (), "models.parts.encoder": (),
         "models.parts.decoder": (), "models.parts.heads": (), "models.parts.distillation": ("is_tap",),
         "models.parts.comparison": ("Comparison", "projection", "token_error_sums", "pair_error_sums"),

@@ -8,17 +8,15 @@ from typing import Any
 
 import torch
 
-from ctxlm_ds.kernels import add_norm, attention, bias_gelu, cross_entropy, dropout, linear, norm, rotary, sampling
-from ctxlm_ds.kernels.add_norm import AddNormKernel, AddNormSpec
+from ctxlm_ds.kernels import attention, bias_gelu, cross_entropy, dropout, linear, norm, rotary
 from ctxlm_ds.kernels.attention_spec import AttentionKernel, AttentionSpec
 from ctxlm_ds.kernels.bias_gelu import BiasGeluKernel, GatedKernel
 from ctxlm_ds.kernels.cross_entropy import CrossEntropyKernel
-from ctxlm_ds.kernels.dropout import DropoutKernel
+from ctxlm_ds.kernels.dropout import DropoutKernel, SamplingKernel
 from ctxlm_ds.kernels.implementation import Implementation, Need, choose
 from ctxlm_ds.kernels.linear import LinearKernel
-from ctxlm_ds.kernels.norm import LayerNormKernel, RmsNormKernel
+from ctxlm_ds.kernels.norm import AddNormKernel, AddNormSpec, LayerNormKernel, RmsNormKernel
 from ctxlm_ds.kernels.rotary import RotaryKernel
-from ctxlm_ds.kernels.sampling import SamplingKernel
 from ctxlm_ds.kernels.triton.rows import ROWS as TRITON
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -30,8 +28,8 @@ OPERATIONS: dict[str, tuple[Implementation, ...]] = {
     "rotary": (TRITON["rotary"], *rotary.IMPLEMENTATIONS),
     "linear": linear.IMPLEMENTATIONS,
     "dropout": (TRITON["dropout"], *dropout.IMPLEMENTATIONS),
-    "add_norm": (TRITON["add_norm"], *add_norm.IMPLEMENTATIONS),
-    "sampling": sampling.IMPLEMENTATIONS,
+    "add_norm": (TRITON["add_norm"], *norm.ADD_NORM),
+    "sampling": dropout.SAMPLING,
     "cross_entropy": (TRITON["cross_entropy"], *cross_entropy.IMPLEMENTATIONS),
 }
 """Setting of a recipe's `kernels` section -> its implementations, the preferred first."""

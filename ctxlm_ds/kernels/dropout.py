@@ -1,11 +1,14 @@
-"""Random numbers by key on the device, for dropout and draws: each is a hash of a key and of its element's place.
+"""Random numbers by key on the device, for dropout and drawn words: each is a hash of a key and of its element's place.
 
 An eager layer, a compiled one, a recomputed one and a CUDA graph therefore drop the same elements. The hash is
-splitmix64 (Steele 2014) over words of four 16-bit lanes: a lane below p · 2^16 drops its element.
+splitmix64 (Steele 2014) over words of four 16-bit lanes: a lane below p · 2^16 drops its element. The largest sum of
+logit and keyed Gumbel noise draws a word from a softmax (Maddison 2014, section 2).
+Shape letters: k slots, v words of this rank.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +22,10 @@ GAMMA_INVERSE = pow(GAMMA, -1, 1 << 64)
 MIX_1, MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 LANES_PER_WORD = 4
 LANE_VALUES = 1 << 16
+MOST_WORDS = 1 << 31
+"""Ids of words are below this."""
+CPU_PIECE, PIECE = 1 << 14, 1 << 22
+"""Logits that get their noise together: few on a CPU, whose cache they should fit, and not all on other devices."""
 LOOP_DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -26,6 +33,10 @@ class DropoutKernel(Protocol):
     """Zero elements of x by key and place; the arguments of keyed_dropout."""
 
     def __call__(self, x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor: ...
+
+
+SamplingKernel = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
+"""Finds the words that noisy logits draw; the arguments and results are those of largest_with_noise."""
 
 
 def keyed_dropout(x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor:
@@ -158,6 +169,31 @@ def _loop(x: Tensor, p: float, key: Tensor, first: int) -> Tensor:
     return out
 
 
+def largest_with_noise(logits: Tensor, positions: Tensor, keys: Tensor, first_word: int) -> tuple[Tensor, Tensor]:
+    """Add noise to logits [k, v]; return the largest sum of each slot, fp32 [k], and the first word that has it [k].
+
+    `positions` [k] are those of the slots in their rows, `keys` [k] int64 those rows' keys. Words are returned from 0;
+    the rank's first one is `first_word` of the complete vocabulary.
+    """
+    words = torch.arange(logits.shape[-1], device=logits.device) + first_word
+    noise = keyed_gumbel(positions[:, None] * MOST_WORDS + words, keys[:, None])
+    largest, word = (logits + noise).max(dim=-1)
+    return largest, word
+
+
+def in_pieces(logits: Tensor, positions: Tensor, keys: Tensor, first_word: int) -> tuple[Tensor, Tensor]:
+    """Compute largest_with_noise for some slots at a time, which bounds the memory of the noise."""
+    slots = max(1, (CPU_PIECE if logits.device.type == "cpu" else PIECE) // logits.shape[-1])
+    pieces = zip(*(values.split(slots) for values in (logits, positions, keys)), strict=True)
+    found = [largest_with_noise(some, places, rows, first_word) for some, places, rows in pieces]
+    largest, word = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return largest, word
+
+
+compiled_sampling: SamplingKernel = compile_later(largest_with_noise)
+"""It stores no noise."""
+
+
 IMPLEMENTATIONS = (
     # One read and one write of x instead of about twenty passes over the hash: memory is an accelerator's bottleneck.
     compiled_row(lambda need: compiled_dropout, suits=lambda need: need.device_type != "cpu"),
@@ -167,4 +203,9 @@ IMPLEMENTATIONS = (
         lambda need: None if need.device_type == "cpu" else f"it needs a CPU, and this run is on {need.device_type}",
     ),
     Implementation("torch", lambda need: keyed_dropout),
+)
+SAMPLING = (
+    # The noise has about 30 operations a word, each a pass over an accelerator's memory without fusion.
+    compiled_row(lambda need: compiled_sampling, suits=lambda need: need.device_type != "cpu"),
+    Implementation("torch", lambda need: in_pieces),
 )

@@ -1,6 +1,6 @@
 """One implementation of an operation, and the choice of one.
 
-Each operation has a file with its implementations and a table of them, the preferred first. A new implementation is a
+Each operation has its implementations and a table of them in one file, the preferred first. A new implementation is a
 class or function in that file, a row of that table, and a name in KernelsConfig (recipe/schema.py). Other packages
 register a row as an entry point; `auto` never takes it.
 """

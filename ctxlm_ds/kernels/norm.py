@@ -1,16 +1,20 @@
 """Normalisation over the last dimension, LayerNorm and RMSNorm: plain, torch's fused ones, apex's fused ones.
 
-Shape letters: h width; `...` any leading dimensions. The spec of a Need is LAYER or RMS.
+A second operation is a residual sum, its norm, and the dropout before or after: in steps, or one kernel on a GPU.
+Shape letters: h width; `...` any leading dimensions. The spec of a Need is LAYER or RMS, or an AddNormSpec.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ctxlm_ds.kernels.dropout import DropoutKernel
 from ctxlm_ds.kernels.implementation import Implementation
 
 LAYER, RMS = "layer", "rms"
@@ -76,6 +80,66 @@ def why_apex_cannot_run(device_type: str) -> str | None:
     return None
 
 
+class Drop(NamedTuple):
+    """One dropout by key: the arguments of a DropoutKernel after the tensor."""
+
+    p: float
+    key: Tensor
+    first: int = 0
+
+
+class AddNormKernel(Protocol):
+    """Return the sum z = residual + drop(x) and norm(z), or with `drop_last` z = residual + x and drop(norm(z)).
+
+    x, residual and both results are [..., h] of one type. `parameters` and `eps` are those of the norm after its
+    tensor, (weight, bias or None) or (weight,). Without `drop` nothing is dropped.
+    """
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        parameters: tuple[Tensor | None, ...],
+        eps: float,
+        drop: Drop | None = None,
+        drop_last: bool = False,
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class AddNormSpec:
+    """The norm of a layer, and the run's kernels of the steps."""
+
+    kind: str
+    """LAYER or RMS."""
+    width: int
+    norm: Callable[..., Tensor]
+    """A LayerNormKernel or RmsNormKernel."""
+    dropout: DropoutKernel
+
+
+@dataclass(frozen=True)
+class AddNormSteps:
+    """The operation as a dropout, a sum and a norm, each by the run's kernel."""
+
+    spec: AddNormSpec
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        parameters: tuple[Any, ...],
+        eps: float,
+        drop: Drop | None = None,
+        drop_last: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        if drop is not None and not drop_last:
+            x = self.spec.dropout(x, *drop)
+        z = residual + x
+        y = self.spec.norm(z, *parameters, eps)
+        return z, y if drop is None or not drop_last else self.spec.dropout(y, *drop)
+
+
 IMPLEMENTATIONS = (
     Implementation(
         "apex",
@@ -85,3 +149,4 @@ IMPLEMENTATIONS = (
     Implementation("torch", lambda need: {LAYER: torch_layer_norm, RMS: torch_rms_norm}[need.spec]),
     Implementation("reference", lambda need: {LAYER: reference_layer_norm, RMS: reference_rms_norm}[need.spec]),
 )
+ADD_NORM = (Implementation("torch", lambda need: AddNormSteps(need.spec)),)

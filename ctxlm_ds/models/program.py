@@ -20,10 +20,9 @@ import torch
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
-from ctxlm_ds.models.layers import LayerDescription, LayerSequence, parameter_prefixes
+from ctxlm_ds.models.layers import LayerDescription, LayerSequence, ModelBuild, parameter_prefixes
 from ctxlm_ds.models.parts.comparison import Comparison, with_comparisons
 from ctxlm_ds.models.parts.distillation import is_tap, needed_layers, teacher_layers, together, with_taps
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import VocabParallelEmbedding, VocabularyBias
 from ctxlm_ds.parallel.parameters import ParameterFacts, collect_facts, initial_value, initialize_parameters

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ctxlm_ds.kernels.add_norm import Drop
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.dropout import keyed_row_dropout
 from ctxlm_ds.kernels.linear import LinearKernel, float32_linear
+from ctxlm_ds.kernels.norm import Drop
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.linear_cross_entropy import LinearCrossEntropy
 from ctxlm_ds.parallel.mappings import ColumnParallelProduct, reduce_from_ranks, reduce_scatter_tokens, share_parameters

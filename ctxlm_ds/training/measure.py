@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from ctxlm_ds.data.fields import Field
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
-from ctxlm_ds.models.layers import Flow, LayerDescription, carried_states, dropout_numbers, run_layer
+from ctxlm_ds.models.layers import Flow, LayerDescription, ModelBuild, carried_states, dropout_numbers, run_layer
 from ctxlm_ds.models.meter import CUDA, Meter, OnDevice, Platform, Product, Trace, Work
 from ctxlm_ds.models.program import Program, build_program
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.linear_cross_entropy import chunk_rows

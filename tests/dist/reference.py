@@ -11,8 +11,8 @@ import torch
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.models.layers import ModelBuild
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.parameters import ParameterFacts, collect_facts
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig
 from ctxlm_ds.recipe.sections import OptimizerSection

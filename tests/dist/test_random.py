@@ -11,9 +11,8 @@ from torch.nn import functional
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionSpec
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.layers import CarriedStates, run_layer
+from ctxlm_ds.models.layers import CarriedStates, ModelBuild, run_layer
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import build_topology

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ctxlm_ds.families.electra.layers import draw_words
-from ctxlm_ds.kernels.sampling import in_pieces
+from ctxlm_ds.kernels.dropout import in_pieces
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.placement import vocabulary_rows_per_rank
 from ctxlm_ds.parallel.random import DropoutStreams

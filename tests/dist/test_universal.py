@@ -18,8 +18,8 @@ from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.universal import from_universal, to_universal
 from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.models.layers import ModelBuild
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.placement import shard_of
 from ctxlm_ds.process.build_locks import clear_stale_build_locks
 from ctxlm_ds.process.library_noise import quiet_libraries

@@ -15,9 +15,8 @@ from ctxlm_ds.export.key_maps import KeyMap, Row
 from ctxlm_ds.export.safetensors_files import write_model
 from ctxlm_ds.export.weights import HuggingFaceWeights
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.layers import LayerSequence, run_layer
+from ctxlm_ds.models.layers import LayerSequence, ModelBuild, run_layer
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.parameters import collect_facts

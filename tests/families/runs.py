@@ -28,8 +28,8 @@ from ctxlm_ds.data.stream.run_datasets import build_run_rows
 from ctxlm_ds.export.teacher import with_teacher
 from ctxlm_ds.families.base import Family
 from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.models.layers import ModelBuild
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.parameters import initialize_parameters
 from ctxlm_ds.parallel.topology import build_topology

@@ -17,9 +17,8 @@ from ctxlm_ds.export.hf_config import to_hf_config
 from ctxlm_ds.export.safetensors_files import write_model
 from ctxlm_ds.export.teacher import teacher_values
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
-from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.layers import LayerSequence, ModelBuild
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.parameters import initialize_parameters

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ctxlm_ds.families.base import Family
-from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.layers import LayerDescription, ModelBuild
 from ctxlm_ds.models.parts.embeddings import WordTable
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.parameters import Normal, ParameterFacts, declare
 from ctxlm_ds.recipe.sections import ModelSection, PositiveInt
 

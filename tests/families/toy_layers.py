@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.layers import LayerDescription, ModelBuild
 from ctxlm_ds.models.parts.embeddings import WordTable
 from ctxlm_ds.models.parts.norms import LayerNorm
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import VocabParallelEmbedding, column_parallel_linear, row_parallel_linear
 from ctxlm_ds.parallel.parameters import ONES, Normal, ParameterFacts, declare

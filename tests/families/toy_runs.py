@@ -20,8 +20,8 @@ from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.families.base import Family
 from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.models.layers import ModelBuild
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.base import Field, LossTerm, Objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.parameters import collect_facts

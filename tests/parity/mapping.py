@@ -13,9 +13,8 @@ from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.hf_config import to_hf_config
 from ctxlm_ds.export.key_maps import KeyMap
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.layers import LayerSequence, ModelBuild
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.recipe.schema import KernelsConfig
 from ctxlm_ds.recipe.sections import ModelSection
 from tests.encoder_batches import PAD_ID

@@ -13,9 +13,8 @@ from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.export.base import export_of
 from ctxlm_ds.export.hf_config import to_hf_config
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.layers import LayerSequence, ModelBuild
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams

@@ -16,16 +16,15 @@ import torch
 from torch import Tensor
 
 from ctxlm_ds.atomic import write_text
-from ctxlm_ds.kernels import figures
 from ctxlm_ds.kernels import norm as norm_kernels
-from ctxlm_ds.kernels.add_norm import AddNormSpec, Drop
 from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionSpec, ProbabilityKeys, Sequences
 from ctxlm_ds.kernels.bias_gelu import GATED
 from ctxlm_ds.kernels.dispatch import OPERATIONS
 from ctxlm_ds.kernels.dropout import compiled_dropout, keyed_dropout
-from ctxlm_ds.kernels.figures import Figure
 from ctxlm_ds.kernels.implementation import Need
+from ctxlm_ds.kernels.norm import AddNormSpec, Drop
 from ctxlm_ds.kernels.rotary import Angles
+from ctxlm_ds.kernels.triton.rows import FIGURES, Figure, measured
 from tools.benchmark.tables import NOTHING, Table
 
 ROW = "triton"
@@ -197,15 +196,15 @@ CASES = (
 )
 
 
-def measure_kernels(device: str, cases: Sequence[Case] = CASES, path: Path = figures.PATH) -> Iterator[Table]:
+def measure_kernels(device: str, cases: Sequence[Case] = CASES, path: Path = FIGURES) -> Iterator[Table]:
     """Yield the checks and the times, and write the times of kernels that are right into the file."""
     dtypes = [dtype for dtype in DTYPES if dtype != torch.bfloat16 or torch.cuda.get_device_capability() >= (8, 0)]
     pairs = [(case, dtype) for case in cases for dtype in dtypes]
     checked = [check(case, dtype, device) for case, dtype in pairs]
     yield checks_table(checked)
-    measured = [time_of(case, dtype, device, microseconds) for case, dtype in pairs]
-    yield times_table(measured)
-    right = [figure for figure, found in zip(measured, checked, strict=True) if found.is_right]
+    times = [time_of(case, dtype, device, microseconds) for case, dtype in pairs]
+    yield times_table(times)
+    right = [figure for figure, found in zip(times, checked, strict=True) if found.is_right]
     add_figures(right, path)
 
 
@@ -301,10 +300,10 @@ def time_of(case: Case, dtype: torch.dtype, device: str, timer: Timer) -> Figure
 
 def add_figures(found: Sequence[Figure], path: Path) -> None:
     """Write figures into the file in place of those of the same operation, row, capability, type and shape."""
-    known = {(*figure[:4], tuple(figure.shape)): figure for figure in (*figures.measured(path), *found)}
+    known = {(*figure[:4], tuple(figure.shape)): figure for figure in (*measured(path), *found)}
     lines = [json.dumps(figure._asdict()) for _, figure in sorted(known.items())]
     write_text(path, "[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n")
-    figures.measured.cache_clear()
+    measured.cache_clear()
 
 
 def checks_table(found: Sequence[Checks]) -> Table:

@@ -65,8 +65,8 @@ class BareSteps:
         import torch
 
         from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
+        from ctxlm_ds.models.layers import ModelBuild
         from ctxlm_ds.models.program import build_program
-        from ctxlm_ds.models.spec import ModelBuild
         from ctxlm_ds.objectives.base import build_objective
         from ctxlm_ds.parallel.context import ParallelContext
         from ctxlm_ds.parallel.random import DropoutStreams

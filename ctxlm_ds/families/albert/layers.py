@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ctxlm_ds.families.albert.config import AlbertSection
-from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.layers import LayerDescription, ModelBuild
 from ctxlm_ds.models.parts.encoder import encoder_layers
-from ctxlm_ds.models.spec import ModelBuild
 
 
 def albert_layers(model: AlbertSection, build: ModelBuild) -> list[LayerDescription]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ctxlm_ds.families.bart.config import POSITION_OFFSET, BartSection
-from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.layers import LayerDescription, ModelBuild
 from ctxlm_ds.models.parts.decoder import decoder_block
 from ctxlm_ds.models.parts.embeddings import WordTable, input_embeddings
 from ctxlm_ds.models.parts.transformer import BlockSettings, block_settings, final_layer_norm, transformer_blocks
-from ctxlm_ds.models.spec import ModelBuild
 
 
 def bart_layers(model: BartSection, build: ModelBuild) -> list[LayerDescription]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from ctxlm_ds.families.bert.config import CLASSES, PROJECTED, TinyBertSection
-from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.layers import LayerDescription, ModelBuild
 from ctxlm_ds.models.parts.comparison import projection
 from ctxlm_ds.models.parts.encoder import encoder_layers, encoder_trunk
 from ctxlm_ds.models.parts.heads import SequenceClassifier
 from ctxlm_ds.models.parts.transformer import initial_weights
-from ctxlm_ds.models.spec import ModelBuild
 
 
 def tinybert_layers(model: TinyBertSection, build: ModelBuild) -> list[LayerDescription]:

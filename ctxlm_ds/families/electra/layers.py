@@ -14,13 +14,12 @@ from torch import Tensor, nn
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.families.electra.config import ElectraSection
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.kernels.sampling import SamplingKernel
-from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.kernels.dropout import SamplingKernel
+from ctxlm_ds.models.layers import LayerDescription, ModelBuild
 from ctxlm_ds.models.parts.embeddings import WordTable, input_embeddings
 from ctxlm_ds.models.parts.encoder import project_embeddings
 from ctxlm_ds.models.parts.heads import EncoderHeads
 from ctxlm_ds.models.parts.transformer import block_settings, final_layer_norm, initial_weights, transformer_blocks
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import first_over_ranks
 from ctxlm_ds.parallel.layers import ReplicatedLinear

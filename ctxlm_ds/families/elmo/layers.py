@@ -16,9 +16,8 @@ from torch.nn import functional as F
 
 from ctxlm_ds.families.elmo.config import CHARACTERS, ElmoSection
 from ctxlm_ds.families.elmo.softmax import SharedSoftmax
-from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.layers import LayerDescription, ModelBuild
 from ctxlm_ds.models.parts.embeddings import WordTable
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.layers import HiddenDropout, ReplicatedLinear
 from ctxlm_ds.parallel.parameters import ZEROS, Constant, Normal, ParameterFacts, Uniform, declare
 

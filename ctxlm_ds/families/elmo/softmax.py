@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.numba_random import compiled, uniform, word_at
 from ctxlm_ds.families.elmo.config import ElmoSection
-from ctxlm_ds.models.spec import ModelBuild
+from ctxlm_ds.models.layers import ModelBuild
 from ctxlm_ds.parallel.cross_entropy import label_losses
 from ctxlm_ds.parallel.layers import HiddenDropout, VocabParallelEmbedding
 from ctxlm_ds.parallel.linear_cross_entropy import chunk_rows

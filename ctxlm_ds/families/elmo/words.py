@@ -22,8 +22,7 @@ from ctxlm_ds.export.base import OwnFolder, WordLayers
 from ctxlm_ds.families.elmo.config import ElmoSection
 from ctxlm_ds.families.elmo.layers import HIDDEN, elmo_layers
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.layers import LayerSequence
-from ctxlm_ds.models.spec import ModelBuild
+from ctxlm_ds.models.layers import LayerSequence, ModelBuild
 from ctxlm_ds.parallel.linear_cross_entropy import chunk_rows
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.kinds.characters import BEGIN, END, UNK, char_ids

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from ctxlm_ds.families.gpt.config import GptSection
-from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.layers import LayerDescription, ModelBuild
 from ctxlm_ds.models.parts.embeddings import WordTable, input_embeddings
 from ctxlm_ds.models.parts.transformer import block_settings, final_layer_norm, transformer_blocks
-from ctxlm_ds.models.spec import ModelBuild
 
 
 def gpt_layers(model: GptSection, build: ModelBuild) -> list[LayerDescription]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ctxlm_ds.families.llama.config import LlamaSection
-from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.layers import LayerDescription, ModelBuild
 from ctxlm_ds.models.parts.embeddings import WordTable
 from ctxlm_ds.models.parts.rotary import LinearScaling, Llama3Scaling, Rotary, Scaling
 from ctxlm_ds.models.parts.transformer import block_settings, final_layer_norm, transformer_blocks
-from ctxlm_ds.models.spec import ModelBuild
 
 HEAD = "lm_head"
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ctxlm_ds.families.modernbert.config import ModernBertSection
-from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.layers import LayerDescription, ModelBuild
 from ctxlm_ds.models.parts.embeddings import WordTable
 from ctxlm_ds.models.parts.heads import EncoderHeads
 from ctxlm_ds.models.parts.rotary import Rotary
 from ctxlm_ds.models.parts.transformer import BlockSettings, block_settings, final_layer_norm, transformer_block
-from ctxlm_ds.models.spec import ModelBuild
 
 
 def modernbert_layers(model: ModernBertSection, build: ModelBuild) -> list[LayerDescription]:

@@ -13,11 +13,10 @@ from torch.nn import functional as F
 
 from ctxlm_ds.families.t5.config import T5Section
 from ctxlm_ds.kernels.attention_spec import AttentionSpec
-from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.layers import LayerDescription, ModelBuild
 from ctxlm_ds.models.parts.decoder import decoder_block
 from ctxlm_ds.models.parts.embeddings import WordTable
 from ctxlm_ds.models.parts.transformer import BlockSettings, make_norm, transformer_block
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import EMBEDDINGS, HiddenDropout
 from ctxlm_ds.parallel.parameters import Init, Normal, ParameterFacts, declare

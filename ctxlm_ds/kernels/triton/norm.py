@@ -1,6 +1,6 @@
 """Dropout by key, residual sum and norm in one pass each way: 8 bytes an element of 16 bits, and no mask kept.
 
-The operation is that of kernels/add_norm.py. The gradients of weight and bias are sums over rows: a number of programs
+The operation is that of kernels/norm.py. The gradients of weight and bias are sums over rows: a number of programs
 that depends on the shape alone adds rows in a fixed order, then torch adds the programs. They are therefore
 deterministic.
 """
@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ctxlm_ds.kernels.add_norm import Drop
 from ctxlm_ds.kernels.dropout import threshold_and_factor
+from ctxlm_ds.kernels.norm import Drop
 from ctxlm_ds.kernels.triton.hashing import keeps
 from ctxlm_ds.kernels.triton.launch import dense, differentiable, launch, operator
 

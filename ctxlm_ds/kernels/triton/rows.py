@@ -1,26 +1,67 @@
-"""The rows `triton` of the kernels' tables; they load Triton when a layer asks for one."""
+"""The rows `triton` of the kernels' tables; they load Triton when a layer asks for one.
+
+`auto` takes them by the measured times in kernels/figures.json, to which `tools/benchmark device` adds.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
-from ctxlm_ds.kernels.add_norm import AddNormKernel, AddNormSpec
 from ctxlm_ds.kernels.attention_spec import AttentionKernel
 from ctxlm_ds.kernels.bias_gelu import GATED, BiasGeluKernel, GatedKernel, torch_bias_gelu
 from ctxlm_ds.kernels.cross_entropy import CrossEntropyKernel
 from ctxlm_ds.kernels.dropout import DropoutKernel
-from ctxlm_ds.kernels.figures import wins
 from ctxlm_ds.kernels.implementation import Implementation, Need
+from ctxlm_ds.kernels.norm import AddNormKernel, AddNormSpec
 from ctxlm_ds.kernels.rotary import RotaryKernel
 
+FIGURES = Path(__file__).parents[1] / "figures.json"
 MIN_CAPABILITY, MIN_CAPABILITY_BF16 = (7, 5), (8, 0)
 HEAD_SIZES = (64, 128)
 WIDEST_NORM = 8192
 """Width of a norm above which a thread has more values than registers."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Figure(NamedTuple):
+    """The time of one row for one shape on one card, forward and backward together, and the time of torch's row."""
+
+    operation: str
+    """Setting of a recipe's `kernels` section."""
+    row: str
+    capability: str
+    """Such as `9.0`."""
+    dtype: str
+    """Such as `bfloat16`."""
+    shape: tuple[int, ...]
+    microseconds: float
+    torch_microseconds: float
+    torch: str
+    triton: str
+    """Versions."""
+    card: str
+
+
+@cache
+def measured(path: Path = FIGURES) -> tuple[Figure, ...]:
+    """Return the figures of a file; a figure without the fields of Figure is a TypeError."""
+    return tuple(Figure(**figure) for figure in json.loads(path.read_text(encoding="utf-8")))
+
+
+def wins(operation: str, row: str, need: Need, path: Path = FIGURES) -> bool:
+    """Return whether the row was faster than torch's in each shape measured on a device like this one."""
+    if need.device_type != "cuda" or not torch.cuda.is_available():
+        return False
+    capability = "{}.{}".format(*torch.cuda.get_device_capability())
+    wanted = operation, row, capability, str(need.dtype).removeprefix("torch.")
+    times = [(found.microseconds, found.torch_microseconds) for found in measured(path) if found[:4] == wanted]
+    return bool(times) and all(own < of_torch for own, of_torch in times)
 
 
 def why_triton_cannot_run(need: Need) -> str | None:

@@ -26,7 +26,7 @@ from ctxlm_ds.parallel.mappings import gather_tokens, reduce_from_ranks
 from ctxlm_ds.parallel.parameters import Init
 
 if TYPE_CHECKING:
-    from ctxlm_ds.models.spec import ModelBuild
+    from ctxlm_ds.models.layers import ModelBuild
 
 PROJECTION, PROJECTED_STATES = "fit_dense", "projected_states"
 LOWEST_SCORE = -1e2

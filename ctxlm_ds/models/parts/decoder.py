@@ -14,9 +14,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from ctxlm_ds.kernels.attention_spec import Sequences
-from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.layers import LayerDescription, ModelBuild
 from ctxlm_ds.models.parts.transformer import Attention, BlockSettings, TransformerLayer, block_description, make_norm
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.layers import CROSS_ATTENTION, CROSS_ATTENTION_OUTPUT, column_parallel_linear
 
 SEQUENCES = ("sequence_ids", "sequence_starts")

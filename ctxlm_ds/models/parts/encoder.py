@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.layers import LayerDescription, ModelBuild
 from ctxlm_ds.models.parts.embeddings import WordTable, input_embeddings
 from ctxlm_ds.models.parts.heads import EncoderHeads, SpanBoundaryHead
 from ctxlm_ds.models.parts.transformer import (
@@ -15,7 +15,6 @@ from ctxlm_ds.models.parts.transformer import (
     initial_weights,
     transformer_blocks,
 )
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.layers import ReplicatedLinear
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ctxlm_ds.data.fields import MOST_BOUNDARY_TARGETS
+from ctxlm_ds.models.layers import ModelBuild
 from ctxlm_ds.models.parts.embeddings import SharedEmbedding
 from ctxlm_ds.models.parts.norms import LayerNorm
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import ReplicatedLinear
 from ctxlm_ds.parallel.mappings import gather_tokens

@@ -11,9 +11,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ctxlm_ds.kernels.add_norm import Drop
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.kernels.norm import LAYER, RMS
+from ctxlm_ds.kernels.norm import LAYER, RMS, Drop
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.mappings import share_parameters
 from ctxlm_ds.parallel.parameters import ONES, ZEROS, ParameterFacts, declare
@@ -55,7 +54,7 @@ class LayerNorm(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Normalise x [..., h], or its sum with `residual` [..., h]; `with_sum`: return the sum before the result.
 
-        `drop` says what is dropped, of x or with `drop_last` of the result (kernels/add_norm.py). It is no positional
+        `drop` says what is dropped, of x or with `drop_last` of the result (kernels/norm.py). It is no positional
         argument, because DeepSpeed's hooks change these.
         """
         if residual is None:

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionSpec, ProbabilityKeys, Sequences
-from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.layers import LayerDescription, ModelBuild
 from ctxlm_ds.models.parts.norms import LayerNorm, RMSNorm
 from ctxlm_ds.models.parts.rotary import Rotary
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.layers import (
     ATTENTION,
     ATTENTION_OUTPUT,

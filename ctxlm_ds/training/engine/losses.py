@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ctxlm_ds.kernels.sampling import in_pieces
+from ctxlm_ds.kernels.dropout import in_pieces
 from ctxlm_ds.objectives.base import LossTerm
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import first_largest, first_over_ranks

@@ -19,8 +19,8 @@ from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.export.hf_config import from_hf_config, read_section
 from ctxlm_ds.export.teacher import teacher_values, with_checked_teacher, with_teacher
 from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.models.layers import ModelBuild
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.layout import layout_problems
 from ctxlm_ds.recipe.load import dump_config

@@ -9,9 +9,8 @@ import pytest
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.families.base import TransformerSection
-from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.layers import LayerDescription, ModelBuild
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.choices import DATA
 from ctxlm_ds.registry import FAMILIES

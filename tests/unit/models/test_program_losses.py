@@ -10,9 +10,8 @@ import torch
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.layers import Flow, LayerDescription, LayerSequence
+from ctxlm_ds.models.layers import Flow, LayerDescription, LayerSequence, ModelBuild
 from ctxlm_ds.models.program import Program, build_program, loss_of
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.base import GIVEN_SUMS, build_objective
 from ctxlm_ds.parallel import linear_cross_entropy
 from ctxlm_ds.parallel.context import ParallelContext

@@ -13,10 +13,9 @@ from torch import nn
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.layers import LayerDescription, LayerSequence
+from ctxlm_ds.models.layers import LayerDescription, LayerSequence, ModelBuild
 from ctxlm_ds.models.parts.distillation import teacher_layers
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.models.stages import bounds_of_counts, parameter_costs, plan_stages, stage_bounds
 from ctxlm_ds.recipe.schema import ParallelConfig
 from ctxlm_ds.registry import OBJECTIVES

@@ -16,9 +16,8 @@ from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.families.bert.export import TINYBERT_EXPORT as EXPORT
 from ctxlm_ds.families.bert.export import BertExport
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.layers import LayerSequence, ModelBuild
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.objectives.tinybert import count_pairs, count_positions
 from ctxlm_ds.parallel.context import ParallelContext

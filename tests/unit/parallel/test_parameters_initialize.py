@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.layers import LayerSequence, ModelBuild
 from ctxlm_ds.models.program import build_program, plain_program
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.parameters import Constant, Normal, Uniform, initial_value, initialize_parameters
 from ctxlm_ds.recipe.sections import ModelSection
 from tests.encoder_batches import OUTPUTS, tiny_model

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ctxlm_ds.families.electra.layers import draw_words
-from ctxlm_ds.kernels.sampling import in_pieces
+from ctxlm_ds.kernels.dropout import in_pieces
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
 

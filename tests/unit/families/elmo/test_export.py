@@ -17,9 +17,8 @@ from ctxlm_ds.families.elmo.config import CHARACTERS, ELMO, ElmoSection
 from ctxlm_ds.families.elmo.export import FORMAT, OPTIONS, WEIGHTS
 from ctxlm_ds.families.elmo.layers import HIDDEN, elmo_layers
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.layers import LayerDescription, LayerSequence
+from ctxlm_ds.models.layers import LayerDescription, LayerSequence, ModelBuild
 from ctxlm_ds.models.program import Program
-from ctxlm_ds.models.spec import ModelBuild
 from tests.numpy_bilm import NumpyBilm
 
 h5py = pytest.importorskip("h5py")

@@ -11,8 +11,7 @@ from torch import Tensor
 from ctxlm_ds.families.elmo.config import ELMO, ElmoSection
 from ctxlm_ds.families.elmo.layers import HIDDEN, LOSSES, elmo_layers
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.layers import LayerSequence
-from ctxlm_ds.models.spec import ModelBuild
+from ctxlm_ds.models.layers import LayerSequence, ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.parameters import initialize_parameters
 from ctxlm_ds.parallel.random import DropoutStreams

@@ -11,9 +11,8 @@ import torch
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.families.modernbert.config import ModernBertSection
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.layers import LayerSequence, ModelBuild
 from ctxlm_ds.models.program import build_program, plain_program
-from ctxlm_ds.models.spec import ModelBuild
 from tests.encoder_batches import batch_of, random_rows, tiny_model
 from tests.parity.mapping import hf_model, key_map_of, randomize
 

@@ -13,9 +13,8 @@ from torch import Tensor
 from ctxlm_ds.families.xlnet.config import XlnetSection
 from ctxlm_ds.families.xlnet.export import EXPORT
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.layers import LayerSequence, ModelBuild
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.models.spec import ModelBuild
 
 ROWS, LENGTH, SLOTS, MEMORY, VOCAB = 4, 12, 3, 9, 40
 OUTPUT = "permuted_logits"

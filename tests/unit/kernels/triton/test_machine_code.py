@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ctxlm_ds.kernels.add_norm import Drop
 from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionSpec, ProbabilityKeys, Sequences
+from ctxlm_ds.kernels.norm import Drop
 from ctxlm_ds.kernels.triton.launch import Launch, recorded
 from ctxlm_ds.kernels.triton.machine_code import MachineCode, compiled
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ctxlm_ds.kernels.add_norm import Drop
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.dropout import keyed_dropout
-from ctxlm_ds.kernels.norm import LAYER, RMS
+from ctxlm_ds.kernels.norm import LAYER, RMS, Drop
 from tests.unit.kernels.triton.interpreter import in_interpreter
 
 pytestmark = pytest.mark.long

@@ -11,11 +11,10 @@ from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.implementation import Implementation
 from ctxlm_ds.kernels.triton.launch import recorded
 from ctxlm_ds.kernels.triton.rows import ROWS
-from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.layers import LayerSequence, ModelBuild
 from ctxlm_ds.models.parts.decoder import decoder_block
 from ctxlm_ds.models.parts.transformer import BlockSettings
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.parameters import Normal, initialize_parameters
 from ctxlm_ds.parallel.random import DropoutStreams

@@ -1,19 +1,24 @@
-"""The rows of Triton's kernels: why one cannot run, and what is loaded when one is asked for."""
+"""The rows of Triton's kernels: why one cannot run, what is loaded when one is asked for, and which `auto` takes."""
 
 from __future__ import annotations
 
+import json
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from ctxlm_ds.errors import KernelError
-from ctxlm_ds.kernels import bias_gelu, figures
+from ctxlm_ds.kernels import bias_gelu
 from ctxlm_ds.kernels.attention_spec import AttentionSpec
-from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.kernels.figures import Figure
+from ctxlm_ds.kernels.dispatch import OPERATIONS, KernelSet
 from ctxlm_ds.kernels.implementation import Need
-from ctxlm_ds.kernels.triton.rows import ROWS, why_triton_cannot_run
+from ctxlm_ds.kernels.triton import rows
+from ctxlm_ds.kernels.triton.rows import ROWS, Figure, measured, why_triton_cannot_run, wins
+
+ON_CUDA = Need(None, "cuda", torch.bfloat16)
 
 
 def test_a_run_on_a_cpu_names_the_reason() -> None:
@@ -83,6 +88,40 @@ def test_auto_takes_attention_for_a_bias_and_by_figures_only(monkeypatch: pytest
     figure = Figure("attention", "triton", "9.0", "bfloat16", (1,), 1.0, 2.0, "2.13.0", "3.7.1", "H100")
     biased, dropped = AttentionSpec(64, bias=True), AttentionSpec(64, dropout=0.1)
     for known, taken in (((figure,), True), ((), False)):
-        monkeypatch.setattr(figures, "measured", lambda path, known=known: known)
+        monkeypatch.setattr(rows, "measured", lambda path, known=known: known)
         suits = [ROWS["attention"].suits(Need(spec, "cuda", torch.bfloat16)) for spec in (biased, dropped)]
         assert suits == [taken, False]
+
+
+def figure(**changed: Any) -> dict[str, Any]:
+    known = {
+        "operation": "dropout", "row": "triton", "capability": "9.0", "dtype": "bfloat16", "shape": [16384, 1024],
+        "microseconds": 20.0, "torch_microseconds": 60.0, "torch": "2.13.0", "triton": "3.7.1", "card": "H100",
+    }  # fmt: skip
+    return {**known, **changed}
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([], True),
+        ([{"microseconds": 61.0, "shape": [128, 64]}], False),
+        ([{"microseconds": 61.0, "dtype": "float32"}, {"microseconds": 61.0, "capability": "8.0"}], True),
+    ],
+)
+def test_a_row_wins_where_each_shape_of_this_device_and_type_was_faster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, others: list[dict[str, Any]], expected: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    path = tmp_path / "figures.json"
+    path.write_text(json.dumps([figure(), *(figure(**other) for other in others)]), encoding="utf-8")
+    assert wins("dropout", "triton", ON_CUDA, path) is expected
+    assert not wins("cross_entropy", "triton", ON_CUDA, path)
+    assert not wins("dropout", "triton", Need(None, "cpu", torch.bfloat16), path)
+
+
+def test_shipped_figures_name_rows_of_the_tables() -> None:
+    for found in measured():
+        assert found.row in {row.name for row in OPERATIONS[found.operation]}
+        assert found.microseconds > 0 and found.torch_microseconds > 0

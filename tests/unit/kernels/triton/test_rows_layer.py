@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.implementation import Implementation
 from ctxlm_ds.kernels.triton.rows import ROWS
+from ctxlm_ds.models.layers import ModelBuild
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.registry import KERNELS
 from tests.encoder_batches import tiny_model
 from tests.unit.kernels.triton.interpreter import in_interpreter

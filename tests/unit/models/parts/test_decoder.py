@@ -8,10 +8,9 @@ from torch import Tensor
 
 from ctxlm_ds.kernels.attention_spec import AttentionSpec
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.layers import LayerSequence, ModelBuild
 from ctxlm_ds.models.parts.decoder import decoder_block
 from ctxlm_ds.models.parts.transformer import BlockSettings
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.parameters import Normal, initialize_parameters
 
 WIDTH, HEADS, SOURCE, TARGET = 8, 2, 6, 5

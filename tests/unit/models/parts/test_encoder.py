@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.layers import LayerSequence
+from ctxlm_ds.models.layers import LayerSequence, ModelBuild
 from ctxlm_ds.models.parts.heads import select_positions
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.recipe.sections import ModelSection
 from tests.encoder_batches import OUTPUTS, random_batch, tiny_model
 
@@ -83,8 +82,8 @@ def imported_files() -> list[str]:
 
 
 def test_an_encoder_imports_few_files() -> None:
-    """Model code stays readable alone: at most 34 files of the package with a line of code, this one included."""
+    """Model code stays readable alone: at most 30 files of the package with a line of code, this one included."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as fork:  # which has imported torch
         imported = fork.submit(imported_files).result()
     files = [path for path in imported if Path(path).stat().st_size]
-    assert 10 < len(files) <= 34, sorted(files)
+    assert 10 < len(files) <= 30, sorted(files)

@@ -6,8 +6,8 @@ import torch
 from torch.nn import functional as F
 
 from ctxlm_ds.kernels.dispatch import KernelSet
+from ctxlm_ds.models.layers import ModelBuild
 from ctxlm_ds.models.parts.heads import BOUNDARY_POSITION_WIDTH, SpanBoundaryHead
-from ctxlm_ds.models.spec import ModelBuild
 from ctxlm_ds.parallel.parameters import Normal, initialize_parameters
 
 ROWS, POSITIONS, SLOTS, WIDTH, PREDICTED = 3, 20, 6, 8, 5

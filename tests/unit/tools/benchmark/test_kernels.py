@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.kernels import figures
+from ctxlm_ds.kernels.triton import rows
 from tests.unit.kernels.triton.interpreter import in_interpreter
 
 pytestmark = pytest.mark.long
@@ -76,7 +76,7 @@ def test_times_become_figures_that_replace_older_ones() -> None:
         add_figures(found, path)
         add_figures([found[0]._replace(microseconds=1.0)], path)
         kept = json.loads(path.read_text(encoding="utf-8"))
-        assert len(kept) == len(found) == len(figures.measured(path))
+        assert len(kept) == len(found) == len(rows.measured(path))
         assert sorted(one["microseconds"] for one in kept) == [1.0, *[2.0] * (len(found) - 1)]
 
 

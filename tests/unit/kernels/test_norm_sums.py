@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from ctxlm_ds.errors import KernelError
-from ctxlm_ds.kernels.add_norm import AddNormSteps, Drop
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.dropout import keyed_dropout
-from ctxlm_ds.kernels.norm import LAYER, RMS, reference_layer_norm, reference_rms_norm
+from ctxlm_ds.kernels.norm import LAYER, RMS, AddNormSteps, Drop, reference_layer_norm, reference_rms_norm
 
 WIDTH, EPS = 24, 1e-5
 DROP = Drop(0.25, torch.tensor(0x5DEECE66D1234567), 48)

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ctxlm_ds.kernels import sampling
-from ctxlm_ds.kernels.dropout import keyed_gumbel
+from ctxlm_ds.kernels import dropout
+from ctxlm_ds.kernels.dropout import compiled_sampling, in_pieces, keyed_gumbel, largest_with_noise
 from ctxlm_ds.kernels.implementation import why_compiled_cannot_run
-from ctxlm_ds.kernels.sampling import compiled_sampling, in_pieces, largest_with_noise
 
 KEY = torch.tensor(0x1234_5678_9ABC_DEF)
 EULER = 0.5772156649015329
@@ -42,7 +41,7 @@ def test_the_noise_of_a_word_depends_on_key_position_and_word_only() -> None:
 def test_pieces_of_any_size_give_the_same(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = largest_with_noise(*inputs(dtype))
     for numbers in (1, 7 * WORDS + 1, 1 << 30):
-        monkeypatch.setattr(sampling, "CPU_PIECE", numbers)
+        monkeypatch.setattr(dropout, "CPU_PIECE", numbers)
         assert all(torch.equal(got, want) for got, want in zip(in_pieces(*inputs(dtype)), wanted, strict=True))
 
 
