@@ -90,7 +90,7 @@ FAMILIES = Registry(
         "xlm_roberta": "ctxlm_ds.families.roberta.config:XLM_ROBERTA",
         "albert": "ctxlm_ds.families.albert.config:ALBERT",
         "electra": "ctxlm_ds.families.electra.config:ELECTRA",
-        "distilbert": "ctxlm_ds.families.distilbert.config:DISTILBERT",
+        "distilbert": "ctxlm_ds.families.bert.config:DISTILBERT",
         "tinybert": "ctxlm_ds.families.bert.config:TINYBERT",
         "modernbert": "ctxlm_ds.families.modernbert.config:MODERNBERT",
         "t5": "ctxlm_ds.families.t5.config:T5",

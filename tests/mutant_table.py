@@ -28,7 +28,7 @@ MUTANTS = (
     ("permutation:permute_samples", "above = 1 + blocks_of(", "above = blocks_of(", "test_permutation.py"),
     ("permutation:rank_tokens", "chosen[place] and not is_special[place]", "chosen[place]", "test_permutation.py"),
     ("permutation:choose_targets", " // rules.predicted", "", "test_permutation.py"),
-    ("contiguous_spans:span_size", "int(length * share)", "round(length * share)", "test_contiguous_spans.py"),
+    ("spans:span_size", "int(length * share)", "round(length * share)", "test_spans_blocks.py"),
     ("corpus_tokens:choice_weights", "np.maximum(counts, 1)", "np.maximum(counts, 2)", "test_corpus_tokens.py"),
     ("infilling:find_words", "after_special or ", "", "test_infilling.py"),
     ("infilling:poisson_ends", "* mean / len(shares)", "* mean / (len(shares) + 1)", "test_infilling.py"),

@@ -22,6 +22,11 @@ from ctxlm_ds.data.fields import Field
 if TYPE_CHECKING:
     import torch
 
+Ids = NDArray[np.int32]
+Places = NDArray[np.int64]
+"""Positions, lengths or counts."""
+Marks = NDArray[np.bool_]
+Shares = NDArray[np.float64]
 NO_LABEL = -1
 NO_LANGUAGE = -1
 DECODER = "decoder_"
@@ -32,10 +37,10 @@ DECODER = "decoder_"
 class Example:
     """One input sequence after corruption."""
 
-    input_ids: NDArray[np.int32]  # [n]
-    token_type_ids: NDArray[np.int32]  # [n]
-    prediction_positions: NDArray[np.int32]  # [k], ascending
-    prediction_labels: NDArray[np.int32]  # [k], the original ids
+    input_ids: Ids  # [n]
+    token_type_ids: Ids  # [n]
+    prediction_positions: Ids  # [k], ascending
+    prediction_labels: Ids  # [k], the original ids
     sequence_label: int
 
 
@@ -46,19 +51,19 @@ class Samples(NamedTuple):
     may be another sequence's first.
     """
 
-    input_ids: NDArray[np.int32]  # [t]
-    special_mask: NDArray[np.bool_]  # [t], True at a token that the sample format inserted (CLS, SEP, separators)
-    starts: NDArray[np.int64]  # [c + 1]
-    second_starts: NDArray[np.int64]  # [c], position in the sequence from which token types are 1, its length if none
+    input_ids: Ids  # [t]
+    special_mask: Marks  # [t], True at a token that the sample format inserted (CLS, SEP, separators)
+    starts: Places  # [c + 1]
+    second_starts: Places  # [c], position in the sequence from which token types are 1, its length if none
     sequence_labels: NDArray[np.int8]  # [c], such as whether B follows A; NO_LABEL if the sample format has none
     keys: NDArray[np.uint64]  # [c, 3], the key of a sequence's random words: sample number, epoch, index
     continues_span: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
     # [t], 1 at a token of the given span of the token before it (dataset/reader.py); empty if no spans are given
-    language_ids: NDArray[np.int32] = np.empty(0, dtype=np.int32)
+    language_ids: Ids = np.empty(0, dtype=np.int32)
     # [c], the token of each sequence's language, or NO_LANGUAGE
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> Places:
         """Number of tokens [c] of each sequence."""
         return np.diff(self.starts)
 
@@ -66,13 +71,13 @@ class Samples(NamedTuple):
 class Examples(NamedTuple):
     """The sequences of a micro-batch after corruption (see Example)."""
 
-    input_ids: NDArray[np.int32]  # [t]
-    starts: NDArray[np.int64]  # [c + 1]
-    second_starts: NDArray[np.int64]  # [c], as in Samples
+    input_ids: Ids  # [t]
+    starts: Places  # [c + 1]
+    second_starts: Places  # [c], as in Samples
     sequence_labels: NDArray[np.int8]  # [c]
-    prediction_positions: NDArray[np.int32]  # [q], within the sequence, ascending in each
-    prediction_labels: NDArray[np.int32]  # [q]
-    prediction_starts: NDArray[np.int64]  # [c + 1], sequence i has predictions starts[i] to starts[i + 1]
+    prediction_positions: Ids  # [q], within the sequence, ascending in each
+    prediction_labels: Ids  # [q]
+    prediction_starts: Places  # [c + 1], sequence i has predictions starts[i] to starts[i + 1]
 
     def example(self, number: int) -> Example:
         begin, end = int(self.starts[number]), int(self.starts[number + 1])
@@ -90,8 +95,8 @@ class Examples(NamedTuple):
 class TargetExample:
     """One input sequence and the sequence that a decoder writes for it."""
 
-    input_ids: NDArray[np.int32]  # [n]
-    target_ids: NDArray[np.int32]  # [k]
+    input_ids: Ids  # [n]
+    target_ids: Ids  # [k]
     sequence_label: int = NO_LABEL
 
     @property
@@ -103,11 +108,11 @@ class TargetExample:
 class TargetExamples(NamedTuple):
     """The inputs and targets of a micro-batch for an encoder-decoder (see TargetExample)."""
 
-    input_ids: NDArray[np.int32]  # [t]
-    starts: NDArray[np.int64]  # [c + 1]
-    target_ids: NDArray[np.int32]  # [q]
-    target_starts: NDArray[np.int64]  # [c + 1]
-    replaced: NDArray[np.bool_] = np.empty(0, dtype=np.bool_)
+    input_ids: Ids  # [t]
+    starts: Places  # [c + 1]
+    target_ids: Ids  # [q]
+    target_starts: Places  # [c + 1]
+    replaced: Marks = np.empty(0, dtype=np.bool_)
     # [q], True at a token that the input lacks; empty if the objective does not say
 
     def example(self, number: int) -> TargetExample:
@@ -116,7 +121,7 @@ class TargetExamples(NamedTuple):
         return TargetExample(self.input_ids[inputs], self.target_ids[targets])
 
 
-def empty_samples(lengths: NDArray[np.int64], with_spans: bool = False) -> Samples:
+def empty_samples(lengths: Places, with_spans: bool = False) -> Samples:
     """Allocate sequences of `lengths` without languages; `starts`, `keys` and `continues_span` (no span) are set."""
     starts = starts_of(lengths)
     total, count = int(starts[-1]), len(lengths)
@@ -132,7 +137,7 @@ def empty_samples(lengths: NDArray[np.int64], with_spans: bool = False) -> Sampl
     )
 
 
-def empty_examples(lengths: NDArray[np.int64], prediction_counts: NDArray[np.int64]) -> Examples:
+def empty_examples(lengths: Places, prediction_counts: NDArray[np.int64]) -> Examples:
     """Allocate sequences of `lengths` with these numbers of predictions; only the two `starts` are set."""
     starts, prediction_starts = starts_of(lengths), starts_of(prediction_counts)
     return Examples(
@@ -146,7 +151,7 @@ def empty_examples(lengths: NDArray[np.int64], prediction_counts: NDArray[np.int
     )
 
 
-def starts_of(lengths: NDArray[np.integer]) -> NDArray[np.int64]:
+def starts_of(lengths: NDArray[np.integer]) -> Places:
     """Return [c + 1] 0 and the cumulative sums of `lengths` [c]."""
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=starts[1:])

@@ -93,7 +93,7 @@ class MaskedSeq2Seq(EncoderDecoder):
     def __init__(self, section: MaskedSeq2SeqSection, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(section, tokenizer)
         if tokenizer is not None:
-            from ctxlm_ds.objectives.corruption.contiguous_spans import SpanRules
+            from ctxlm_ds.objectives.corruption.spans import SpanRules
             from ctxlm_ds.objectives.corruption.tokens import text_ids
 
             self._rules = SpanRules(
@@ -110,7 +110,7 @@ class MaskedSeq2Seq(EncoderDecoder):
         import numpy as np
 
         from ctxlm_ds.data.sample import starts_of
-        from ctxlm_ds.objectives.corruption.contiguous_spans import mask_spans
+        from ctxlm_ds.objectives.corruption.spans import mask_spans
 
         ids, masked = np.empty_like(samples.input_ids), np.empty(len(samples.input_ids), dtype=np.bool_)
         mask_spans(samples, key, self._rules, ids, masked)

@@ -49,7 +49,6 @@ LEAVES = Counter(path.stem for path in MODULES.values())
 WITHOUT_A_FILE = {
     "ctxlm_ds/errors.py": "declares classes and exit statuses",
     "ctxlm_ds/data/fields.py": "declares a type and constants",
-    "ctxlm_ds/objectives/corruption/arrays.py": "names types of arrays",
     "ctxlm_ds/data/stream/row_filling.py": "fills the fields that test_collate.py and objectives' tests compare",
     "tools/benchmark/datasets.py": "a side of tools/benchmark, whose test runs it",
     "tools/benchmark/loaders.py": "a side of tools/benchmark, whose test runs it",

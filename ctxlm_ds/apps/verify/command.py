@@ -12,8 +12,9 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from ctxlm_ds.apps.verify import parts
 from ctxlm_ds.apps.verify.device_guard import load_device_guard
-from ctxlm_ds.apps.verify.findings import CHECKED, NOT_CHECKED, ONLY_A_DEVICE, WRONG, Finding, as_dict, table
+from ctxlm_ds.apps.verify.parts import CHECKED, NOT_CHECKED, ONLY_A_DEVICE, WRONG, Finding, as_dict, table
 from ctxlm_ds.console import at_least
 from ctxlm_ds.errors import ConfigError, VerifyError
 
@@ -57,7 +58,6 @@ def verify(args: argparse.Namespace) -> Iterator[Finding]:
         why_not = str(error)
     from ctxlm_ds.apps.plan.check_run import deepspeed_settings, layout_of, run_lines, with_tokenizer_size
     from ctxlm_ds.apps.plan.plan import Planner
-    from ctxlm_ds.apps.verify import parts
     from ctxlm_ds.export.teacher import with_teacher
     from ctxlm_ds.recipe.hardware import Cluster, find_gpu
     from ctxlm_ds.recipe.json_source import DEFAULT_CONFIG, ZeroSettings, load_deepspeed_json

@@ -1,6 +1,6 @@
 """Run the Triton kernels of a recipe in Triton's interpreter, inside its layers, and compare with torch's rows.
 
-The layers have the run's widths, heads and types, and one row of at most 32 positions (smaller.py). In a process of its
+The layers have the run's widths, heads and types, and one row of at most 32 positions (parts.py). In a process of its
 own, because Triton reads the environment when it is imported:
 
     TRITON_INTERPRET=1 python -m ctxlm_ds.apps.verify.interpreted < a JSON with recipe and operations
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ctxlm_ds.apps.verify.smaller import smaller
+from ctxlm_ds.apps.verify.parts import smaller
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.kernels import dispatch
 from ctxlm_ds.kernels.dispatch import DTYPES, OPERATIONS, KernelSet

@@ -1,4 +1,7 @@
-"""The parts of a run that can be tried without its GPUs: inputs, memory, model, collectives and kernels."""
+"""The parts of a run that can be tried without its GPUs: inputs, memory, model, collectives and kernels.
+
+Each gives one line of a table, which says how sure it is. Separate processes run a smaller recipe.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,90 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.apps.plan.inputs import input_lines
 from ctxlm_ds.apps.plan.layouts import Layout
-from ctxlm_ds.apps.verify.findings import CHECKED, NOT_CHECKED, PROVED, WRONG, Finding
+from ctxlm_ds.console import aligned
 from ctxlm_ds.errors import ConfigError, KernelError, VerifyError
 from ctxlm_ds.recipe.hardware import GIB
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
+from ctxlm_ds.recipe.sections import ModelSection
 
 if TYPE_CHECKING:
     from ctxlm_ds.apps.plan.plan import Planner
     from ctxlm_ds.apps.verify.fake_cuda import FakePass
     from ctxlm_ds.kernels.triton.launch import Launch
 
-
+PROVED = "proved"
+"""The thing itself ran or was compiled here."""
+CHECKED = "checked"
+"""A calculation, or sizes and fingerprints."""
+NOT_CHECKED = "not checked"
+ONLY_A_DEVICE = "only a device"
+WRONG = "WRONG"
+LEAST_TEXT = 40
+"""Characters of a line of a text, however narrow the terminal."""
+STATES = (PROVED, CHECKED, NOT_CHECKED, ONLY_A_DEVICE, WRONG)
+MOST_WORDS, MOST_POSITIONS = 10_000, 32
+FEWEST_BLOCKS = 2
+SLOTS = "max_predictions", "num_predictions"
+"""Settings of objectives that are at most the positions of a row."""
 PROCESS_S = 110.0
 """The longest that a process may take."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found of one part of a run."""
+
+    part: str
+    state: str
+    """One of STATES."""
+    text: str
+
+
+def table(findings: Sequence[Finding], columns: int = 100) -> list[str]:
+    """Return the findings as lines of a table, their texts wrapped to the columns of a terminal."""
+    names = max(len(finding.part) for finding in findings) + max(map(len, STATES))
+    width = max(LEAST_TEXT, columns - names - len("      "))
+    lines = []
+    for finding in findings:
+        wrapped = [part for line in finding.text.splitlines() for part in wrap(line, width, subsequent_indent="  ")]
+        lines += [(finding.part, finding.state, wrapped[0]), *(("", "", part) for part in wrapped[1:])]
+    return aligned(lines, (0, 1, 2))
+
+
+def as_dict(findings: Sequence[Finding]) -> dict[str, Any]:
+    """Return the findings for --json."""
+    return {"wrong": any(finding.state == WRONG for finding in findings), "findings": list(map(asdict, findings))}
+
+
+def smaller(config: RunConfig) -> RunConfig:
+    """Return the recipe with at least one block on each pipeline stage and one row in a micro-batch.
+
+    Its widths, heads, types and layout are those of the run, its kernels those of a CPU; it writes no continuations.
+    """
+    blocks = max(FEWEST_BLOCKS, config.parallel.pipeline_parallel_size)
+    words = MOST_WORDS if config.model.vocab_size is None else min(MOST_WORDS, config.model.vocab_size)
+    config = config.model_copy(update={"model": _with_fewer_layers(config.model, blocks, words)})
+    if config.teacher.model is not None:
+        teacher = _with_fewer_layers(config.teacher.model, blocks, words)
+        config = config.with_values("teacher", model=teacher)
+    slots = {name: min(MOST_POSITIONS, value) for name, value in config.objective if name in SLOTS and value}
+    config = config.with_values("objective", **slots)
+    config = config.with_values("data", seq_length=min(MOST_POSITIONS, config.data.seq_length))
+    config = config.with_values("parallel", pipeline_layers=None)
+    config = config.with_values("evaluation", continuations=0, prompts=[])
+    config = config.model_copy(update={"kernels": KernelsConfig()})
+    return config.with_values("training", micro_batch_size=1, batch_ramp=None, compile=False)
+
+
+def _with_fewer_layers(model: ModelSection, blocks: int, words: int) -> ModelSection:
+    depths = {name: min(blocks, value) for name, value in model if "num_" in name and name.endswith("_layers")}
+    return model.model_copy(update={**depths, "vocab_size": words})
 
 
 def run_apart(module: str, given: dict[str, Any], **environment: str) -> Any:

@@ -1,7 +1,7 @@
 """Count what a rank of each pipeline stage sends in a step, by DeepSpeed's engine in a process group of all ranks.
 
 The group sends nothing, so that one process is any rank of thousands. The engine is that of a run, on a CPU, with a
-smaller model (smaller.py). A stage receives what the stage before it sent. It runs as a separate process:
+smaller model (parts.py). A stage receives what the stage before it sent. It runs as a separate process:
 
     python -m ctxlm_ds.apps.verify.ranks < a JSON with recipe, deepspeed (its JSON) and num_ranks
 """
@@ -26,7 +26,7 @@ from ctxlm_ds.apps.plan.check_run import layout_of
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.apps.plan.plan import Planner
 from ctxlm_ds.apps.plan.timing import StageLoad
-from ctxlm_ds.apps.verify.smaller import smaller
+from ctxlm_ds.apps.verify.parts import smaller
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.models.meter import CPU

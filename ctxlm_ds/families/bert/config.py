@@ -1,4 +1,4 @@
-"""Settings of BERT (Devlin 2018), Megatron-LM's BERT, UniLM and TinyBERT."""
+"""Settings of BERT (Devlin 2018), Megatron-LM's BERT, DistilBERT, UniLM and TinyBERT."""
 
 from __future__ import annotations
 
@@ -69,6 +69,29 @@ MEGATRON_BERT = replace(
     section=MegatronBertSection,
     export="ctxlm_ds.families.bert.export:MEGATRON_BERT_EXPORT",
     tiny=lambda: tiny_transformer("megatron_bert", "masked_lm_nsp", "segment_pair", layer_norm_eps=1e-5),
+)
+
+
+class DistilbertSection(EncoderSection):
+    """DistilBERT: BERT's encoder with half of the layers, without token types and pooler."""
+
+    family: str = "distilbert"
+    num_layers: SmallInt = 6
+    """Number of transformer layers (half of the teacher's)."""
+
+
+DISTILBERT = Family(
+    name="distilbert",
+    title="DistilBERT (Sanh 2019)",
+    section=DistilbertSection,
+    layers="ctxlm_ds.models.parts.encoder:encoder_layers",
+    export="ctxlm_ds.families.bert.export_distilbert:EXPORT",
+    outputs=frozenset({"predicted_logits", "boundary_logits"}),
+    objective="masked_lm",
+    sample_format="full_sentences",
+    tokenizer="wordpiece",
+    tiny=lambda: tiny_transformer("distilbert", "masked_lm", "full_sentences"),
+    vocab_size=30_522,
 )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from ctxlm_ds.kernels.triton.hashing import GAMMA, mix
+from ctxlm_ds.kernels.triton.dropout import GAMMA, mix
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 HIDDEN = tl.constexpr(-1e30)

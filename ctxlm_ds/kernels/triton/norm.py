@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ctxlm_ds.kernels.dropout import threshold_and_factor
 from ctxlm_ds.kernels.norm import Drop
-from ctxlm_ds.kernels.triton.hashing import keeps
+from ctxlm_ds.kernels.triton.dropout import keeps
 from ctxlm_ds.kernels.triton.launch import dense, differentiable, launch, operator
 
 PROGRAMS = 512

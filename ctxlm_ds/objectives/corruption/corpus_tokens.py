@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ctxlm_ds.data.numba_random import hash_words
+from ctxlm_ds.data.sample import Ids, Marks, Shares
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.objectives.corruption.arrays import Ids, Marks, Shares
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.index.index import RowSource

@@ -17,8 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ctxlm_ds.data.numba_random import below, compiled, inlined, stream, uniform, word_at
-from ctxlm_ds.data.sample import NO_LANGUAGE, Samples, TargetExamples, starts_of
-from ctxlm_ds.objectives.corruption.arrays import Ids, Marks, Places, Shares
+from ctxlm_ds.data.sample import NO_LANGUAGE, Ids, Marks, Places, Samples, Shares, TargetExamples, starts_of
 from ctxlm_ds.objectives.encoder_decoder import FRAME, longest_target
 
 PURPOSES = 16

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.numba_random import compiled, mix, stream, uniform, word_at
-from ctxlm_ds.data.sample import Samples, starts_of
-from ctxlm_ds.objectives.corruption.arrays import Ids, Places, Shares
+from ctxlm_ds.data.sample import Ids, Places, Samples, Shares, starts_of
 
 BIDIRECTIONAL, LEFT_TO_RIGHT, RIGHT_TO_LEFT, SEQUENCE_TO_SEQUENCE = range(4)
 FIRST_TYPES = np.array([0, 2, 3, 4], dtype=np.int32)

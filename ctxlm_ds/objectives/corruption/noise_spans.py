@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ctxlm_ds.data.numba_random import below, compiled, stream, uniform, word_at
-from ctxlm_ds.data.sample import Samples, TargetExamples, starts_of
-from ctxlm_ds.objectives.corruption.arrays import Ids, Marks, Places, Shares
+from ctxlm_ds.data.sample import Ids, Marks, Places, Samples, Shares, TargetExamples, starts_of
 from ctxlm_ds.objectives.encoder_decoder import END_TOKENS
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ctxlm_ds.data.numba_random import below, compiled, inlined, stream, word_at
-from ctxlm_ds.data.sample import Samples
-from ctxlm_ds.objectives.corruption.arrays import Ids, Marks, Places, Shares
+from ctxlm_ds.data.sample import Ids, Marks, Places, Samples, Shares
 from ctxlm_ds.objectives.corruption.spans import draw_length
 
 HALF_WORDS = 1 << 40

@@ -28,9 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.numba_random import below, compiled, stream, uniform, word_at
-from ctxlm_ds.data.sample import Samples
+from ctxlm_ds.data.sample import Ids, Marks, Places, Samples, Shares
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.objectives.corruption.arrays import Ids, Marks, Places, Shares
 from ctxlm_ds.objectives.corruption.spans import (
     HALF_SCALE,
     LOW_HALF,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.apps.verify.command import capability_of
-from ctxlm_ds.apps.verify.findings import CHECKED, NOT_CHECKED, ONLY_A_DEVICE, PROVED, WRONG
+from ctxlm_ds.apps.verify.parts import CHECKED, NOT_CHECKED, ONLY_A_DEVICE, PROVED, WRONG
 from ctxlm_ds.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -14,7 +14,7 @@ from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.apps.plan.plan import Planner
 from ctxlm_ds.apps.verify import parts
 from ctxlm_ds.apps.verify.fake_cuda import FakePass
-from ctxlm_ds.apps.verify.findings import CHECKED, NOT_CHECKED, PROVED, WRONG
+from ctxlm_ds.apps.verify.parts import CHECKED, NOT_CHECKED, PROVED, WRONG
 from ctxlm_ds.errors import VerifyError
 from ctxlm_ds.kernels.triton.dropout import triton_dropout
 from ctxlm_ds.kernels.triton.launch import recorded

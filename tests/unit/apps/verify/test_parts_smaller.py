@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ctxlm_ds.apps.verify.smaller import FEWEST_BLOCKS, MOST_POSITIONS, MOST_WORDS, smaller
+from ctxlm_ds.apps.verify.parts import FEWEST_BLOCKS, MOST_POSITIONS, MOST_WORDS, smaller
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.load import load_config, shipped_recipes

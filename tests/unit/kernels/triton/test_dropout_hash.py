@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ctxlm_ds.kernels.triton.hashing import hash_words
+from ctxlm_ds.kernels.triton.dropout import hash_words
 from ctxlm_ds.parallel.random import _hashes
 from tests.unit.kernels.triton.interpreter import in_interpreter
 

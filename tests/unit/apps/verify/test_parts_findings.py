@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctxlm_ds.apps.verify.findings import CHECKED, PROVED, WRONG, Finding, as_dict, table
+from ctxlm_ds.apps.verify.parts import CHECKED, PROVED, WRONG, Finding, as_dict, table
 
 FINDINGS = [Finding("recipe", CHECKED, "valid\nfor 8 ranks"), Finding("model", PROVED, "word " * 30)]
 

@@ -9,7 +9,7 @@ import pytest
 
 from ctxlm_ds.data.numba_random import below, stream, stream_key, uniform, word_at
 from ctxlm_ds.data.sample import NO_LABEL
-from ctxlm_ds.objectives.corruption.contiguous_spans import SpanRules, mask_spans
+from ctxlm_ds.objectives.corruption.spans import SpanRules, mask_spans
 from tests.ragged import Sample, samples_from
 
 KEY, MASK, VOCABULARY = stream_key(1, "mask"), 4, 500

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ctxlm_ds.export.base import same
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
+from ctxlm_ds.families.bert.config import DistilbertSection
 from ctxlm_ds.families.bert.export import MASKED_LM, EncoderExport
-from ctxlm_ds.families.distilbert.config import DistilbertSection
 
 LAYER = "distilbert.transformer.layer.{i}"
 TABLES = "distilbert.embeddings"
