@@ -1,13 +1,15 @@
 """Passes of every family on fake CUDA tensors, for a process of their own, which loads the device guard before torch.
 
-    python -c "from tests.unit.apps.verify import fake_passes; fake_passes.main(FILE)"
+    python -c "from tests.unit.apps.verify import fake_passes; fake_passes.main(FILE, SELECTION)"
 
-writes them to FILE.
+writes them to FILE: those of the cases `few`, or `complete`.
 """
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,9 +54,6 @@ SHARING: dict[str, dict[bool, tuple[str, ...]]] = {
 OF_EVERY_ROW = ("bert", "llama", "t5")
 """Families with LayerNorm and RMSNorm, plain and gated activations, dropout, recomputed layers, a bias of scores."""
 
-OF_OTHERS = ("roberta", "xlm_roberta", "megatron_bert", "distilbert", "gpt1", "mbart")
-"""Families whose layers are all other families', as the contract proves: they run on Hopper only."""
-
 
 class Case(NamedTuple):
     """One model on one device."""
@@ -70,9 +69,10 @@ CASES = [
     for shares_rows in SHARING.get(family, (False,))
     for capability in CAPABILITIES
     if capability >= (8, 0) or shares_rows or True not in SHARING.get(family, ())
-    if capability == (9, 0) or family not in OF_OTHERS
 ]
 """By parts: before Ampere a family runs on shared rows if it can, and on rows of one sequence else."""
+FEW = [case for case in CASES if case.capability == (9, 0) or case.family in OF_EVERY_ROW]
+"""Every family on Hopper, those with all kinds of layers on every device."""
 
 
 class Outcome(NamedTuple):
@@ -92,13 +92,13 @@ def config_of(family: str, shares_rows: bool, precision: str, *settings: str) ->
     return load_config(recipe, [*own, *rows, f"training.precision={precision}", *settings])
 
 
-def run_families() -> dict[Case, Outcome]:
-    """Every family with what `auto` chooses on every device."""
+def run_families(cases: Sequence[Case]) -> dict[Case, Outcome]:
+    """The families of the cases with what `auto` chooses on their devices."""
     from ctxlm_ds.apps.verify.fake_cuda import FakeModel, fake_cuda
 
     found: dict[Case, Outcome] = {}
     ran: list[Any] = []
-    for case in CASES:
+    for case in cases:
         precision = CAPABILITIES[case.capability]
         config = config_of(case.family, case.shares_rows, precision)
         with fake_cuda(case.capability):
@@ -185,7 +185,22 @@ def operators_without_fake_form() -> tuple[list[str], list[str]]:
     return names, [name for name in names if singleton.find(name).fake_impl.kernel is None]
 
 
-def main(path: str) -> None:
+def a_kernel_of_a_later_device() -> Any:
+    """What `ctxlm verify` says of a recipe that names a kernel which its GPU cannot run."""
+    from ctxlm_ds.apps.plan.layouts import Layout
+    from ctxlm_ds.apps.plan.plan import Planner
+    from ctxlm_ds.apps.verify.parts import model
+    from ctxlm_ds.recipe.hardware import GPUS, Cluster
+
+    config = config_of("bert", False, "fp16", "kernels.attention=varlen")
+    with ThreadPoolExecutor() as apart:
+        (finding,) = model(config, Planner(config, Cluster(GPUS[0], 1, 1)), Layout(1), (7, 0), apart)
+    return finding
+
+
+def main(path: str, selection: str) -> None:
     load_device_guard()
-    parts = run_families(), run_named_rows(), run_without_fake_form(), operators_without_fake_form()
+    families = run_families(FEW if selection == "few" else CASES)
+    said = run_without_fake_form(), a_kernel_of_a_later_device()
+    parts = families, run_named_rows(), *said, operators_without_fake_form()
     Path(path).write_bytes(pickle.dumps(parts))

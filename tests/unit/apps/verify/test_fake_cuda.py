@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from ctxlm_ds.apps.verify.fake_cuda import DEVICE, FakePass
+from ctxlm_ds.apps.verify.parts import WRONG, Finding
 from ctxlm_ds.kernels.dispatch import DTYPES, OPERATIONS
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.registry import FAMILIES
-from tests.each import each
 from tests.unit.apps.verify import fake_passes
-from tests.unit.apps.verify.fake_passes import CAPABILITIES, CASES, OF_EVERY_ROW, RECIPES, ROWS, Case, Outcome
+from tests.unit.apps.verify.fake_passes import CAPABILITIES, OF_EVERY_ROW, RECIPES, ROWS, Case, Outcome
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[4]
@@ -37,6 +37,7 @@ class Passes(NamedTuple):
     families: dict[Case, Outcome]
     rows: list[tuple[str, dict[str, str], FakePass]]
     refusals: list[str]
+    of_a_later_device: Finding
     operators: tuple[list[str], list[str]]
 
     def done(self, case: Case) -> FakePass:
@@ -49,10 +50,10 @@ class Passes(NamedTuple):
         )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def passes(tmp_path_factory: pytest.TempPathFactory) -> Passes:
+@pytest.fixture(scope="module", params=["few", pytest.param("complete", marks=pytest.mark.soak)])
+def passes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Passes:
     path = tmp_path_factory.mktemp("fake") / "passes"
-    code = f"from {fake_passes.__name__} import main; main({str(path)!r})"
+    code = f"from {fake_passes.__name__} import main; main({str(path)!r}, {request.param!r})"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return Passes(*pickle.loads(path.read_bytes()))
@@ -62,11 +63,11 @@ def test_every_family_has_a_recipe() -> None:
     assert sorted(RECIPES) == sorted(FAMILIES.shipped_names())
 
 
-@each("case", CASES)
-def test_every_parameter_gets_a_gradient_on_the_device(case: Case, passes: Passes) -> None:
-    done, dtype = passes.done(case), DTYPES[CAPABILITIES[case.capability]]
-    assert len(done.parameters) > 7 and set(done.parameters.values()) == {(dtype, DEVICE)}
-    assert done.gradients == done.parameters
+def test_every_parameter_gets_a_gradient_on_the_device(passes: Passes) -> None:
+    for case in passes.families:
+        done, dtype = passes.done(case), DTYPES[CAPABILITIES[case.capability]]
+        assert len(done.parameters) > 7 and set(done.parameters.values()) == {(dtype, DEVICE)}, case
+        assert done.gradients == done.parameters, case
 
 
 def attention_of(case: Case) -> set[str]:
@@ -81,13 +82,13 @@ def attention_of(case: Case) -> set[str]:
     return {by_bounds, "sdpa"} if case.family in WITH_SCORES_OR_DECODER else {by_bounds}
 
 
-@each("case", CASES)
-def test_attention_is_that_of_the_device(case: Case, passes: Passes) -> None:
-    done, expected = passes.done(case), attention_of(case)
-    assert set(done.kernels.get("attention", "").split(" and ")) == expected
-    assert bool(FLASH & done.forward.keys()) == ("varlen" in expected)
-    # Only TinyBERT's teacher, which has no backward pass, has layers by bounds.
-    assert bool(FLASH_BACKWARD & done.backward.keys()) == ("varlen" in expected and case.family != "tinybert")
+def test_attention_is_that_of_the_device(passes: Passes) -> None:
+    for case in passes.families:
+        done, expected = passes.done(case), attention_of(case)
+        assert set(done.kernels.get("attention", "").split(" and ")) == expected, case
+        assert bool(FLASH & done.forward.keys()) == ("varlen" in expected), case
+        # Only TinyBERT's teacher, which has no backward pass, has layers by bounds.
+        assert bool(FLASH_BACKWARD & done.backward.keys()) == ("varlen" in expected and case.family != "tinybert"), case
 
 
 def shapes_of(name: str, config: Any) -> tuple[tuple[int, ...], torch.dtype]:
@@ -109,13 +110,18 @@ def shapes_of(name: str, config: Any) -> tuple[tuple[int, ...], torch.dtype]:
     return known.get(name.removeprefix("teacher."), scalar)
 
 
-@each("case", CASES)
-def test_outputs_have_shapes_and_types_of_the_run(case: Case, passes: Passes) -> None:
-    done, config = passes.done(case), passes.families[case].config
-    assert done.outputs
-    for name, (shape, place) in done.outputs.items():
-        expected, dtype = shapes_of(name, config)
-        assert (shape, place) == (expected, (dtype, DEVICE)), name
+def test_outputs_have_shapes_and_types_of_the_run(passes: Passes) -> None:
+    for case, outcome in passes.families.items():
+        done = passes.done(case)
+        assert done.outputs, case
+        for name, (shape, place) in done.outputs.items():
+            expected, dtype = shapes_of(name, outcome.config)
+            assert (shape, place) == (expected, (dtype, DEVICE)), (case, name)
+
+
+def test_a_kernel_that_the_gpu_cannot_run_is_wrong(passes: Passes) -> None:
+    found = passes.of_a_later_device
+    assert (found.part, found.state) == ("model", WRONG) and "compute capability 8.0" in found.text
 
 
 def test_every_row_that_a_recipe_can_name_runs(passes: Passes) -> None:
