@@ -71,7 +71,8 @@ def test_checkpoints_at_words_are_kept_and_the_budget_gives_the_steps(bert_route
     words = json.loads(Path(f"{bert_route.train}.json").read_text())["words"]
     marks = [words // 2, words]
     recipe = bert_route.recipe(
-        tmp_path / "recipe.yaml", training={"max_words": 2 * words, "max_steps": None},
+        tmp_path / "recipe.yaml",
+        training={"max_words": 2 * words, "max_steps": None, "global_batch_size": 16, "micro_batch_size": 8},
         checkpoint={"interval_steps": 3, "keep_last": 1, "at_words": marks}, data={"max_epochs": 2},
     )  # fmt: skip
     found = []
