@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(900)
 NOTEBOOKS = {path.stem: path for path in (ROOT / "docs" / "notebooks").glob("*.ipynb")}
 SMALLER = {
     "pretrain": {
-        "training.max_steps=200": "training.max_steps=48", "step % 50": "step % 12",
+        "training.max_steps=200": "training.max_steps=32", "step % 50": "step % 8",
         "max_rows=128": 'max_rows=64", "training.global_batch_size=16',
     },
     "words": {
@@ -72,7 +72,7 @@ def test_pretraining_fills_masks(pretrained: tuple[Folder, str]) -> None:
 def test_a_look_at_the_run(pretrained: tuple[Folder, str]) -> None:
     seen = pretrained[0].run("look")
     assert (
-        f"'eval/heldout/loss': ({48 if pretrained[0].is_small else 200}," in seen
+        f"'eval/heldout/loss': ({32 if pretrained[0].is_small else 200}," in seen
         and "[CLS]" in seen
         and "[MASK]" in seen
     )
