@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import PreTrainedModel  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 
 from ctxlm_ds import run as run_builder
 from ctxlm_ds.checkpoint.manager import CheckpointManager
