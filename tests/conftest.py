@@ -18,6 +18,8 @@ from ctxlm_ds.process.build_locks import use_own_build_folder
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Compile in this process: each of the processes that would compile for it imports torch.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
