@@ -39,8 +39,8 @@ downstream: install ## make pretrain's model fine-tuned on two tasks, next to ra
 babylm: install ## a BabyLM model of CORPUS=path (file or folder), its checkpoints for the challenge; BLIMP=path: a table of pairs
 	@$(BIN)/python tools/train_babylm.py --corpus $(CORPUS) $(if $(BLIMP),--blimp '$(BLIMP)') $(ARGS)
 
-operators: install ## build DeepSpeed's CPU operators, which tests and offload use (minutes, once)
-	@$(BIN)/python tools/build_operators.py
+operators: install ## build the CPU operators of DeepSpeed that tests use (minutes, once)
+	@$(BIN)/python tools/build_operators.py --only CPUAdam FusedAdam
 
 test: operators ## every test but the long ones, WORKERS=2 files at a time; ARGS are passed on to pytest
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -72,7 +72,8 @@ check: install ## lint, types, the order of imports, docs/config.md, docs/parts.
 	@$(BIN)/python tools/check_words.py
 	@$(BIN)/python tools/check_structure.py
 
-soak: operators ## the long tests
+soak: install ## the long tests; NVMe offload, for which an operator is built (minutes, once)
+	@$(BIN)/python tools/build_operators.py
 	@$(BIN)/python -m pytest -m soak $(ARGS)
 
 bench: install ## measure what this machine can show and write the tables of docs/benchmarks.md (15 minutes)

@@ -179,12 +179,15 @@ def _stems(folder: Path) -> str:
 
 
 def build_operators() -> None:
-    """Build DeepSpeed's CPU operators (CPUAdam, FusedAdam, async_io) in this environment's build folder, once.
+    """Build DeepSpeed's CPU operators in this environment's build folder, once.
 
     Without this the first process that needs an operator compiles it, which takes minutes. An operator that cannot be
     built is reported; the status is 0 all the same, because only some layouts need one.
     """
-    argparse.ArgumentParser(description=build_operators.__doc__).parse_args()
+    every = ["CPUAdam", "FusedAdam", "async_io"]
+    parser = argparse.ArgumentParser(description=build_operators.__doc__)
+    parser.add_argument("--only", nargs="+", choices=every, default=every, metavar="NAME", help=", ".join(every))
+    names = parser.parse_args().only
     from functools import partial
 
     from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_folder
@@ -202,10 +205,10 @@ def build_operators() -> None:
         "FusedAdam": partial(deepspeed_adam, False),
         "async_io": load_async_io,
     }
-    for name, build in builds.items():
+    for name in names:
         try:
             with without_known_prints():
-                build()
+                builds[name]()
         except KernelError as error:
             print(f"{name} is not available: {error}")
 

@@ -1,4 +1,7 @@
-"""ZeRO-3 with weights, moments and parameters on an NVMe disk (any folder, to DeepSpeed): the numbers of memory."""
+"""ZeRO-3 with weights, moments and parameters on an NVMe disk (any folder, to DeepSpeed): the numbers of memory.
+
+The operator takes seven minutes of a core to compile, a sixth of all tests, so that these are tests of `make soak`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from tests.dist.test_background_save import check_both_ways
 from tests.dist.training import GLOBAL_BATCH, SEQ_LENGTH, build_engine, tiny_config, train
 from tests.sections import model_section
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.soak]
 STEPS = 2
 SUB_GROUP = 300_000
 """Elements: the word embedding, above the 1 MiB that DeepSpeed swaps, is a sub-group of its own."""
