@@ -15,12 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.errors import ConfigError, KernelError
 from ctxlm_ds.process.build_locks import use_own_build_folder
 from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
 from ctxlm_ds.training.engine.engine import Engine
-from ctxlm_ds.training.engine.nvme import prepare_folders
 from tests.dist.runner import run_ranks
 from tests.dist.states import SAVED_STEP, assert_states_equal, resume_and_train, train_and_save
 from tests.dist.test_anomalies import check_going_back, check_refused
@@ -82,10 +80,10 @@ def swap_files(folder: Path) -> list[str]:
 
 CASES = [
     Swapped(None, 2, "bf16"),
-    pytest.param(Swapped(None, 1, optimizer="lamb"), marks=pytest.mark.soak),
+    Swapped(None, 1, optimizer="lamb"),
     Swapped(None, 1, parameters=True),
-    pytest.param(Swapped(None, 2), marks=pytest.mark.soak),
-    pytest.param(Swapped(None, 2, "bf16", "lamb", parameters=True), marks=pytest.mark.soak),
+    Swapped(None, 2),
+    Swapped(None, 2, "bf16", "lamb", parameters=True),
 ]
 
 
@@ -105,7 +103,7 @@ def test_losses_and_weights_are_those_of_memory(tmp_path: Path, memory: Swapped)
     assert any("param" in name for name in files) == memory.parameters
 
 
-@pytest.mark.parametrize("world_size", [1, pytest.param(2, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("world_size", [1, 2])
 def test_a_checkpoint_goes_on_bitwise(tmp_path: Path, world_size: int) -> None:
     run = Swapped(tmp_path, world_size, parameters=True)
     config = run.config(tmp_path / "run")
@@ -118,20 +116,17 @@ def test_a_checkpoint_goes_on_bitwise(tmp_path: Path, world_size: int) -> None:
     assert in_memory["losses"] == pytest.approx(saved["losses"], rel=1e-6)
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_save_beside_training_holds_the_same_bytes(tmp_path: Path, world_size: int) -> None:
     run = Swapped(tmp_path, world_size, parameters=True)
     check_both_ways(world_size, run.config(tmp_path / "run"), run.user_json(), tmp_path / "saved")
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("run", [Swapped(None, 1), Swapped(None, 2, "bf16", parameters=True)], ids=str)
 def test_a_refused_update_leaves_no_trace(tmp_path: Path, run: Swapped) -> None:
     check_refused(maker(run, tmp_path), run.world_size, ["spike", "infinite_gradient"])
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize("run", [Swapped(None, 1), Swapped(None, 2, "bf16", parameters=True)], ids=str)
 def test_a_live_run_goes_back_as_a_new_process_does(tmp_path: Path, run: Swapped) -> None:
     check_going_back(maker(run, tmp_path), run.world_size, tmp_path / "run")
@@ -148,19 +143,3 @@ def maker(run: Swapped, folder: Path) -> Callable[[], Engine]:
         return build_engine(swapped.config(folder / "run"), swapped.user_json())
 
     return make
-
-
-def test_a_disk_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"not_mounted: no such folder on this host.*NVME_PATH"):
-        prepare_folders({"offload_optimizer": str(tmp_path / "not_mounted" / "run-1")})
-    assert not prepare_folders({})
-
-
-def test_missing_headers_are_said_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    from deepspeed.ops.op_builder import AsyncIOBuilder
-
-    from ctxlm_ds.training.engine.runtime import load_async_io
-
-    monkeypatch.setattr(AsyncIOBuilder, "is_compatible", lambda self, verbose=False: False)
-    with pytest.raises(KernelError, match="apt-get install libaio-dev"):
-        load_async_io()

@@ -64,6 +64,7 @@ def test_every_family_has_a_recipe() -> None:
 
 
 def test_every_parameter_gets_a_gradient_on_the_device(passes: Passes) -> None:
+    assert {case.family for case in passes.families} == set(FAMILIES.shipped_names())
     for case in passes.families:
         done, dtype = passes.done(case), DTYPES[CAPABILITIES[case.capability]]
         assert len(done.parameters) > 7 and set(done.parameters.values()) == {(dtype, DEVICE)}, case
