@@ -11,14 +11,17 @@ import json
 import os
 import sys
 from collections import ChainMap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.apps.plan.inputs import index_places
 from ctxlm_ds.errors import CtxlmError, DataError
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.untrusted_json import read_json_object
+
+if TYPE_CHECKING:
+    from ctxlm_ds.data.index.build import IndexPlace
 
 ROOT_NAME = "ctxlm-staged"
 DATA_ENDS = ("bin", "idx", "spans")
@@ -29,7 +32,7 @@ def staging_lines(config: RunConfig, into: Path) -> Iterator[str]:
     from ctxlm_ds.data.dataset.reader import IndexedDataset
     from ctxlm_ds.recipe.source_rules import source_names
 
-    indexes = _finished_indexes(config)
+    indexes = {} if config.tokenizer.path is None else _finished_indexes(index_places(config))
     sources = [one.path for one in config.data.train] + [one.path for one in config.data.validation]
     for source in dict.fromkeys(sources):
         folder = copy_of(source, into).parent
@@ -64,10 +67,10 @@ def copy_of(source: str, into: Path) -> Path:
     return into.resolve() / ROOT_NAME / folder / Path(source).name
 
 
-def _finished_indexes(config: RunConfig) -> dict[Path, str]:
+def _finished_indexes(places: Iterable[IndexPlace | CtxlmError]) -> dict[Path, str]:
     """Return the prefix of the dataset of each sample index that is built; every node will build the others."""
     found = {}
-    for place in () if config.tokenizer.path is None else index_places(config):
+    for place in places:
         if isinstance(place, CtxlmError):
             raise place
         if (place.directory / "meta.json").is_file():

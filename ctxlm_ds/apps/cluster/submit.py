@@ -32,7 +32,6 @@ from ctxlm_ds.process.run_files import update_status
 from ctxlm_ds.process.run_lock import make_run_dir
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.problems import shortened
-from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.untrusted_json import read_text
 
 WAITS = ("--dependency", "-d")
@@ -97,7 +96,7 @@ def main(argv: Sequence[str] | None = None, submits: bool = True) -> None:
         raise ConfigError("sbatch: not found; submit on a login node of the cluster")
     # Before what takes minutes. The number of its trial is not that of the job.
     trial = TRIAL_NUMBER.sub("to start", _sbatch("--test-only", job, environ).strip()) if is_asked else ""
-    is_complete = check(args, base, tasks, waits=any(word.startswith(WAITS) for word in options))
+    is_complete = check(args, run_dir, tasks, waits=any(word.startswith(WAITS) for word in options))
     print(f"  {trial}" if is_asked else "  sbatch: not asked, it is not installed here")
     if gpus:
         each = f"--gpus {args.nodes * args.ranks} --gpus-per-node {args.ranks}"
@@ -113,10 +112,10 @@ def check_main(argv: Sequence[str] | None = None) -> None:
     main(argv, submits=False)
 
 
-def check(args: argparse.Namespace, base: RunConfig, tasks: list[SweepTask], waits: bool = False) -> bool:
+def check(args: argparse.Namespace, run_dir: Path, tasks: list[SweepTask], waits: bool = False) -> bool:
     """Check the recipe of every task, what it reads and what it has done, and describe the first.
 
-    `base` is the recipe without a sweep of these tasks. Returns whether all runs are complete. A job that
+    `run_dir` is that of the recipe without a sweep of these tasks. Returns whether all runs are complete. A job that
     `waits` for others may find them in its run.
 
     Raises:
@@ -125,11 +124,11 @@ def check(args: argparse.Namespace, base: RunConfig, tasks: list[SweepTask], wai
     """
     world_size = args.nodes * args.ranks
     common = [setting for setting in args.set if not (tasks and setting.startswith(RUN_DIR))]
-    runs = [(task.settings_in(base.directory), task.place) for task in tasks] or [([], "")]
+    runs = [(task.settings_in(run_dir), task.place) for task in tasks] or [([], "")]
     configs = [load_config(args.recipe, [*common, *own], world_size, dict.fromkeys(own, place)) for own, place in runs]
     first = argparse.Namespace(**vars(args), config=args.recipe, world_size=world_size, print=False)
     first.set = [*common, *runs[0][0]]
-    kept = base.directory / SWEEP_NAME
+    kept = run_dir / SWEEP_NAME
     if tasks and kept.exists() and read_text(kept, ConfigError) != read_text(args.sweep, ConfigError):
         raise ConfigError(f"{kept} has other settings than {args.sweep}; set run_dir to another folder")
     for config in configs:  # before what takes minutes

@@ -18,7 +18,7 @@ from ctxlm_ds.export.base import own_format_of
 from ctxlm_ds.export.huggingface import is_exported, to_hf
 from ctxlm_ds.export.safetensors_files import DEFAULT_SHARD_BYTES
 from ctxlm_ds.recipe.load import load_saved_config
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import DataSection, ModelSection
 from ctxlm_ds.recipe.words import short_words
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
@@ -41,12 +41,13 @@ def export_babylm(run: Path, output: Path) -> list[str]:
     """
     folders = submission_folders(run)
     config = load_saved_config(folders["main"] / "config.yaml")
-    _refuse_model(config)
+    _refuse_model(config.model)
     rows = {
-        name: _facts(checkpoint, config, load_tokenizer(checkpoint / "tokenizer"))
+        name: _facts(checkpoint, config.data, load_tokenizer(checkpoint / "tokenizer"))
         for name, checkpoint in folders.items()
     }
     flops = useful_flops_per_row(config)
+    longest = config.model.longest_sequence or max(FEWEST_POSITIONS, config.data.seq_length)
     lines = []
     for name, checkpoint in folders.items():
         folder, state = output / name, read_saved_state(checkpoint)["train_state"]
@@ -54,7 +55,7 @@ def export_babylm(run: Path, output: Path) -> list[str]:
         if not is_exported(checkpoint, folder, *HOW):
             proof = max(comparison.relative for comparison in to_hf(checkpoint, folder, *HOW).comparisons)
             largest = f"largest difference of the logits {proof:.1e} of their scale"
-        _complete(folder, rows[name] | {"FLOPs of training": f"{flops * state['rows_consumed']:.4g}"}, config)
+        _complete(folder, rows[name] | {"FLOPs of training": f"{flops * state['rows_consumed']:.4g}"}, longest)
         lines.append(f"{folder}: step {state['step']:,}, {state['words']:,} words, {largest}")
     return lines
 
@@ -71,8 +72,8 @@ def submission_folders(run: Path) -> dict[str, Path]:
     return {**marked, "main": find_verified(run)[0]}
 
 
-def _refuse_model(config: RunConfig) -> None:
-    family, longest = config.model.family, config.model.longest_sequence
+def _refuse_model(model: ModelSection) -> None:
+    family, longest = model.family, model.longest_sequence
     if own_format_of(family) is not None:
         raise ConfigError(f"model.family {family}: transformers has no class for it, which the challenge needs")
     if longest is not None and longest < FEWEST_POSITIONS:
@@ -82,12 +83,12 @@ def _refuse_model(config: RunConfig) -> None:
         )
 
 
-def _facts(checkpoint: Path, config: RunConfig, tokenizer: Tokenizer) -> dict[str, str]:
+def _facts(checkpoint: Path, data: DataSection, tokenizer: Tokenizer) -> dict[str, str]:
     """Return what a submission declares of a checkpoint."""
     read, record = read_saved_state(checkpoint)["train_state"].get("words", 0), tokenizer.facts.training
     signatures, words = set(), 0.0
     try:
-        for part in train_parts(config.data, copies=False):
+        for part in train_parts(data, copies=False):
             dataset = IndexedDataset(part.prefix)
             words += words_of(dataset, part.documents or (0, dataset.num_documents)) or 0.0
             signatures.add((dataset.metadata or {}).get("source_signature"))
@@ -104,13 +105,13 @@ def _facts(checkpoint: Path, config: RunConfig, tokenizer: Tokenizer) -> dict[st
     }
 
 
-def _complete(folder: Path, rows: Mapping[str, str], config: RunConfig) -> None:
-    """Let the tokenizer read as much as the model can, and add the facts to the card; raise ExportError if unfit."""
+def _complete(folder: Path, rows: Mapping[str, str], longest: int) -> None:
+    """Let the tokenizer read `longest` tokens, and add the facts to the card; raise ExportError if unfit."""
     import transformers
 
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
-    settings["model_max_length"] = config.model.longest_sequence or max(FEWEST_POSITIONS, config.data.seq_length)
+    settings["model_max_length"] = longest
     write_text(path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     if not tokenizer.is_fast or tokenizer.pad_token is None:

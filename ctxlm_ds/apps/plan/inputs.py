@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ctxlm_ds.console import counted
 from ctxlm_ds.errors import ConfigError, CtxlmError
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import DataSection
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.index.build import IndexPlace
@@ -43,24 +44,24 @@ def input_lines(config: RunConfig, must_exist: bool = False) -> list[str]:
     counts = [place.documents[1] - place.documents[0] for place in built]
     train, held_out = sum(counts[: len(data.train)]), sum(counts[len(data.train) :])
     lines.append(f"  tokenizer and data: found, {counted(train, 'document')} to train on, {held_out:,} held out")
-    return [*lines, *_word_lines(config, built[: len(data.train)])]
+    return [*lines, *_word_lines(data, config.training.max_words, built[: len(data.train)])]
 
 
-def _word_lines(config: RunConfig, places: Sequence[IndexPlace]) -> list[str]:
+def _word_lines(data: DataSection, budget: int | None, places: Sequence[IndexPlace]) -> list[str]:
     """Return how many words a run may read and how often it reads them, if its budget is in words.
 
     Raises ConfigError if that is more often than data.max_epochs. Shares by weight are known at the start of the run.
     """
     from ctxlm_ds.data.stream.word_budget import refuse_epochs, words_of
 
-    budget, sources = config.training.max_words, config.data.train
+    sources = data.train
     counts = [words_of(place.dataset, place.documents) for place in places]
     words = [count * (source.epochs or 1.0) for count, source in zip(counts, sources, strict=True) if count is not None]
-    if budget is None or config.data.blend != "concatenate" or len(words) < len(sources):
+    if budget is None or data.blend != "concatenate" or len(words) < len(sources):
         return []
     epochs = budget / max(1.0, sum(words))
     for source in sources:
-        refuse_epochs(config.data, source.path, epochs * (source.epochs or 1.0))
+        refuse_epochs(data, source.path, epochs * (source.epochs or 1.0))
     return [f"  words: {sum(words):,.0f} an epoch, {epochs:.2f} epochs"]
 
 

@@ -124,7 +124,9 @@ class Planner:
         """Return memory, traffic and time of a layout that recipe/layout.py accepts."""
         config, zero = layout.apply(self.config), self.zero[layout.zero_stage]
         loads = [self.load(layout, index) for index in self._telling_stages(layout)]
-        time = StepTimer(config, layout, zero, self.cluster, self.platform.keeps_scores).step(loads)
+        time = StepTimer(
+            config.training, config.optimizer, layout, zero, self.cluster, self.platform.keeps_scores
+        ).step(loads)
         busiest = max(loads, key=lambda load: sum(message.wire_bytes for message in load.messages))
         peak = self.cluster.gpu.flops_per_s(config.training.precision) * layout.world_size
         # A smaller step of a ramp has fewer micro-batches.

@@ -20,7 +20,8 @@ from ctxlm_ds.apps.plan.traffic import Message, gradient_bytes, optimizer_bytes,
 from ctxlm_ds.models.meter import Product
 from ctxlm_ds.recipe.hardware import Cluster
 from ctxlm_ds.recipe.json_source import ZeroSettings
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import TrainingConfig
+from ctxlm_ds.recipe.sections import OptimizerSection
 from ctxlm_ds.training.measure import BACKWARD_FACTOR, LayerWork
 
 HALF_FILLING_WIDTH = 128
@@ -97,7 +98,8 @@ class StageLoad:
 class StepTimer:
     """Predicts the seconds of a step of one layout."""
 
-    config: RunConfig
+    training: TrainingConfig
+    optimizer: OptimizerSection
     layout: Layout
     zero: ZeroSettings
     cluster: Cluster
@@ -106,7 +108,7 @@ class StepTimer:
 
     @property
     def micro_batches(self) -> int:
-        return self.layout.num_micro_batches(self.config.training.global_batch_size)
+        return self.layout.num_micro_batches(self.training.global_batch_size)
 
     def step(self, stages: Sequence[StageLoad]) -> StepTime:
         parts = [self._micro_batch(stage) for stage in stages]
@@ -140,11 +142,11 @@ class StepTimer:
         rows, forwards = self.layout.micro_batch_size, 2 if layer.again else 1
         passes = forwards + (0 if layer.frozen else BACKWARD_FACTOR)
         gpu = self.cluster.gpu
-        speed = gpu.flops_per_s(self.config.training.precision) * gpu.matrix_efficiency
+        speed = gpu.flops_per_s(self.training.precision) * gpu.matrix_efficiency
         products_s = sum(_slowdown(product) * product.computed / speed for product in layer.plain.products(rows))
         work = layer.plain.at(rows)
         moved: float = forwards * work.forward_bytes + work.backward_bytes
-        moved *= COMPILED_SHARE if self.config.training.compile and layer.repeated else 1.0
+        moved *= COMPILED_SHARE if self.training.compile and layer.repeated else 1.0
         if self.keeps_scores:
             moved += passes * SCORE_BYTES * work.scores
         seconds = passes * products_s + moved / self.cluster.memory_bytes_per_s
@@ -165,7 +167,7 @@ class StepTimer:
         if zero.stage == 3:
             hidden = self.micro_batches * micro_batch_s if zero.overlap_comm else 0.0
             return max(0.0, gradients + weights - hidden) + COLLECTIVE_LATENCY_S
-        reduces_late = zero.stage == 0 or uses_bf16_optimizer(self.config.training, zero) or layout.pipeline > 1
+        reduces_late = zero.stage == 0 or uses_bf16_optimizer(self.training, zero) or layout.pipeline > 1
         backward = micro_batch_s * BACKWARD_FACTOR / (1 + BACKWARD_FACTOR + layout.recompute)
         hidden = 0.0 if reduces_late or not zero.overlap_comm else backward
         hidden *= self.micro_batches if zero.stage == 2 else 1
@@ -177,13 +179,13 @@ class StepTimer:
         An offloaded optimizer takes the seconds of PCIe and of the update in CPU memory.
         """
         parameters, zero, ranks = stage.parameters, self.zero, self.layout.data
-        summed = gradient_bytes(self.config.training, parameters, zero, ranks, self.micro_batches)
+        summed = gradient_bytes(self.training, parameters, zero, ranks, self.micro_batches)
         summed_s = summed / self.cluster.memory_bytes_per_s
         if zero.offload_optimizer:
             share = parameters.padded(ranks) // ranks
-            updated_s = optimizer_bytes(self.config.optimizer, parameters, zero, ranks) / CPU_UPDATE_BYTES_PER_S
+            updated_s = optimizer_bytes(self.optimizer, parameters, zero, ranks) / CPU_UPDATE_BYTES_PER_S
             return summed_s + share * 2 * FLOAT / PCIE_BYTES_PER_S + updated_s
-        updated = update_bytes(self.config.training, self.config.optimizer, parameters, zero, ranks)
+        updated = update_bytes(self.training, self.optimizer, parameters, zero, ranks)
         return summed_s + updated / self.cluster.memory_bytes_per_s + self._orthogonalize(stage)
 
     def _orthogonalize(self, stage: StageLoad) -> float:

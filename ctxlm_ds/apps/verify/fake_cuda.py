@@ -34,7 +34,7 @@ from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.process.patches import replaced
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig
 from ctxlm_ds.training.engine.losses import TermLosses
 from ctxlm_ds.training.measure import describe, ranks_that_send_nothing
 
@@ -81,7 +81,7 @@ class FakeModel:
         """Choose the kernels and build the layers. Raises KernelError if one that the recipe names cannot run."""
         self._kernels_of = cache(lambda precision: KernelSet(dict(config.kernels), DEVICE.type, DTYPES[precision]))
         if parallel is None:
-            parallel = _context(config)
+            parallel = _context(config.parallel, DropoutStreams(config.training.seed, enabled=config.model.drops))
         self._config = config
         self._program = describe(config, parallel, kernels_of=self._kernels_of)
         layers = self._program.layers
@@ -149,19 +149,18 @@ class FakeModel:
         return found
 
 
-def _context(config: RunConfig, rank: int = 0, size: int = 1, group: Any = None) -> ParallelContext:
-    return ParallelContext(
-        size, rank, group, config.parallel.sequence_parallel, config.parallel.vocab_multiple,
-        DropoutStreams(config.training.seed, rank, size, enabled=config.model.drops),
-    )  # fmt: skip
+def _context(
+    layout: ParallelConfig, dropout: DropoutStreams, rank: int = 0, size: int = 1, group: Any = None
+) -> ParallelContext:
+    return ParallelContext(size, rank, group, layout.sequence_parallel, layout.vocab_multiple, dropout)
 
 
 @contextmanager
-def rank_that_sends_nothing(config: RunConfig, rank: int) -> Iterator[ParallelContext]:
+def rank_that_sends_nothing(layout: ParallelConfig, seed: int, drops: bool, rank: int) -> Iterator[ParallelContext]:
     """Yield one of the recipe's tensor-parallel ranks, in a process group whose collectives do nothing."""
-    size = config.parallel.tensor_parallel_size
+    size = layout.tensor_parallel_size
     with ranks_that_send_nothing(size, rank) as group:
-        yield _context(config, rank, size, group)
+        yield _context(layout, DropoutStreams(seed, rank, size, enabled=drops), rank, size, group)
 
 
 def _place(value: Tensor) -> Place:

@@ -146,7 +146,8 @@ def model(
         with ExitStack() as stack:
             kept = _recorded(stack)
             try:
-                with rank_that_sends_nothing(config, rank) as parallel, fake_cuda(capability):
+                lone_rank = rank_that_sends_nothing(config.parallel, config.training.seed, config.model.drops, rank)
+                with lone_rank as parallel, fake_cuda(capability):
                     done = FakeModel(config, parallel).run()
             except (KernelError, VerifyError) as error:
                 yield Finding(name, WRONG, str(error))

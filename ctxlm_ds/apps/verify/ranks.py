@@ -38,7 +38,7 @@ from ctxlm_ds.process.patches import replaced
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.json_source import ZeroSettings
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.runtime import init_process_group
 
@@ -76,14 +76,13 @@ class LonelyTopology(Topology):
 
 
 @contextmanager
-def rank_of(config: RunConfig, rank: int, num_ranks: int) -> Iterator[Topology]:
+def rank_of(parallel: ParallelConfig, rank: int, num_ranks: int) -> Iterator[Topology]:
     """Make this process one rank of `num_ranks`, whose collectives do nothing."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from ctxlm_ds.parallel.megatron import parallel_state
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
-    parallel = config.parallel
     try:
         init_process_group()
         with replaced(topologies, "_gloo_group", lambda timeout: None):
@@ -181,7 +180,7 @@ def count(config: RunConfig, settings: dict[str, Any], layout: Layout) -> Iterat
         send(tensor, stage)
 
     for stage in range(layout.pipeline):
-        with rank_of(config, stage * (layout.world_size // layout.pipeline), layout.world_size) as topology:
+        with rank_of(config.parallel, stage * (layout.world_size // layout.pipeline), layout.world_size) as topology:
             engine = engine_of(config, logged, topology)
             wire.begin(stage)
             with replaced(p2p, "send", send_and_keep), replaced(p2p, "recv", wire.receive):

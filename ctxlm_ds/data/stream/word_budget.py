@@ -8,13 +8,14 @@ that no layout, worker or restart changes.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
 from ctxlm_ds.data.stream.blend import stream_shares
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.check import check_config
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
 from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.recipe.source_rules import source_names
 from ctxlm_ds.recipe.words import STEPS_FOLLOW
@@ -31,16 +32,16 @@ def words_of(dataset: IndexedDataset, documents: tuple[int, int]) -> float | Non
     return None if words is None else words * (after - first) / max(1, dataset.num_tokens)
 
 
-def words_per_row(config: RunConfig, rows: RowSource) -> float:
+def words_per_row(data: DataSection, training: TrainingConfig, rows: RowSource, at_words: Sequence[int] = ()) -> float:
     """Return the words that a row of the stream reads; 0.0 if a dataset has no count and the recipe needs none.
 
-    Raises DataError if it needs one.
+    Raises DataError if training.max_words or checkpoint.at_words needs one.
     """
     per_row = 0.0
-    for index, share in zip(rows.indexes, stream_shares(rows, config.data, config.training), strict=True):
+    for index, share in zip(rows.indexes, stream_shares(rows, data, training), strict=True):
         words = words_of(index.dataset, tuple(index.meta["dataset"]["documents"]))
         if words is None:
-            needs = {"training.max_words": config.training.max_words, "checkpoint.at_words": config.checkpoint.at_words}
+            needs = {"training.max_words": training.max_words, "checkpoint.at_words": at_words}
             if named := [name for name, value in needs.items() if value]:
                 raise DataError(
                     f"{index.dataset.prefix}: its JSON has no count of words, which {named[0]} needs; run ctxlm "
@@ -58,7 +59,8 @@ def with_word_budget(config: RunConfig, rows: RowSource) -> tuple[RunConfig, flo
         ConfigError: training.max_steps is another number, or a source is read more often than data.max_epochs.
         DataError: as words_per_row.
     """
-    per_row, training = words_per_row(config, rows), config.training
+    training = config.training
+    per_row = words_per_row(config.data, training, rows, config.checkpoint.at_words)
     if training.max_words is not None:
         needed = ceil(training.max_words / per_row)
         steps = bisect_left(range(STEPS_FOLLOW), needed, key=training.rows_after)

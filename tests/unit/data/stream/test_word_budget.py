@@ -39,11 +39,11 @@ def budget(config: RunConfig, words: int | None, **training: Any) -> RunConfig:
 def test_an_epoch_reads_every_word_once(folder: Path) -> None:
     config = recipe(folder, split=None)
     rows = rows_of(config)
-    assert words_per_row(config, rows) * len(rows) == pytest.approx(10_000)
+    assert words_per_row(config.data, config.training, rows) * len(rows) == pytest.approx(10_000)
     weights = [{"path": str(folder / "one"), "weight": 1}, {"path": str(folder / "two"), "weight": 3}]
     mixed = recipe(folder, split=None, blend="weighted", train=weights)
     one, two = (WORDS[name] / len(index) for name, index in zip(WORDS, rows.indexes, strict=True))
-    assert words_per_row(mixed, rows) == pytest.approx(0.25 * one + 0.75 * two)
+    assert words_per_row(mixed.data, mixed.training, rows) == pytest.approx(0.25 * one + 0.75 * two)
 
 
 def test_a_part_has_the_words_of_its_share_of_the_tokens(folder: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_part_has_the_words_of_its_share_of_the_tokens(folder: Path) -> None:
     dataset = rows.indexes[0].dataset
     first, after = rows.indexes[0].meta["dataset"]["documents"]
     share = dataset.document_tokens(first, after).sum() / dataset.num_tokens
-    assert words_per_row(config, rows) * len(rows) == pytest.approx(7_000 * share)
+    assert words_per_row(config.data, config.training, rows) * len(rows) == pytest.approx(7_000 * share)
 
 
 def test_the_steps_are_the_fewest_that_read_the_budget(folder: Path) -> None:
