@@ -33,9 +33,9 @@ def iterate_batches(config: RunConfig, start_row: int = 0) -> Iterator[Batch]:
     from ctxlm_ds.data.stream.loader import TrainLoader
     from ctxlm_ds.data.stream.run_datasets import build_run_rows
     from ctxlm_ds.objectives.base import build_objective
-    from ctxlm_ds.run import resolve
+    from ctxlm_ds.tokenizers.load import open_tokenizer
 
-    config, tokenizer = resolve(config)
+    tokenizer, _ = open_tokenizer(config.tokenizer.path, config.model.vocab_size)
     objective = build_objective(config.objective, tokenizer)
     rows = build_run_rows(config.row_settings, tokenizer, objective).train
     loader = TrainLoader(rows, objective, config.data, config.training, start_row=start_row)
@@ -59,15 +59,17 @@ def build_model(config: RunConfig, device: str = "cpu") -> LayerSequence:
     from ctxlm_ds.models.layers import ModelBuild
     from ctxlm_ds.models.program import build_program
     from ctxlm_ds.registry import OBJECTIVES
-    from ctxlm_ds.run import resolve
+    from ctxlm_ds.tokenizers.load import open_tokenizer
 
-    if config.model.vocab_size is None:
-        config, _ = resolve(config)
+    model = config.model
+    if model.vocab_size is None:
+        _, size = open_tokenizer(config.tokenizer.path, None)
+        model = model.model_copy(update={"vocab_size": size})
     dtype = DTYPES[config.training.precision]
     outputs = OBJECTIVES.get(config.objective.name).outputs
     kernels = KernelSet(dict(config.kernels), device, dtype)
     model_build = ModelBuild(outputs, kernels, shares_rows=config.data.shares_rows)
-    return build_program(config.model, model_build).module(config.training.seed).to(device, dtype).eval()
+    return build_program(model, model_build).module(config.training.seed).to(device, dtype).eval()
 
 
 def export_model(checkpoint: str | Path, output: str | Path, dtype: str = "fp32") -> Conversion:

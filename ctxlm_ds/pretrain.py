@@ -176,8 +176,7 @@ def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) 
 
     Raises TrainingError, which names the last good checkpoint and what to do.
     """
-    from ctxlm_ds.apps.evaluate.targets import Predictions
-    from ctxlm_ds.apps.evaluate.verdict import VerdictHook
+    from ctxlm_ds.apps.evaluate.verdict import Predictions, VerdictHook
     from ctxlm_ds.apps.report.run_report import ReportHook
     from ctxlm_ds.training.hooks.history import RecordHook, WatchdogHook, environment
 

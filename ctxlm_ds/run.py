@@ -35,7 +35,7 @@ from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig, TeacherConfig
 from ctxlm_ds.run_data import RunData, build_data, build_loaders, held_out_words
 from ctxlm_ds.tokenizers.base import Tokenizer
-from ctxlm_ds.tokenizers.load import resolve
+from ctxlm_ds.tokenizers.load import open_tokenizer
 from ctxlm_ds.training.continuations import Writing, build_continuations
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.runtime import compile_setting, device_type, explain_out_of_memory, parallel_context
@@ -150,7 +150,9 @@ def resolve_on_every_rank(config: RunConfig, topology: Topology) -> tuple[RunCon
     Raises:
         ConfigError, DataError, TokenizerError: a mistake of the user, on every rank.
     """
-    config, tokenizer = topology.run_on_rank_0_first(partial(resolve, config))
+    opened = partial(open_tokenizer, config.tokenizer.path, config.model.vocab_size)
+    tokenizer, vocab_size = topology.run_on_rank_0_first(opened)
+    config = config.with_values("model", vocab_size=vocab_size)
     config = topology.run_on_rank_0_first(lambda: with_checked_teacher(config, tokenizer))
     refuse_other_teacher(config.teacher, topology)
     topology.run_on_rank_0(partial(check_hooks, config.logging))

@@ -14,7 +14,6 @@ from ctxlm_ds.export.base import CardText
 from ctxlm_ds.export.weights import CheckpointSource
 from ctxlm_ds.process.run_files import HELD_OUT, METRICS_NAME, read_lines
 from ctxlm_ds.process.run_history import START, read_history
-from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import DataSection, TrainSource
 
 MAX_CHANGE_CHARACTERS = 300
@@ -84,7 +83,7 @@ tokenizer = AutoTokenizer.from_pretrained(folder)
 
 ## Training
 
-{_table(_training_rows(config, train_state) if train_state else {"source": "imported weights"})}\
+{_table(_training_rows(source, train_state) if train_state else {"source": "imported weights"})}\
 {_resumes(run, step) if train_state else ""}
 
 ## Limits
@@ -170,7 +169,8 @@ def _escape(text: Any) -> str:
     return MARKUP.sub(r"\\\g<0>", " ".join(str(text).split()))
 
 
-def _training_rows(config: RunConfig, train_state: Mapping[str, Any]) -> dict[str, Any]:
+def _training_rows(source: CheckpointSource, train_state: Mapping[str, Any]) -> dict[str, Any]:
+    config = source.config
     rows = {
         "steps": train_state.get("step", 0),
         "tokens (without padding)": train_state.get("tokens", 0),

@@ -6,14 +6,14 @@ Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.recipe.choices import CHOICES, DATA, MODEL, OBJECTIVE, listed
 from ctxlm_ds.recipe.layout import layout_problems
 from ctxlm_ds.recipe.problems import MAX_NAME_CHARACTERS, Problem, raise_problems
-from ctxlm_ds.recipe.schema import CheckpointConfig, EvaluationConfig, RunConfig, TrainingConfig
+from ctxlm_ds.recipe.schema import CheckpointConfig, EvaluationConfig, ProfilerConfig, RunConfig, TrainingConfig
 from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection, ScheduleSection
 from ctxlm_ds.recipe.source_rules import source_problems, teacher_problems
 
@@ -39,7 +39,10 @@ def find_problems(config: RunConfig, world_size: int | None = None) -> list[Prob
         *fit_problems(model, data, objective),
         *source_problems(data, objective),
         *teacher_problems(config.teacher, model, data, objective, config.parallel),
-        *_check_single(config),
+        *_check_name(config.name),
+        *_check_start(config.initialize_moments, config.initialize_layers, config.optimizer.handed_over),
+        *config.optimizer.problems(config.kernels.optimizer),
+        *_check_training(training, config.profiler),
         *_check_schedule(config.schedule, training.max_steps, config.optimizer.learning_rate),
         *_check_lanes(data, training, config.evaluation),
         *_check_evaluation(config.evaluation, objective),
@@ -115,19 +118,23 @@ def _check_targets(model: ModelSection, data: DataSection, objective: ObjectiveS
         yield Problem("data.seq_length", text, ("objective", "model.max_position_embeddings"))
 
 
-def _check_single(config: RunConfig) -> Iterator[Problem]:
-    name, profiler, training = config.name, config.profiler, config.training
+def _check_name(name: str) -> Iterator[Problem]:
     if "/" in name or name in ("", ".", ".."):
         yield Problem("name", f'"{name}" cannot name a folder (runs/NAME); leave out the slashes')
     if len(name) > MAX_NAME_CHARACTERS:
         yield Problem("name", f"{len(name)} characters are too long; give at most {MAX_NAME_CHARACTERS}")
-    if config.initialize_layers is not None and config.initialize_moments:
+
+
+def _check_start(moments: bool, layers: Sequence[int] | str | None, handed_over: bool) -> Iterator[Problem]:
+    if layers is not None and moments:
         text = "true, but initialize_layers makes another model, which has no moments; set false"
         yield Problem("initialize_moments", text, ("initialize_layers",))
-    yield from config.optimizer.problems(config.kernels.optimizer)
-    if config.optimizer.handed_over and config.initialize_moments:
+    if handed_over and moments:
         text = "true, but moments of an optimizer of the DeepSpeed JSON are unknown before its first update; set false"
         yield Problem("initialize_moments", text, ("optimizer.name",))
+
+
+def _check_training(training: TrainingConfig, profiler: ProfilerConfig) -> Iterator[Problem]:
     if profiler.num_steps and profiler.start_step >= training.max_steps:
         text = f"{profiler.start_step} is never reached: training.max_steps is {training.max_steps}"
         yield Problem("profiler.start_step", text, ("training.max_steps", "profiler.num_steps"))

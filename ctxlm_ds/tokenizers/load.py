@@ -16,7 +16,6 @@ from typing import Any
 
 from ctxlm_ds.atomic import PARTIAL_MARK
 from ctxlm_ds.errors import ConfigError, CtxlmError, TokenizerError
-from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import TOKENIZERS
 from ctxlm_ds.tokenizers.base import (
     DECODER_ROLES,
@@ -111,21 +110,24 @@ def _load(folder: Path, split_special_tokens: bool | None) -> Tokenizer:
     return tokenizer
 
 
-def resolve(config: RunConfig) -> tuple[RunConfig, Tokenizer]:
-    """Return the recipe with the size of the vocabulary, and its tokenizer; raises ConfigError if they do not fit."""
-    if config.tokenizer.path is None:
+def open_tokenizer(path: str | None, vocab_size: int | None) -> tuple[Tokenizer, int]:
+    """Return the tokenizer of a recipe and the size of the model's vocabulary, by default the tokenizer's.
+
+    Raises ConfigError if no path is set or the size is too small for the tokenizer's ids.
+    """
+    if path is None:
         raise ConfigError(
             "tokenizer.path is not set: name the folder that made the dataset, e.g. --set tokenizer.path=tok "
             "(ctxlm tokenizer makes one)"
         )
-    tokenizer = load_tokenizer(config.tokenizer.path)
-    size, least = config.model.vocab_size or tokenizer.output_size, tokenizer.output_size
+    tokenizer = load_tokenizer(path)
+    size, least = vocab_size or tokenizer.output_size, tokenizer.output_size
     if size < least:
         raise ConfigError(
-            f"model.vocab_size is {size}, but the tokenizer {config.tokenizer.path} has ids up to "
+            f"model.vocab_size is {size}, but the tokenizer {path} has ids up to "
             f"{least - 1}; set model.vocab_size to at least {least}, or null"
         )
-    return config.model_copy(update={"model": config.model.model_copy(update={"vocab_size": size})}), tokenizer
+    return tokenizer, size
 
 
 def tokenizer_kinds() -> Iterator[TokenizerKind]:

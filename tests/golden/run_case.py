@@ -32,7 +32,7 @@ from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.pretrain import main as pretrain
 from ctxlm_ds.recipe.deepspeed_rules import deepspeed_keys
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.run import resolve
+from ctxlm_ds.tokenizers.load import open_tokenizer
 from tests.dist.runner import run_ranks
 from tests.golden.cases import DATASETS, DIGESTED_STEPS, TOKENIZERS, Case
 from tests.golden.corpus import write_corpus
@@ -150,7 +150,7 @@ def _as_command(folder: Path, command: Callable[[], object]) -> None:
 def _digest_stream(rank: int, world_size: int, folder: Path, stream: str) -> list[list[dict[str, str]]]:
     os.chdir(folder)
     config = RunConfig.model_validate(Case(stream, stream, "fp32", 0).recipe())
-    config, tokenizer = resolve(config)
+    tokenizer, _ = open_tokenizer(config.tokenizer.path, config.model.vocab_size)
     objective = build_objective(config.objective, tokenizer)
     steps = iter(
         TrainLoader(

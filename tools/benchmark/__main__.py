@@ -6,7 +6,6 @@ Both sides take turns, so a machine whose speed drifts favours neither. Run it a
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 from pathlib import Path
@@ -27,7 +26,6 @@ PARTS = ("kernels", "operations", "settings", "steps")
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ctxlm_ds.apps.evaluate.targets import Targets
     from ctxlm_ds.recipe.schema import RunConfig
     from tools.benchmark.steps import StepBenchmark
     from tools.benchmark.tables import Table
@@ -239,29 +237,11 @@ def _ngrams(args: argparse.Namespace) -> Iterable[str]:
     return compare_ngrams(args.train, args.held_out, load_tokenizer(args.tokenizer))
 
 
-def compare_targets(targets: Targets, folder: Path) -> list[str]:
-    """Return lines with loss, perplexity and accuracy of unigrams and of an exported model on a run's held-out rows.
-
-    What the model gains by its inputs is the difference from its figures on rows with those of others.
-    """
-    sides = {
-        "unigram (add one)": targets.unigram_figures(), "model": targets.model_figures(folder),
-        "model with another row's input": targets.model_figures(folder, shift=1),
-    }  # fmt: skip
-    lines = []
-    for number, title in enumerate(("all target tokens", "restored tokens")):
-        for name, figures in sides.items():
-            found = figures[number]
-            loss = f"{found.loss:.4f} nats, perplexity {math.exp(found.loss):.1f}"
-            lines.append(f"{title}, {name}: {loss}, accuracy {found.accuracy:.1%}")
-    return lines
-
-
 def _targets(args: argparse.Namespace) -> Iterable[str]:
     from ctxlm_ds.recipe.load import load_config
 
     config = load_config(args.config, args.set)
-    from ctxlm_ds.apps.evaluate.targets import Targets
+    from tools.benchmark.targets import Targets, compare_targets
 
     _set_threads(args.threads)
     return compare_targets(Targets.of(config), args.model)

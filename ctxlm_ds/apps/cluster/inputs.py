@@ -11,13 +11,13 @@ import json
 import os
 import sys
 from collections import ChainMap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.apps.plan.inputs import index_places
 from ctxlm_ds.errors import CtxlmError, DataError
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.untrusted_json import read_json_object
 
 if TYPE_CHECKING:
@@ -27,13 +27,15 @@ ROOT_NAME = "ctxlm-staged"
 DATA_ENDS = ("bin", "idx", "spans")
 
 
-def staging_lines(config: RunConfig, into: Path) -> Iterator[str]:
-    """Yield the lines for datasets, finished sample indexes, tokenizer and teacher, with the digests on record."""
+def staging_lines(
+    data: DataSection, places: Iterable[IndexPlace | CtxlmError], folders: Mapping[str, str | None], into: Path
+) -> Iterator[str]:
+    """Yield the lines for datasets, finished sample indexes and folders by setting, with the digests on record."""
     from ctxlm_ds.data.dataset.reader import IndexedDataset
     from ctxlm_ds.recipe.source_rules import source_names
 
-    indexes = {} if config.tokenizer.path is None else _finished_indexes(index_places(config))
-    sources = [one.path for one in config.data.train] + [one.path for one in config.data.validation]
+    indexes = _finished_indexes(places)
+    sources = [one.path for one in data.train] + [one.path for one in data.validation]
     for source in dict.fromkeys(sources):
         folder = copy_of(source, into).parent
         digests = ChainMap(*(recorded for _, recorded in IndexedDataset(source).recorded_digests()))
@@ -45,17 +47,15 @@ def staging_lines(config: RunConfig, into: Path) -> Iterator[str]:
             yield f"copy\t{index.absolute()}\t{folder}"
             for name, recorded in read_json_object(index / "meta.json", DataError)["files"].items():
                 yield f"sum\t{recorded['sha256']}  {folder / index.name / name}"
-    train = [
-        {**dict(one), "name": name} for one, name in zip(config.data.train, source_names(config.data), strict=True)
-    ]
-    settings: dict[str, Any] = {"data.train": train, "data.validation": list(map(dict, config.data.validation))}
+    train = [{**dict(one), "name": name} for one, name in zip(data.train, source_names(data), strict=True)]
+    settings: dict[str, Any] = {"data.train": train, "data.validation": list(map(dict, data.validation))}
     for values in settings["data.train"] + settings["data.validation"]:
         values["path"] = str(copy_of(values["path"], into))
-    for name, path in {"tokenizer.path": config.tokenizer.path, "teacher.path": config.teacher.path}.items():
+    for name, path in folders.items():
         if path is not None:
             yield f"copy\t{Path(path).absolute()}\t{copy_of(path, into).parent}"
             settings[name] = str(copy_of(path, into))
-    if config.data.sample_index_dir is not None:
+    if data.sample_index_dir is not None:
         settings["data.sample_index_dir"] = None
     yield from (f"set\t{name}={json.dumps(value)}" for name, value in settings.items())
 
@@ -86,7 +86,11 @@ def main() -> None:
     from ctxlm_ds.recipe.load import load_config
 
     arguments = parse_arguments(pretrain_words(of_task(sys.argv[2:], os.environ)))
-    lines = staging_lines(load_config(arguments.config, arguments.set), Path(sys.argv[1]))
+    config = load_config(arguments.config, arguments.set)
+    path, rows = config.tokenizer.path, config.row_settings
+    places = () if path is None else index_places(rows, path, config.model.vocab_size)
+    folders = {"tokenizer.path": path, "teacher.path": config.teacher.path}
+    lines = staging_lines(config.data, places, folders, Path(sys.argv[1]))
     sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 

@@ -25,8 +25,7 @@ from ctxlm_ds.installed import checkout
 from ctxlm_ds.process.cgroups import available_cores
 from ctxlm_ds.process.run_files import read_status, read_verdict
 from ctxlm_ds.recipe.load import load_config, shipped_recipes
-from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.recipe.sections import ObjectiveSection
+from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection
 from ctxlm_ds.registry import FAMILIES, FORMATS, OBJECTIVES, load_object
 
 if TYPE_CHECKING:
@@ -62,12 +61,12 @@ def main() -> None:
     recipe = arguments.recipe or arguments.family + SUFFIX
     config = load_config(recipe, arguments.set, arguments.ranks)  # mistakes are reported before the first step
     started_s = time.monotonic()
-    job = Job(arguments.output_dir or default_folder(arguments.corpus, arguments.family), config)
+    job = Job(arguments.output_dir or default_folder(arguments.corpus, arguments.family), config.model, config.data)
     job.make_datasets(arguments.corpus, arguments.vocab_size)
     job.pretrain(recipe, arguments.set, arguments.ranks)
     run_step(CTXLM, "convert", "to-hf", "--checkpoint", job.run_dir, "--output", job.model, "--overwrite")
     run_step(CTXLM, "report", job.run_dir)
-    job.show_results()
+    job.show_results(config.objective)
     print(f"\ndone in {format_duration(time.monotonic() - started_s)}; the model: {job.model}")
 
 
@@ -80,11 +79,11 @@ def default_folder(corpus: Sequence[str], family: str) -> Path:
 class Job:
     """The folder of the job, and the commands that fill it."""
 
-    def __init__(self, folder: Path, config: RunConfig) -> None:
-        folder, self.config = folder.absolute(), config
+    def __init__(self, folder: Path, model: ModelSection, data: DataSection) -> None:
+        folder, self._model, self._data = folder.absolute(), model, data
         self.corpus, self.tokenizer, self.data = folder / "corpus", folder / "tokenizer", folder / "data"
         self.run_dir, self.model = folder / "run", folder / "hf"
-        form = "sentence" if config.data.by_sentence else "document"
+        form = "sentence" if data.by_sentence else "document"
         # Megatron's names.
         self.train, self.heldout = (self.data / f"{split}_text_{form}" for split in ("train", HELDOUT))
 
@@ -98,8 +97,8 @@ class Job:
         if not (self.tokenizer / "tokenizer.json").exists():
             run_step(
                 CTXLM, "tokenizer", "--input", self.corpus / "train.jsonl",
-                "--type", FAMILIES.get(self.config.model.family).tokenizer,
-                "--vocab-size", vocab_size or self.config.model.vocab_size or SMALLEST_VOCABULARY,
+                "--type", FAMILIES.get(self._model.family).tokenizer,
+                "--vocab-size", vocab_size or self._model.vocab_size or SMALLEST_VOCABULARY,
                 "--output-dir", self.tokenizer,
             )  # fmt: skip
         for split, prefix in (("train", self.train), (HELDOUT, self.heldout)):
@@ -115,7 +114,7 @@ class Job:
         from ctxlm_ds.apps.init.start import preprocess_options
         from ctxlm_ds.tokenizers.load import load_tokenizer
 
-        data = self.config.data
+        data = self._data
         joins = data.by_sentence and FORMATS.get(data.sample_format)().joins_sentences(data)
         space = joins and bool(load_tokenizer(self.tokenizer).sentence_prefix)
         return [*preprocess_options(data), *(["--leading-space"] if space else [])]
@@ -128,12 +127,12 @@ class Job:
             f"data.validation=[{{name: {HELDOUT}, path: {self.heldout}}}]", *overrides,
         )  # fmt: skip
 
-    def show_results(self) -> None:
+    def show_results(self, objective: ObjectiveSection) -> None:
         """Print what the run says of its loss, and what the model does."""
         from ctxlm_ds.tokenizers.load import load_tokenizer
 
         print("\n".join(read_verdict(read_status(self.run_dir))))
-        folder, task = demonstrated_model(self.config.model.family, self.config.objective)
+        folder, task = demonstrated_model(self._model.family, objective)
         tokenizer, corpus = load_tokenizer(self.tokenizer), self.corpus / "heldout.jsonl"
         print(f"\nheld-out sentences, {task}:")
         for text, truth, found in DEMONSTRATIONS[task](corpus, str(self.model / folder), tokenizer):

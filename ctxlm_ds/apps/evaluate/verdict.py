@@ -1,23 +1,117 @@
-"""Say in plain words what a run has learned: its loss on held-out text, next to the loss of word frequencies."""
+"""Say in plain words what a run has learned: its loss on held-out text, next to the loss of word frequencies.
+
+Frequencies are those of the labels in training rows, add-one: sentinels and end tokens are counted like words.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
 
-from ctxlm_ds.apps.evaluate.targets import Figures, Predictions
+import numpy as np
+from numpy.typing import NDArray
+
 from ctxlm_ds.console import logger
+from ctxlm_ds.data.fields import IGNORE_LABEL
+from ctxlm_ds.data.sample import Batch
+from ctxlm_ds.data.stream.loader import EvalLoader, TrainLoader
+from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
+from ctxlm_ds.objectives.base import LossTerm, Objective, build_objective
 from ctxlm_ds.process.run_files import HELD_OUT, METRICS_NAME, read_lines, update_status
+from ctxlm_ds.recipe.schema import EvaluationConfig, RunConfig, TrainingConfig
+from ctxlm_ds.recipe.sections import DataSection
+from ctxlm_ds.tokenizers.load import open_tokenizer
 from ctxlm_ds.training.hooks.curves import points_of
 from ctxlm_ds.training.hooks.hooks import Hook, RunEnd
+
+if TYPE_CHECKING:
+    from typing import Self
 
 NOTHING, BEGINNING = 0.1, 1.0
 """Nats below word frequencies up to which a model has learned nothing from context, or a beginning."""
 REPEATS_NATS, REPEATS_EPOCHS = 0.7, 3
 """Held-out loss above the training loss, and epochs, from which on a model repeats its training text."""
 MOST_LINES, LAST_LINES = 2000, 10  # of metrics.jsonl that are read, about, and whose mean is the training loss
+
+COUNTED_ROWS = 8192
+"""Training rows whose labels are counted."""
+
+
+class Figures(NamedTuple):
+    """Of some target tokens."""
+
+    loss: float
+    """Mean cross entropy in nats."""
+    accuracy: float
+    """Share of the tokens that are the most probable ones."""
+
+
+@dataclass
+class Predictions:
+    """The rows of a run, and the first term of its loss that predicts tokens."""
+
+    data: DataSection
+    training: TrainingConfig
+    evaluation: EvaluationConfig
+    vocab_size: int
+    objective: Objective
+    rows: RunRows
+    term: LossTerm
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self | None:
+        """Open the rows of a recipe that names tokenizer and data; None if its objective predicts no tokens."""
+        config = config.with_values("data", num_workers=0)
+        tokenizer, vocab_size = open_tokenizer(config.tokenizer.path, config.model.vocab_size)
+        objective = build_objective(config.objective, tokenizer)
+        term = next((term for term in objective.terms if term.predicts_tokens), None)
+        if term is None:
+            return None
+        rows = build_run_rows(config.row_settings, tokenizer, objective, verify="changed")
+        sections = config.data, config.training, config.evaluation
+        return cls(*sections, vocab_size, objective, rows, term)
+
+    def held_out(self, *sources: str) -> Iterator[Batch]:
+        """Yield the micro-batches on which a run evaluates, of these sources or of all."""
+        for name in sources or self.rows.validation:
+            rows = self.rows.validation[name]
+            yield from EvalLoader(rows, self.objective, self.data, self.training, self.evaluation)
+
+    def trained(self) -> Iterator[Batch]:
+        """Yield the micro-batches of the first training rows."""
+        training = self.training
+        num_steps = -(-min(COUNTED_ROWS, len(self.rows.train)) // training.global_batch_size)
+        for step in islice(TrainLoader(self.rows.train, self.objective, self.data, training), num_steps):
+            yield from step.micro_batches
+
+    def labels(self, batch: Batch) -> NDArray[np.int64]:
+        """Return the tokens [t] that are predicted in a batch."""
+        labels = batch.fields[self.term.labels[0]].numpy()
+        return labels[labels != IGNORE_LABEL].astype(np.int64)
+
+    def by_frequency(self) -> Iterator[tuple[str, Figures]]:
+        """Yield the figures of the unigram distribution on each held-out source."""
+        counts = np.ones(self.vocab_size)
+        for batch in self.trained():
+            counts += np.bincount(self.labels(batch), minlength=len(counts))
+        for name in self.rows.validation:
+            labels = np.concatenate(list(map(self.labels, self.held_out(name))))
+            yield name, figures_of_shares(counts / counts.sum(), labels)
+
+
+def figures_of_shares(shares: NDArray[np.float64], labels: NDArray[np.int64]) -> Figures:
+    """Return the figures of tokens [t] under one distribution [vocab]."""
+    return mean_figures(-np.log(shares)[labels], labels == shares.argmax())
+
+
+def mean_figures(loss: NDArray[np.float64], hit: NDArray[np.bool_]) -> Figures:
+    """Return the means over tokens."""
+    return Figures(float(loss.mean()), float(hit.mean()))
 
 
 def verdict(predictions: Predictions | None, run_dir: Path) -> list[str]:

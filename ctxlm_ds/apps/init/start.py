@@ -150,7 +150,12 @@ def new_settings(args: argparse.Namespace, machine: Machine, name: str) -> dict[
         "training.global_batch_size": Setting(batch, f"of the shipped recipe{why}"),
     }
     changed = shipped.with_values("training", precision=machine.precision, global_batch_size=batch)
-    step_seconds, layout = plan(_with_vocabulary(changed, args), machine)
+    size = fitting_vocab_size(FAMILIES.get(changed.model.family).tokenizer, args.text)
+    if args.tokenizer is not None:
+        changed = with_tokenizer_size(changed.model_copy(update={"tokenizer": TokenizerConfig(path=args.tokenizer)}))
+    elif changed.model.vocab_size is None:
+        changed = changed.with_values("model", vocab_size=size)
+    step_seconds, layout = plan(changed, machine)
     return settings | layout | _length(shipped, args.hours, step_seconds, rows, batch)
 
 
@@ -199,16 +204,6 @@ def first_recipe_of(tokenizer_kind: str) -> RunConfig | None:
     """Return the smallest shipped recipe of the first family with this kind of tokenizer; None if none has it."""
     recipes = (load_config(next(iter(sizes.values()))) for sizes in recipe_sizes().values())
     return next((one for one in recipes if FAMILIES.get(one.model.family).tokenizer == tokenizer_kind), None)
-
-
-def _with_vocabulary(config: RunConfig, args: argparse.Namespace) -> RunConfig:
-    """Return the recipe with the size of the vocabulary that it will have, which decides the time of a small model."""
-    if args.tokenizer is not None:
-        return with_tokenizer_size(config.model_copy(update={"tokenizer": TokenizerConfig(path=args.tokenizer)}))
-    size = fitting_vocab_size(FAMILIES.get(config.model.family).tokenizer, args.text)
-    if size is None or config.model.vocab_size is not None:
-        return config
-    return config.with_values("model", vocab_size=size)
 
 
 def plan(config: RunConfig, machine: Machine) -> tuple[float, dict[str, Setting]]:

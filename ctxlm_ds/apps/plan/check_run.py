@@ -7,8 +7,9 @@ import importlib.util
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -81,8 +82,9 @@ def check_only(arguments: argparse.Namespace) -> None:
     changes = ["--set", *arguments.set] if arguments.set else []
     plan = f"ctxlm plan {shlex.join(['--config', arguments.config, *changes])}"
     for_gpus = getattr(arguments, "gpus_per_node", None) is not None  # of `ctxlm submit`, for other machines
-    model = model_lines(config, deepspeed, world_size, plan, for_gpus)
-    lines = run_lines(config, ZeroSettings.of_json(deepspeed).stage, world_size, run_dir)
+    model = lines_or_reason(partial(planned_model, config, deepspeed, world_size, plan, for_gpus))
+    layout = layout_of(config.parallel, config.training, ZeroSettings.of_json(deepspeed).stage, world_size)
+    lines = run_lines(config.name, config.training, config.data.seq_length, layout, run_dir)
     lines += inputs + ([] if progress is None else [f"  {progress.describe()}"]) + model
     sys.stdout.writelines(f"{line}\n" for line in lines)
 
@@ -92,9 +94,10 @@ def with_tokenizer_size(config: RunConfig) -> RunConfig:
     if config.tokenizer.path is None:
         return config
     try:
-        from ctxlm_ds.tokenizers.load import resolve
+        from ctxlm_ds.tokenizers.load import open_tokenizer
 
-        return resolve(config)[0]
+        _, size = open_tokenizer(config.tokenizer.path, config.model.vocab_size)
+        return config.with_values("model", vocab_size=size)
     except (ImportError, TokenizerError):
         return config
 
@@ -126,15 +129,13 @@ def layout_of(parallel: ParallelConfig, training: TrainingConfig, zero_stage: in
     )
 
 
-def run_lines(config: RunConfig, zero_stage: int, world_size: int, run_dir: Path) -> list[str]:
+def run_lines(name: str, training: TrainingConfig, length: int, layout: Layout, run_dir: Path) -> list[str]:
     """Return batch, layout, steps and run directory of a checked recipe; tokens are positions, padding included."""
-    training, length = config.training, config.data.seq_length
-    layout = layout_of(config.parallel, config.training, zero_stage, world_size)
     rows, micro_batches = training.global_batch_size, layout.num_micro_batches(training.global_batch_size)
     ramp = f", from {training.batch_size_at(0):,} rows (batch_ramp)" if training.batch_ramp else ""
     split = f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline}"
     switches = {"sequence parallel": layout.sequence_parallel, "recomputation": layout.recompute}
-    extras = [name for name, on in switches.items() if on]
+    extras = [switch for switch, on in switches.items() if on]
     steps = f"{training.max_steps:,}, {training.rows_after(training.max_steps) * length:,} tokens in all"
     if training.max_steps == STEPS_FOLLOW:
         steps = f"as many as read {training.max_words:,} words"
@@ -143,22 +144,22 @@ def run_lines(config: RunConfig, zero_stage: int, world_size: int, run_dir: Path
         *([f"at most {training.max_hours:g} hours"] if training.max_hours is not None else []),
     ]
     return [
-        f"{config.name}: the recipe is valid for {counted(world_size, 'rank')}",
+        f"{name}: the recipe is valid for {counted(layout.world_size, 'rank')}",
         f"  batch: {training.micro_batch_size} (micro) x {micro_batches} (accumulation) x {layout.data} (data ranks) = "
         f"{counted(rows, 'row')} = {rows * length:,} tokens{ramp}",
-        f"  layout: {', '.join([split, *extras])}; ZeRO stage {zero_stage}; {training.precision}",
+        f"  layout: {', '.join([split, *extras])}; ZeRO stage {layout.zero_stage}; {training.precision}",
         f"  steps: {steps}{''.join(f', {limit}' for limit in limits)}",
         f"  run directory: {run_dir}",
     ]
 
 
-def model_lines(config: RunConfig, *how: Any) -> list[str]:
-    """Return the lines of `planned_model`, or why they are unknown here; ConfigError if the model is impossible."""
+def lines_or_reason(plan: Callable[[], list[str]]) -> list[str]:
+    """Return the lines of a plan, or why they are unknown here; ConfigError if the model is impossible."""
     missing = next((name for name in NEEDED if importlib.util.find_spec(name) is None), None)
     if missing is not None:
         return [f"  parameters and memory: unknown, {missing} is not installed here"]
     try:
-        return planned_model(config, *how)
+        return plan()
     except (KernelError, ImportError, OSError) as error:
         return [f"  parameters and memory: unknown, {error}"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ctxlm_ds.console import counted
 from ctxlm_ds.errors import ConfigError, CtxlmError
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.recipe.sections import DataSection
+from ctxlm_ds.recipe.sections import DataSection, RowSettings
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.index.build import IndexPlace
@@ -32,7 +32,7 @@ def input_lines(config: RunConfig, must_exist: bool = False) -> list[str]:
     if not must_exist and {"tokenizer.path", "data.train", "data.validation"} & set(missing.values()):
         return [*lines, "  tokenizer and data: not checked, for they are not all here"]
     try:
-        places = list(index_places(config))
+        places = list(index_places(config.row_settings, config.tokenizer.path, config.model.vocab_size))
     except ImportError as error:
         return [*lines, f"  tokenizer and data: not checked, {error.name} is not installed here"]
     problems = dict.fromkeys(str(place) for place in places if isinstance(place, CtxlmError))
@@ -65,23 +65,25 @@ def _word_lines(data: DataSection, budget: int | None, places: Sequence[IndexPla
     return [f"  words: {sum(words):,.0f} an epoch, {epochs:.2f} epochs"]
 
 
-def index_places(config: RunConfig) -> Iterator[IndexPlace | CtxlmError]:
+def index_places(
+    rows: RowSettings, tokenizer_path: str | None, vocab_size: int | None
+) -> Iterator[IndexPlace | CtxlmError]:
     """Yield the place of the sample index of each part of a dataset that a run reads, or what is wrong with it."""
     from ctxlm_ds.data.index.build import FEWEST_DOCUMENTS, IndexPlace
     from ctxlm_ds.data.stream.run_datasets import held_out_parts, train_parts
     from ctxlm_ds.objectives.base import build_objective
-    from ctxlm_ds.tokenizers.load import resolve
+    from ctxlm_ds.tokenizers.load import open_tokenizer
 
     try:
-        tokenizer = resolve(config)[1]
-        build_objective(config.objective, tokenizer)
-        train, held_out = train_parts(config.data, copies=False), held_out_parts(config.data, copies=False)
+        tokenizer, _ = open_tokenizer(tokenizer_path, vocab_size)
+        build_objective(rows.objective, tokenizer)
+        train, held_out = train_parts(rows.data, copies=False), held_out_parts(rows.data, copies=False)
     except CtxlmError as error:
         yield error
         return
     for part, is_held_out in [*((part, False) for part in train), *((part, True) for part in held_out.values())]:
         try:
-            place = IndexPlace.of(part, tokenizer, config.row_settings, is_held_out)
+            place = IndexPlace.of(part, tokenizer, rows, is_held_out)
             first, after = place.documents
             few = replace(place, documents=(first, min(after, first + FEWEST_DOCUMENTS)))
             next(few.make(tokenizer).pieces, None)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ctxlm_ds.recipe.hardware import Cluster
-from ctxlm_ds.recipe.schema import RunConfig
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
@@ -49,12 +48,6 @@ class Layout:
             parallel["pipeline_layers"] = None
         training = {"micro_batch_size": self.micro_batch_size, "activation_checkpointing": self.recompute}
         return {"training": training, "parallel": parallel}
-
-    def apply(self, config: RunConfig) -> RunConfig:
-        """Return the recipe with this layout's settings."""
-        for section, values in self.values(config.parallel.pipeline_layers).items():
-            config = config.with_values(section, **values)
-        return config
 
     def settings(self, pipeline_layers: list[int] | None) -> list[str]:
         """Return this layout's settings as `a.b=c` for --set."""

@@ -120,9 +120,16 @@ class Planner:
             return training_flops_per_row(self.config, self.platform) * rows
         return useful_flops_per_row(self.config) * rows
 
+    def recipe_of(self, layout: Layout) -> RunConfig:
+        """Return the recipe with a layout's settings."""
+        config = self.config
+        for section, values in layout.values(config.parallel.pipeline_layers).items():
+            config = config.with_values(section, **values)
+        return config
+
     def weigh(self, layout: Layout) -> Plan:
         """Return memory, traffic and time of a layout that recipe/layout.py accepts."""
-        config, zero = layout.apply(self.config), self.zero[layout.zero_stage]
+        config, zero = self.recipe_of(layout), self.zero[layout.zero_stage]
         loads = [self.load(layout, index) for index in self._telling_stages(layout)]
         time = StepTimer(
             config.training, config.optimizer, layout, zero, self.cluster, self.platform.keeps_scores
@@ -157,7 +164,7 @@ class Planner:
         return self._cut(layout.tensor, layout.pipeline)
 
     def _cut_layers(self, tensor: int, pipeline: int) -> list[Stage]:
-        parallel = Layout(1, tensor, pipeline).apply(self.config).parallel
+        parallel = self.recipe_of(Layout(1, tensor, pipeline)).parallel
         bounds = [0, len(self.layers)]
         if pipeline > 1:
             bounds = plan_stages(parallel, self.layers, self.model.trained_shapes)
@@ -195,7 +202,7 @@ class Planner:
 
     def load(self, layout: Layout, index: int) -> StageLoad:
         """Collect layers, parameters and messages of pipeline stage `index`."""
-        config, stage, zero = layout.apply(self.config), self.stages(layout)[index], self.zero[layout.zero_stage]
+        config, stage, zero = self.recipe_of(layout), self.stages(layout)[index], self.zero[layout.zero_stage]
         measured = self._measured(layout.tensor, layout.sequence_parallel)
         layers = self._stage_layers(measured, layout.recompute, stage)
         times = layout.num_micro_batches(config.training.global_batch_size)
@@ -234,7 +241,7 @@ class Planner:
         return [local_elements(self.model, name, layout.tensor, multiple) for name in self.names[number]]
 
     def _stage_memory(self, layout: Layout, index: int) -> Memory:
-        config, stage = layout.apply(self.config), self.stages(layout)[index]
+        config, stage = self.recipe_of(layout), self.stages(layout)[index]
         zero, parameters = self.zero[layout.zero_stage], stage.parameters
         elements = count_states(config.training, config.optimizer, parameters, zero, layout.data)
         backward, update = buffer_bytes(config.training, parameters, zero, layout.data)

@@ -127,21 +127,18 @@ def plan_table(plans: Sequence[Plan], width: int | None = None) -> list[str]:
 
 
 def describe_search(
-    found: Search, config: RunConfig, cluster: Cluster, command: str, show_all: bool, width: int | None = None
+    found: Search, name: str, max_steps: int, cluster: Cluster, command: str, show_all: bool, width: int | None = None
 ) -> list[str]:
     """Return what the planner prints: a table of plans, the other layouts by reason, and the recommendation.
 
-    `command` starts the recommended plan; without `show_all` the fastest layout per tp, pp and ZeRO stage is listed.
+    `name` is the recipe's; `command` starts the recommended plan; without `show_all` the fastest layout per tp, pp and
+    ZeRO stage is listed.
     """
     lines, usable = [], f"{cluster.usable_bytes / GIB:.1f} GiB"
-    if config.model.vocab_size is None:
-        family = config.model.family
-        size = FAMILIES.get(family).vocab_size
-        lines.append(f"model.vocab_size is not set; planned with {size:,}, the published vocabulary of {family}")
     plans = found.plans if show_all else found.best_of_each()
     which = "" if show_all else ", the fastest of each tp, pp and ZeRO stage (--all shows every one)"
     lines += [
-        f"{config.name} on {cluster.num_nodes} x {cluster.gpus_per_node} {cluster.gpu.name} "
+        f"{name} on {cluster.num_nodes} x {cluster.gpus_per_node} {cluster.gpu.name} "
         f"({usable} per GPU to plan with): {len(plans)} of {len(found.plans)} layouts that fit{which}",
         *plan_table(plans, width),
     ]
@@ -158,7 +155,7 @@ def describe_search(
     elif found.too_large or impossible:
         lines.append(f"{len(found.too_large) + impossible} layouts do not fit or are not possible (--all shows why)")
     if found.recommended:
-        lines += describe_recommendation(found.recommended, command, config.training.max_steps)
+        lines += describe_recommendation(found.recommended, command, max_steps)
     return lines
 
 
@@ -231,4 +228,8 @@ def main() -> None:
         print(json.dumps(search_as_dict(found, cluster, command, args.all), indent=1))
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    print("\n".join(describe_search(found, config, cluster, command, args.all, width)))
+    if config.model.vocab_size is None:
+        size = FAMILIES.get(config.model.family).vocab_size
+        print(f"model.vocab_size is not set; planned with {size:,}, the published vocabulary of {config.model.family}")
+    steps = config.training.max_steps
+    print("\n".join(describe_search(found, config.name, steps, cluster, command, args.all, width)))

@@ -60,7 +60,7 @@ def search_layouts(planner: Planner) -> Search:
     """Plan every layout on the planner's cluster."""
     found, cluster = Search(), planner.cluster
     for layout in candidates(planner):
-        config = layout.apply(planner.config)
+        config = planner.recipe_of(layout)
         problem = next(layout_problems(config, cluster.world_size, layout.zero_stage), None)
         if problem is not None:
             found.refused.setdefault(problem.path, Refused(layout, problem.text)).count += 1

@@ -72,7 +72,8 @@ def verify(args: argparse.Namespace) -> Iterator[Finding]:
         config = with_teacher(config)
     settings = deepspeed_settings(args, config, args.gpus)
     zero = ZeroSettings.of_json(settings).stage
-    lines = run_lines(config, zero, args.gpus, config.directory)[:-1]
+    layout = layout_of(config.parallel, config.training, zero, args.gpus)
+    lines = run_lines(config.name, config.training, config.data.seq_length, layout, config.directory)[:-1]
     yield Finding("recipe", CHECKED, "\n".join(map(str.strip, lines)))
     yield parts.inputs(config)
     config = with_tokenizer_size(config)
@@ -85,7 +86,6 @@ def verify(args: argparse.Namespace) -> Iterator[Finding]:
         yield Finding("precision", WRONG, f"{gpu.name} has no bf16; add --set training.precision=fp16")
         return
     planner = Planner(config, Cluster(gpu, args.gpus // each, each), {zero: settings})
-    layout = layout_of(config.parallel, config.training, zero, args.gpus)
     yield parts.memory(planner, layout)
     capability = capability_of(gpu.name, args.capability)
     source = str(args.deepspeed_config or config.deepspeed or DEFAULT_CONFIG)
@@ -95,7 +95,7 @@ def verify(args: argparse.Namespace) -> Iterator[Finding]:
         if why_not:
             yield Finding("model", NOT_CHECKED, why_not)
         else:
-            yield from parts.model(config, planner, layout, capability, apart)
+            yield from parts.model(planner, layout, capability, apart)
         yield parts.ranks(counted, args.gpus)
     yield Finding("on a device", ONLY_A_DEVICE, "speed, NCCL, streams and CUDA graphs, rounding of tensor cores")
 

@@ -134,12 +134,11 @@ def memory(planner: Planner, layout: Layout) -> Finding:
     return Finding("memory", CHECKED if needed <= usable else WRONG, text)
 
 
-def model(
-    config: RunConfig, planner: Planner, layout: Layout, capability: tuple[int, int], apart: Executor
-) -> Iterator[Finding]:
+def model(planner: Planner, layout: Layout, capability: tuple[int, int], apart: Executor) -> Iterator[Finding]:
     """Run the model of the first and the last tensor-parallel rank forward and backward, and try its kernels."""
     from ctxlm_ds.apps.verify.fake_cuda import FakeModel, fake_cuda, rank_that_sends_nothing
 
+    config = planner.config
     launches: list[Launch] = []
     for rank in sorted({0, layout.tensor - 1}):
         name = "model" if layout.tensor == 1 else f"model, tensor-parallel rank {rank}"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.apps.cluster.inputs import ROOT_NAME, staging_lines
+from ctxlm_ds.apps.plan.inputs import index_places
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.unit.apps.run_inputs import config_of, rows_of
 
@@ -104,7 +105,10 @@ def test_the_plan(route: Path, tmp_path: Path) -> None:
         f"data.sample_index_dir={tmp_path / 'indexes'}",
         f"teacher.path={tmp_path / 'teacher'}",
     ]
-    lines = list(staging_lines(config_of(route, *overrides), tmp_path))
+    config = config_of(route, *overrides)
+    places = index_places(config.row_settings, config.tokenizer.path, config.model.vocab_size)
+    folders = {"tokenizer.path": config.tokenizer.path, "teacher.path": config.teacher.path}
+    lines = list(staging_lines(config.data, places, folders, tmp_path))
     assert "set\tdata.sample_index_dir=null" in lines
     assert any(line.startswith(f"copy\t{tmp_path / 'teacher'}\t") for line in lines)
     assert any(line.startswith("set\tteacher.path=") for line in lines)

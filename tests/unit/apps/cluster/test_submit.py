@@ -53,7 +53,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "bin" / name).chmod(0o755)
     # In place of a process of its own, which builds the model.
     monkeypatch.setattr(
-        "ctxlm_ds.apps.plan.check_run.model_lines", lambda config, *_: [f"vocabulary {config.model.vocab_size}"]
+        "ctxlm_ds.apps.plan.check_run.planned_model", lambda config, *_: [f"vocabulary {config.model.vocab_size}"]
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.apps.evaluate.targets import Predictions
-from ctxlm_ds.apps.evaluate.verdict import VerdictHook, verdict
+from ctxlm_ds.apps.evaluate.verdict import Predictions, VerdictHook, verdict
 from ctxlm_ds.process.run_files import read_status
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.train import train_tokenizer

@@ -5,13 +5,21 @@ from __future__ import annotations
 import json
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ctxlm_ds.apps.plan import check_run
-from ctxlm_ds.apps.plan.check_run import check_only, model_lines, parse_arguments, planned_model, run_lines
+from ctxlm_ds.apps.plan.check_run import (
+    check_only,
+    layout_of,
+    lines_or_reason,
+    parse_arguments,
+    planned_model,
+    run_lines,
+)
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.implementation import Implementation
 from ctxlm_ds.recipe.hardware import GIB
@@ -26,7 +34,7 @@ def test_a_check_reads_the_stage_as_the_run_does(
     zero: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine.json").write_text(json.dumps({"zero_optimization": zero}))
-    monkeypatch.setattr("ctxlm_ds.apps.plan.check_run.model_lines", lambda *_: [])
+    monkeypatch.setattr("ctxlm_ds.apps.plan.check_run.lines_or_reason", lambda _: [])
     words = ["--config", "bert-tiny", "--check", "--deepspeed_config", str(tmp_path / "mine.json")]
     check_only(parse_arguments([*words, "--set", "training.precision=fp32"]))
     assert "ZeRO stage 0" in capsys.readouterr().out
@@ -50,7 +58,8 @@ def test_options_that_a_recipe_has_as_settings_are_explained(
 def test_the_batch_is_the_product_of_its_factors() -> None:
     changes = ["parallel.tensor_parallel_size=2", "training.activation_checkpointing=true", "training.max_tokens=5000"]
     config = load_config("bert-base", changes, 8)
-    assert run_lines(config, 1, 8, Path("runs/bert-base")) == [
+    layout = layout_of(config.parallel, config.training, 1, 8)
+    assert run_lines(config.name, config.training, config.data.seq_length, layout, Path("runs/bert-base")) == [
         "bert-base: the recipe is valid for 8 ranks",
         "  batch: 64 (micro) x 4 (accumulation) x 4 (data ranks) = 1,024 rows = 131,072 tokens",
         "  layout: data 4 x tensor 2 x pipeline 1, recomputation; ZeRO stage 1; bf16",
@@ -61,9 +70,11 @@ def test_the_batch_is_the_product_of_its_factors() -> None:
 
 def test_a_ramp_reads_fewer_tokens() -> None:
     ramp = ["training.batch_ramp=[64,64,1000]", "training.max_steps=10", "training.micro_batch_size=64"]
-    lines = run_lines(load_config("bert-base", ramp, 1), 1, 1, Path("run"))
+    config = load_config("bert-base", ramp, 1)
+    layout = layout_of(config.parallel, config.training, 1, 1)
+    lines = run_lines(config.name, config.training, config.data.seq_length, layout, Path("run"))
     assert lines[1].endswith("= 131,072 tokens, from 64 rows (batch_ramp)")
-    rows = load_config("bert-base", ramp, 1).training.rows_after(10)
+    rows = config.training.rows_after(10)
     assert rows < 10 * 1024 and lines[3] == f"  steps: 10, {rows * 128:,} tokens in all"
 
 
@@ -131,7 +142,8 @@ def test_a_model_for_other_machines_is_a_line(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(KERNELS, "_added", {})
     monkeypatch.setattr(KERNELS, "_loaded", {})
     KERNELS.register("linear.wide", Implementation("wide", make=lambda need: None, why_not=lambda need: "no unit is"))
-    (line,) = model_lines(load_config("bert-tiny", ["kernels.linear=wide"]), load_deepspeed_json("zero1"), 1)
+    config = load_config("bert-tiny", ["kernels.linear=wide"])
+    (line,) = lines_or_reason(partial(planned_model, config, load_deepspeed_json("zero1"), 1))
     assert line.startswith("  parameters and memory: unknown, ") and "no unit is" in line
 
 
@@ -155,4 +167,4 @@ def test_a_recipe_is_valid_once_its_model_is_listed(
 def test_a_login_node_without_torch_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_run.importlib.util, "find_spec", lambda name: None)
     told = "  parameters and memory: unknown, torch is not installed here"
-    assert model_lines(load_config("bert-tiny"), {}, 1) == [told]
+    assert lines_or_reason(list) == [told]

@@ -7,6 +7,7 @@ import shlex
 import pytest
 
 from ctxlm_ds.apps.plan.layouts import Layout, launch_command
+from ctxlm_ds.apps.plan.plan import Planner
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.load import load_config
 
@@ -23,7 +24,7 @@ def test_ranks_and_micro_batches() -> None:
 @pytest.mark.parametrize("given", [[], ["parallel.pipeline_layers=[4,8]", "parallel.pipeline_parallel_size=2"]])
 def test_what_is_applied_is_what_the_printed_settings_load(layout: Layout, given: list[str]) -> None:
     recipe = load_config("bert-base", given)
-    applied = layout.apply(recipe)
+    applied = Planner(recipe, Cluster(find_gpu("A100-80"), 1, 8)).recipe_of(layout)
     assert load_config("bert-base", [*given, *layout.settings(recipe.parallel.pipeline_layers)]) == applied
     parallel = applied.parallel
     assert (parallel.tensor_parallel_size, parallel.pipeline_parallel_size) == (layout.tensor, layout.pipeline)

@@ -57,7 +57,7 @@ def test_every_candidate_is_counted_once(roberta_on_two_nodes: tuple[Planner, Se
 def test_every_plan_is_possible_and_fits(roberta_on_two_nodes: tuple[Planner, Search]) -> None:
     planner, found = roberta_on_two_nodes
     for plan in found.plans:
-        check_config(plan.layout.apply(planner.config), 16)
+        check_config(planner.recipe_of(plan.layout), 16)
         assert plan.layout.world_size == 16
         assert plan.memory.total <= planner.cluster.usable_bytes
         assert 0 < plan.mfu < planner.cluster.gpu.matrix_efficiency
@@ -71,7 +71,7 @@ def test_the_recommended_layout_is_what_its_settings_load(roberta_on_two_nodes: 
     command = launch_command("roberta-large", f"zero{plan.layout.zero_stage}", settings, planner.cluster)
     words = shlex.split(command)
     config = load_config(words[words.index("--config") + 1], words[words.index("--set") + 1 :])
-    assert config == plan.layout.apply(planner.config)
+    assert config == planner.recipe_of(plan.layout)
     name = words[words.index("--deepspeed_config") + 1]
     settings_of_engine = build_deepspeed_config(config, load_deepspeed_json(name), 16)
     assert settings_of_engine["zero_optimization"]["stage"] == plan.layout.zero_stage

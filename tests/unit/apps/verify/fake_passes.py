@@ -194,7 +194,7 @@ def a_kernel_of_a_later_device() -> Any:
 
     config = config_of("bert", False, "fp16", "kernels.attention=varlen")
     with ThreadPoolExecutor() as apart:
-        (finding,) = model(config, Planner(config, Cluster(GPUS[0], 1, 1)), Layout(1), (7, 0), apart)
+        (finding,) = model(Planner(config, Cluster(GPUS[0], 1, 1)), Layout(1), (7, 0), apart)
     return finding
 
 

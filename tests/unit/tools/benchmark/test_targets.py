@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from ctxlm_ds.apps.evaluate.targets import Targets
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.preprocess.config import PreprocessConfig
 from ctxlm_ds.data.preprocess.job import preprocess
@@ -21,7 +20,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.sample_data import run_config
 from tests.text import make_documents, write_corpus
-from tools.benchmark.__main__ import compare_targets
+from tools.benchmark.targets import Targets, compare_targets
 
 SENTINELS = 100
 
@@ -53,7 +52,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 def plain_targets(targets: Targets) -> tuple[list[int], list[int]]:
     """The target tokens of the training rows, and of the evaluated ones."""
     steps = -(-len(targets.rows.train) // 4)
-    loader = TrainLoader(targets.rows.train, targets.objective, targets.config.data, targets.config.training)
+    loader = TrainLoader(targets.rows.train, targets.objective, targets.data, targets.training)
     training = [batch for step in islice(loader, steps)
                 for batch in step.micro_batches]  # fmt: skip
     found = [np.concatenate([batch.fields["decoder_labels"].numpy().ravel() for batch in batches])
@@ -65,7 +64,7 @@ def plain_targets(targets: Targets) -> tuple[list[int], list[int]]:
 def test_unigrams_count_sentinels_and_end_tokens_like_words(config: RunConfig) -> None:
     targets = Targets.of(config)
     train, held = plain_targets(targets)
-    size = targets.config.model.vocab_size or 0
+    size = targets.vocab_size
     inside = [[token for token in tokens if 2 < token < size - SENTINELS] for tokens in (train, held)]
     for found, (counted, read) in zip(targets.unigram_figures(), [(train, held), inside], strict=True):
         counts = Counter(counted)
@@ -82,7 +81,7 @@ def test_a_model_has_the_loss_that_transformers_computes(config: RunConfig, tmp_
     targets = Targets.of(config)
     torch.manual_seed(1)
     settings = transformers.T5Config(
-        vocab_size=targets.config.model.vocab_size, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
+        vocab_size=targets.vocab_size, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
         dropout_rate=0.0, decoder_start_token_id=0,
     )  # fmt: skip
     model = transformers.T5ForConditionalGeneration(settings).eval()
