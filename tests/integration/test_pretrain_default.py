@@ -21,7 +21,8 @@ from ctxlm_ds.apps.demo.pretrain_default import (
 )
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.load import load_config, shipped_recipes
-from tests.integration.route import ROOT, Finished, call, call_here, launcher, tool
+from tests.integration.forked import can_fork
+from tests.integration.route import ROOT, Finished, call, call_here, launcher
 from tests.text import write_corpus
 
 TINY = ("model.hidden_size=32", "model.num_layers=1", "model.num_attention_heads=2", "model.intermediate_size=64",
@@ -31,7 +32,7 @@ TINY = ("model.hidden_size=32", "model.num_layers=1", "model.num_attention_heads
 
 @pytest.fixture
 def in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job's commands run as typed, in forks of this process; test_another_family starts real ones."""
+    """The job's commands run as typed, in forks of this process; test_babylm.py starts real ones."""
 
     def run(command: list[str], env: dict[str, str], check: bool) -> Finished:
         done = call(*launcher("forked", 1)[:2], "-m", "ctxlm_ds.cli", *command[1:], check=check, **env)
@@ -39,6 +40,7 @@ def in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
         print(done.stderr, end="", file=sys.stderr)
         return done
 
+    can_fork()  # DeepSpeed speaks when it is imported
     monkeypatch.setattr(pretrain_default, "subprocess", SimpleNamespace(run=run))
 
 
@@ -68,12 +70,13 @@ def test_the_whole_job_and_again(in_forks: None, tmp_path: Path) -> None:
     assert len(re.findall(r"^\$ ", first.stdout, re.MULTILINE)) == 6
 
 
-def test_another_family_continues_text(tmp_path: Path) -> None:
+def test_another_family_continues_text(in_forks: None, tmp_path: Path) -> None:
     write_corpus(tmp_path / "mine.txt", num_documents=60, seed=3, format="text")
-    done = tool(
-        "pretrain_default.py", "--family", "gpt2", "--corpus", tmp_path / "mine.txt", "--output-dir", tmp_path / "out",
-        "--vocab-size", 400, "--set", *TINY,
+    done = call_here(
+        main, "pretrain_default.py", "--family", "gpt2", "--corpus", tmp_path / "mine.txt",
+        "--output-dir", tmp_path / "out", "--vocab-size", 400, "--set", *TINY,
     )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     assert "--append-eod" in done.stdout and "--split-sentences" not in done.stdout
     assert "heldout: " in done.stdout and done.stdout.count("continued: ") == 5
 

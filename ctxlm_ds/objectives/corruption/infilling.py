@@ -21,10 +21,11 @@ from ctxlm_ds.data.sample import NO_LANGUAGE, Ids, Marks, Places, Samples, Share
 from ctxlm_ds.objectives.encoder_decoder import FRAME, longest_target
 
 PURPOSES = 16
+# numba compiles a function for each Python integer that it is given, but once for all of a type of numpy.
 (
     SENTENCES, SENTENCE_ORDER, SPAN_LENGTHS, SPAN_STARTS, SPAN_KINDS, TOKENS, MASK_PLACES, MASK_TOKENS, PLACES,
     PLACE_TOKENS, ROTATION, SHIFT,
-) = range(12)  # fmt: skip
+) = map(np.int64, range(12))  # fmt: skip
 LONGEST_SPAN = 128
 SMALLEST_SHARE = 1e-7
 
