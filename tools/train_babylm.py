@@ -28,8 +28,9 @@ def build_parser() -> argparse.ArgumentParser:
     add("--corpus", nargs="+", required=True, metavar="FILE", help="files, globs, or a folder of files")
     add("--output-dir", type=Path, default=Path("runs/babylm"), help="default: runs/babylm")
     add("--recipe", default=RECIPE, help=f"a path or the name of a shipped recipe; default: {RECIPE}")
-    add("--document", default="lines:20", metavar="UNIT", help=f"{DOCUMENT_HELP}; here lines:20 if not given")
-    add("--type", help="type of the tokenizer; default: the family's")
+    add("--document", default="line", metavar="UNIT", help=f"{DOCUMENT_HELP}; here line if not given")
+    add("--type", help="type of the tokenizer; default: of a causal model bpe with <s> before each document, else the "
+        "family's")  # fmt: skip
     add("--vocab-size", type=at_least(300), help=f"default: model.vocab_size, or {SMALLEST_VOCABULARY:,}")
     add("--prepend-bos", action="store_true", help="begin each document with the tokenizer's <s>")
     add("--ranks", type=at_least(1), default=1, help="ranks that train (default: one)")
@@ -52,10 +53,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder, inputs = arguments.output_dir.absolute(), expand(arguments.corpus)
     tokenizer, prefix, run_dir, output = (folder / name for name in ("tokenizer", "data", "run", "submission"))
     read = ["--input", *inputs, "--document", arguments.document]
-    kind = arguments.type or FAMILIES.get(config.model.family).tokenizer
+    begins = arguments.type is None and config.data.ends_documents
+    kind = "bpe" if begins else arguments.type or FAMILIES.get(config.model.family).tokenizer
     size = arguments.vocab_size or config.model.vocab_size or SMALLEST_VOCABULARY
-    run_step(CTXLM, "tokenizer", *read, "--type", kind, "--vocab-size", size, "--output-dir", tokenizer)
-    options = [*preprocess_options(config.data), *(["--prepend-bos"] if arguments.prepend_bos else [])]
+    words = ["--type", kind, "--vocab-size", size, *(["--add-prefix-space"] if begins else [])]
+    run_step(CTXLM, "tokenizer", *read, *words, "--output-dir", tokenizer)
+    options = [*preprocess_options(config.data), *(["--prepend-bos"] if begins or arguments.prepend_bos else [])]
     run_step(CTXLM, "preprocess", *read, "--tokenizer", tokenizer, "--output-prefix", prefix, *options)
     form = "sentence" if config.data.by_sentence else "document"
     settings = [f"run_dir={run_dir}", f"tokenizer.path={tokenizer}", f"data.train=[{prefix}_text_{form}]"]

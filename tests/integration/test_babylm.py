@@ -74,7 +74,7 @@ def test_make_babylm_writes_folders_with_the_logits_of_their_checkpoints(tmp_pat
         tokenizer = AutoTokenizer.from_pretrained(output / name)
         assert tokenizer.is_fast and tokenizer.pad_token is not None and tokenizer.model_max_length == 512
         encoded = tokenizer(TEXT, return_tensors="pt", return_offsets_mapping=True)
-        assert encoded["offset_mapping"][0, -1, 1] == len(TEXT)
+        assert encoded["offset_mapping"][0, :, 1].max() == len(TEXT)
         model = AutoModelForCausalLM.from_pretrained(output / name).eval()
         with torch.no_grad():
             theirs = model(encoded["input_ids"]).logits
