@@ -1,4 +1,4 @@
-"""Judge models on a suite of tasks: minimal pairs, and fine-tuning by `ctxlm finetune`; one table of all scores.
+"""Judge models on a suite of tasks: minimal pairs, tasks of lm-evaluation-harness, and fine-tuning; one table.
 
     ctxlm evaluate MODEL... --suite NAME_OR_YAML --data DIR --output DIR
     ctxlm evaluate surprisal FILE --model DIR
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.apps.downstream.results import PREDICTIONS, RESULT_NAME, is_done, summarize, write_point
 from ctxlm_ds.apps.evaluate.compare import name_of, read_run, show
-from ctxlm_ds.apps.evaluate.suite import METRIC, NAME, Entry, entries_of, load_suite
+from ctxlm_ds.apps.evaluate.suite import HARNESS, HARNESS_METRIC, METRIC, NAME, Entry, entries_of, load_suite
 from ctxlm_ds.atomic import is_same, output_folder, read_object, write_text
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, find_verified, list_checkpoints, step_of
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME
@@ -40,6 +40,7 @@ from ctxlm_ds.process.library_noise import quiet_libraries
 from ctxlm_ds.registry import load_object
 
 EXPORTS, EXPORTED = "exports", "hf"
+HARNESS_MODULE = "ctxlm_ds.apps.evaluate.harness"
 PAIR_RESAMPLES, TASK_RESAMPLES = 1000, 200
 INTERVAL = (2.5, 97.5)
 """Percentiles of the resampled scores at its ends."""
@@ -187,7 +188,9 @@ def check(jobs: Sequence[Job]) -> dict[str, Any]:
     for model in dict.fromkeys(job.model for job in jobs):
         export(model)
     for job in jobs:
-        if job.entry.task is None:
+        if job.entry.settings.task == HARNESS:
+            choose_scorer(job.model.folder, HARNESS, None)  # refuses all but causal models
+        elif job.entry.task is None:
             choose_scorer(job.model.folder, job.definition, job.way)
         else:
             check_class(job.model.folder, job.entry.task, kind_class(job.entry.task, job.entry.task.entry.always))
@@ -207,11 +210,14 @@ def refuse_results_of_another_export(job: Job) -> None:
 
 
 def read_examples(entry: Entry) -> Any:
-    """Return the pairs of an entry, or the parts of a task (DataError names file and line)."""
+    """Return the pairs of an entry, the harness's tasks, or the parts of a task (DataError names file and line)."""
     if entry.task is not None:
         from ctxlm_ds.apps.downstream.prepare import read_parts
 
         return read_parts(entry.task, entry.data, entry.settings.max_train_examples)
+    if entry.settings.task == HARNESS:
+        metric = entry.settings.metric or HARNESS_METRIC
+        return load_object(f"{HARNESS_MODULE}:find_tasks")(entry.settings.harness, entry.data, metric)
     from ctxlm_ds.apps.evaluate.pairs import read_pairs
 
     kept: dict[str, list[Any]] = {}
@@ -261,30 +267,31 @@ def run(point: Work) -> None:
 
 
 def score(job: Job) -> None:
-    """Score the pairs of a job unless they are."""
+    """Score a job without training unless it has a result."""
     folder, settings = job.output / "points" / "seed0", job.entry.settings
-    wanted = {"pairs": str(job.entry.data.resolve()), "first_pairs": settings.first_pairs, "way": job.way,
-              "model": str(job.model.folder.resolve()), "definition": job.definition}  # fmt: skip
-    pairs = read_examples(job.entry)
-    wanted["sentences"] = hashlib.sha256(json.dumps([pair[:3] for pair in pairs]).encode()).hexdigest()
-    if is_done(folder, wanted):
-        return
-    from ctxlm_ds.apps.evaluate.pairs import accuracies, mean_accuracy, outcomes_of, score_pairs
-    from ctxlm_ds.apps.evaluate.scorers import open_scorer
+    wanted: dict[str, Any] = {"model": str(job.model.folder.resolve())}
+    if settings.task == HARNESS:
+        wanted |= {"harness": settings.harness, "files": str(job.entry.data.resolve()), "shots": settings.shots}
+        if is_done(folder, wanted):
+            return
+        judge = load_object(f"{HARNESS_MODULE}:judge")
+        values, rows = judge(job.model.folder, settings.harness, settings.shots, read_examples(job.entry))
+        result = {"dev": values}
+    else:
+        pairs = read_examples(job.entry)
+        sentences = hashlib.sha256(json.dumps([pair[:3] for pair in pairs]).encode()).hexdigest()
+        wanted = {"pairs": str(job.entry.data.resolve()), "first_pairs": settings.first_pairs, "way": job.way, **wanted,
+                  "definition": job.definition, "sentences": sentences}  # fmt: skip
+        if is_done(folder, wanted):
+            return
+        from ctxlm_ds.apps.evaluate.pairs import judge_pairs
+        from ctxlm_ds.apps.evaluate.scorers import open_scorer
 
-    scores = score_pairs(open_scorer(job.model.folder, job.definition, job.way), pairs)
-    outcomes = outcomes_of(scores)
-    groups = {"phenomena": accuracies(outcomes, [one.phenomenon for one in pairs]),
-              "paradigms": accuracies(outcomes, [one.paradigm for one in pairs])}  # fmt: skip
-    values = {kind: {name: {METRIC: one.value, "ties": one.ties, "ties_right": one.ties_right, "pairs": one.pairs}
-                     for name, one in found.items()} for kind, found in groups.items()}  # fmt: skip
-    whole = mean_accuracy(groups["paradigms"].values())
-    result = {"task": job.entry.name, "point": {"seed": 0}, "groups": values,
-              "dev": {METRIC: whole.value, "ties": whole.ties, "ties_right": whole.ties_right}}  # fmt: skip
-    rows = [{"id": pair.origin, "paradigm": pair.paradigm, "scores": list(both), "right": float(right)}
-            for pair, both, right in zip(pairs, scores.tolist(), outcomes, strict=True)]  # fmt: skip
+        scorer = open_scorer(job.model.folder, job.definition, job.way)
+        kept = job.output / f"scores-{hashlib.sha256(json.dumps(wanted).encode()).hexdigest()[:16]}.partial"
+        result, rows = judge_pairs(scorer, pairs, kept)
     with output_folder(folder) as partial:
-        write_point(partial, wanted, result, {"dev": rows})
+        write_point(partial, wanted, {"task": job.entry.name, "point": {"seed": 0}, **result}, {"dev": rows})
 
 
 def tune(job: Job, seeds: Sequence[int]) -> None:
@@ -324,8 +331,11 @@ def finish(job: Job, examples: Any) -> None:
     before = read_object(job.output / RESULT_NAME) or {}
     if entry.task is None:
         score(job)
-        results = [read_object(job.output / "points" / "seed0" / RESULT_NAME) or {}]
-        summary = summarize(results, METRIC, ()) | {"definition": job.definition}
+        result = read_object(job.output / "points" / "seed0" / RESULT_NAME) or {}
+        metric, definition = METRIC, job.definition
+        if settings.task == HARNESS:
+            metric, definition = settings.metric or HARNESS_METRIC, f"{HARNESS}: {settings.harness}"
+        summary = summarize([result], metric, ()) | {"definition": definition}
     else:
         tune(job, entry.seeds)
         summary = read_object(job.output / RESULT_NAME) or {}
@@ -348,6 +358,9 @@ def interval_of(job: Job, examples: Any, summary: Mapping[str, Any]) -> tuple[fl
     files = [next(job.output.glob(f"points/*seed{seed}/{PREDICTIONS.format('dev')}")) for seed in seeds]
     rows = [[json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] for path in files]
     task = job.entry.task
+    if job.entry.settings.task == HARNESS:
+        counted = np.array([row.get(summary["metric"], np.nan) for row in rows[0]])
+        return bootstrap(lambda chosen: counted[chosen].mean(), [0] * len(counted), PAIR_RESAMPLES)
     if task is None:
         paradigms = [row["paradigm"] for row in rows[0]]
         sizes = Counter(paradigms)

@@ -1,4 +1,4 @@
-"""Tasks of causal models by lm-evaluation-harness (extra `lm-eval`): its own, and YAML files of a user."""
+"""Tasks of causal models by lm-evaluation-harness (extra `lm-eval`): those that it ships, and YAML files of a user."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ Shape letter: p pairs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,8 @@ import numpy as np
 
 from ctxlm_ds.apps.downstream.examples import OPENERS, json_rows, read_text
 from ctxlm_ds.apps.downstream.language_model import Values
-from ctxlm_ds.apps.evaluate.scoring import SentenceScorer
+from ctxlm_ds.apps.evaluate.scoring import BLOCK, SentenceScorer
+from ctxlm_ds.console import byte_progress
 from ctxlm_ds.errors import DataError
 
 SENTENCES = ("sentence_good", "sentence_bad")
@@ -47,6 +49,10 @@ class Accuracy(NamedTuple):
         """Return the value with ties counted right."""
         return self.value + self.ties / 2
 
+    def shown(self) -> dict[str, float]:
+        """Return the shares by name."""
+        return {"accuracy": self.value, "ties": self.ties, "ties_right": self.ties_right}
+
 
 def read_pairs(path: Path) -> list[Pair]:
     """Read a file of JSON lines, plain, .xz or .gz, or all such files of a folder in the order of their names.
@@ -78,9 +84,50 @@ def _pair(file: Path, line: int, row: dict[Any, Any]) -> Pair:
     return Pair(good, bad, str(row.get("UID") or stem), MERGED.get(phenomenon, phenomenon), f"{file}:{line}")
 
 
-def score_pairs(scorer: SentenceScorer, pairs: Sequence[Pair]) -> Values:
-    """Return the scores in nats of good and bad sentences, float64 [p, 2]; DataError for one that cannot be read."""
-    return scorer.scores([text for pair in pairs for text in pair[:2]]).reshape(-1, 2)
+def score_pairs(scorer: SentenceScorer, pairs: Sequence[Pair], kept: Path | None = None) -> Values:
+    """Return the scores in nats of good and bad sentences, float64 [p, 2]; DataError for one that cannot be read.
+
+    `kept` is a file of the scores of an earlier call with these pairs, which was interrupted: this call continues it.
+    """
+    sentences = [text for pair in pairs for text in pair[:2]]
+    text = kept.read_text() if kept is not None and kept.exists() else ""
+    lines = text[: text.rfind("\n") + 1].splitlines()
+    scores = [float(line) for line in lines[: len(lines) // BLOCK * BLOCK]]
+    done_bytes = sum(len(text) for text in sentences[: len(scores)])
+    with (
+        byte_progress("minimal pairs", sum(map(len, sentences))) as progress,
+        nullcontext() if kept is None else open(kept, "w") as file,
+    ):
+        if file is not None:
+            file.writelines(f"{score!r}\n" for score in scores)
+        for number, score in enumerate(scorer.score_each(sentences[len(scores) :]), len(scores)):
+            scores.append(score)
+            done_bytes += len(sentences[number])
+            if file is not None:
+                file.write(f"{score!r}\n")
+            if len(scores) % BLOCK == 0 and file is not None:
+                file.flush()
+            progress.update(done_bytes, f"{len(scores):,} of {len(sentences):,} sentences")
+    return np.array(scores).reshape(-1, 2)
+
+
+def judge_pairs(
+    scorer: SentenceScorer, pairs: Sequence[Pair], kept: Path
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return the accuracies of all pairs, phenomena and paradigms for a metrics.json, and a row of each pair.
+
+    `kept` is the file of `score_pairs`, which is removed.
+    """
+    scores = score_pairs(scorer, pairs, kept)
+    kept.unlink()
+    outcomes = outcomes_of(scores)
+    groups = {"phenomena": accuracies(outcomes, [one.phenomenon for one in pairs]),
+              "paradigms": accuracies(outcomes, [one.paradigm for one in pairs])}  # fmt: skip
+    values = {kind: {name: {**one.shown(), "pairs": one.pairs} for name, one in found.items()}
+              for kind, found in groups.items()}  # fmt: skip
+    rows = [{"id": pair.origin, "paradigm": pair.paradigm, "scores": list(both), "right": float(right)}
+            for pair, both, right in zip(pairs, scores.tolist(), outcomes, strict=True)]  # fmt: skip
+    return {"groups": values, "dev": mean_accuracy(groups["paradigms"].values()).shown()}, rows
 
 
 def outcomes_of(scores: Values) -> Values:

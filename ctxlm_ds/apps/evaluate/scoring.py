@@ -86,10 +86,15 @@ class SentenceScorer(ABC):
         for start in range(0, len(sentences), BLOCK):
             yield from self.block(sentences[start : start + BLOCK])
 
-    def scores(self, sentences: Sequence[str]) -> Values:
-        """Return the score of each sentence in nats, float64 [sentences]; 0 if none of its tokens is scored."""
+    def score_each(self, sentences: Sequence[str]) -> Iterator[float]:
+        """Yield the score of each sentence in nats, in order; 0 if none of its tokens is scored."""
         means = self.definition in MEANS
-        return np.array([sum(one.values) / (max(len(one.values), 1) if means else 1) for one in self.tokens(sentences)])
+        for one in self.tokens(sentences):
+            yield float(sum(one.values) / (max(len(one.values), 1) if means else 1))
+
+    def scores(self, sentences: Sequence[str]) -> Values:
+        """Return the scores of `score_each`, float64 [sentences]."""
+        return np.array(list(self.score_each(sentences)))
 
 
 @dataclass

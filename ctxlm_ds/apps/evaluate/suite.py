@@ -19,10 +19,10 @@ from ctxlm_ds.recipe.yaml_source import MAX_CHARACTERS, read_yaml
 from ctxlm_ds.untrusted_json import read_text
 
 SUITE_DIR = Path(__file__).resolve().parent / "suites"
-PAIRS = "minimal-pairs"
-"""Task of an entry whose files are minimal pairs."""
-METRIC = "accuracy"
-"""Metric of minimal pairs: the mean over their paradigms."""
+PAIRS, HARNESS = "minimal-pairs", "lm-eval"
+"""Tasks without training: minimal pairs in the entry's files, and a task of lm-evaluation-harness."""
+METRIC, HARNESS_METRIC = "accuracy", "acc"
+"""Their metrics: the mean over the paradigms of minimal pairs, and what is taken of HARNESS if an entry names none."""
 NAME = re.compile(r"\w[\w.-]*")
 
 
@@ -30,9 +30,13 @@ class SuiteTask(FineTuning):
     """One task of a suite."""
 
     task: str
-    """minimal-pairs, the name of a shipped task of fine-tuning, or a YAML description, relative to the suite's."""
+    """minimal-pairs, lm-eval, a shipped task of fine-tuning, or the YAML file of one, relative to the suite's."""
     files: str = "."
-    """Its folder, or file of pairs, in --data; case and hyphens of the name do not matter."""
+    """Its folder (of lm-eval, of YAML files), or file of pairs, in --data; case and hyphens do not matter."""
+    harness: str | None = None
+    """Name of the task in lm-evaluation-harness, for lm-eval."""
+    shots: NonNegativeSteps | None = None
+    """Solved examples before each one of lm-eval; null takes the task's."""
     first_pairs: PositiveSteps | None = None
     """Pairs of each paradigm that are scored; null scores all."""
     start: str | None = None
@@ -67,7 +71,7 @@ class Entry:
     described: str
     """Name or file of the task's description."""
     task: TaskDescription | None
-    """None for minimal pairs."""
+    """None without fine-tuning."""
     data: Path
     source: str
     saves: bool
@@ -102,8 +106,9 @@ def entries_of(path: Path, suite: Suite, data: Path, only: Sequence[str] = ()) -
     for name in sorted(used, key=lambda name: suite.tasks[name].start is not None):
         settings = suite.tasks[name]
         described = str(path.parent / settings.task) if is_file_name(settings.task) else settings.task
-        task = None if settings.task == PAIRS else load_task(described)[1]
-        if settings.metric not in (None, *(task.judged_by if task else (METRIC,))):
+        task = None if settings.task in (PAIRS, HARNESS) else load_task(described)[1]
+        known = (settings.metric,) if settings.task == HARNESS else task.judged_by if task else (METRIC,)
+        if settings.metric not in (None, *known):
             raise ConfigError(f"suite {path}: tasks.{name}.metric: {settings.metric} is no metric of {settings.task}")
         source = suite.source if settings.source is None else settings.source
         seed = None if settings.start is None else suite.tasks[settings.start].seeds[0]
@@ -128,12 +133,15 @@ def _problems(suite: Suite, only: Iterable[str]) -> Iterator[Problem]:
         if not NAME.fullmatch(name):
             yield Problem(f"tasks.{name}", "a name has letters, digits, hyphens, dots and underscores")
         tuned = [one for one in ("start", *FineTuning.model_fields) if one in task.model_fields_set]
-        if task.task == PAIRS and tuned:
-            yield Problem(f"tasks.{name}.{tuned[0]}", f"only for tasks of fine-tuning, not for {PAIRS}")
-        if task.task != PAIRS and task.first_pairs is not None:
-            yield Problem(f"tasks.{name}.first_pairs", f"only for {PAIRS}")
+        if task.task in (PAIRS, HARNESS) and tuned:
+            yield Problem(f"tasks.{name}.{tuned[0]}", f"only for tasks of fine-tuning, not for {task.task}")
+        for key, kind in {"first_pairs": PAIRS, "harness": HARNESS, "shots": HARNESS}.items():
+            if task.task != kind and getattr(task, key) is not None:
+                yield Problem(f"tasks.{name}.{key}", f"only for {kind}")
+        if task.task == HARNESS and not task.harness:
+            yield Problem(f"tasks.{name}.harness", "missing; name the task in lm-evaluation-harness")
         start = None if task.start is None else suite.tasks.get(task.start)
-        if task.start is not None and (start is None or start.task == PAIRS or start.start is not None):
+        if task.start is not None and (start is None or start.task in (PAIRS, HARNESS) or start.start is not None):
             near = did_you_mean(task.start, suite.tasks)
             yield Problem(f"tasks.{name}.start", f"{task.start}: name a fine-tuned task without a start{near}")
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import lzma
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ctxlm_ds.apps.evaluate import pairs as pairs_module
 from ctxlm_ds.apps.evaluate.pairs import accuracies, mean_accuracy, outcomes_of, read_pairs, score_pairs
 from ctxlm_ds.apps.evaluate.scorers import open_scorer
 from ctxlm_ds.errors import DataError
@@ -86,6 +89,35 @@ def test_pairs_are_scored_as_their_sentences(export: Export, tmp_path: Path) -> 
     assert found.shape == (2, 2)
     for pair, scores in zip(pairs, found, strict=True):
         np.testing.assert_allclose(scores, [float(scorer.scores([text])[0]) for text in pair[:2]], rtol=1e-5)
+
+
+@pytest.mark.parametrize(("asked", "cut"), [(5, "-1.2"), (4, ""), (1, "-7\n")])
+def test_an_interrupted_call_goes_on_behind_the_last_block(
+    asked: int, cut: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of six sentences in blocks of two; a line that was not completely written is scored again."""
+    monkeypatch.setattr(pairs_module, "BLOCK", 2)
+    pairs, read = read_pairs(write(tmp_path / "a.jsonl", [*ROWS, ROWS[0]])), []
+
+    def score_each(sentences: list[str]) -> Iterator[float]:
+        for text in sentences:
+            if len(read) == asked:
+                raise KeyboardInterrupt
+            read.append(text)
+            yield -float(len(text)) / 3
+
+    scorer, kept = SimpleNamespace(score_each=score_each), tmp_path / "kept"
+    with pytest.raises(KeyboardInterrupt):
+        score_pairs(scorer, pairs, kept)  # type: ignore[arg-type]
+    with open(kept, "a") as file:
+        file.write(cut)
+    done, asked = len(kept.read_text().splitlines()) // 2 * 2 if cut.endswith("\n") else asked // 2 * 2, -1
+    expected = [-len(text) / 3 for pair in pairs for text in pair[:2]]
+    if cut.endswith("\n"):
+        expected[1] = -7.0
+    read.clear()
+    assert score_pairs(scorer, pairs, kept).ravel().tolist() == expected  # type: ignore[arg-type]
+    assert len(read) == 6 - done and len(kept.read_text().splitlines()) == 6
 
 
 def test_the_example_of_the_page_runs(export: Export, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
