@@ -72,7 +72,8 @@ check: install ## lint, types, the order of imports, docs/config.md, docs/parts.
 	@$(BIN)/python tools/check_words.py
 	@$(BIN)/python tools/check_structure.py
 
-soak: install ## the long tests; NVMe offload, for which an operator is built (minutes, once)
+soak: install ## the long tests; NVMe offload, for which an operator is built (minutes, once), and mteb
+	@$(BIN)/python -c 'import importlib.util, sys; sys.exit(not importlib.util.find_spec("mteb"))' || $(PIP_INSTALL) -e '.[mteb]'
 	@$(BIN)/python tools/build_operators.py
 	@$(BIN)/python -m pytest -m soak $(ARGS)
 
