@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ctxlm_ds.errors import KernelError
-from ctxlm_ds.kernels.attention_bmm import BmmAttention, suits_bmm, why_bmm_cannot_run
+from ctxlm_ds.kernels.attention_bmm import LONG_ROW, BmmAttention, needs_square_mask, suits_bmm, why_bmm_cannot_run
 from ctxlm_ds.kernels.attention_spec import (
     AttentionCall,
+    AttentionKernel,
     AttentionSpec,
     Sequences,
     default_keys,
@@ -63,9 +64,13 @@ class SdpaAttention:
     spec: AttentionSpec
     in_float32: bool = False
     """Compute in float32 and round the result."""
+    long_rows: AttentionKernel | None = None
+    """Computes long rows without dropout for which this would make a mask of s times t."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         sequences, p, bias, _ = call
+        if self.long_rows is not None and p == 0.0 and bias is None and query.shape[1] > LONG_ROW:
+            return self.long_rows(query, key, value, call)
         dtype = query.dtype
         if self.in_float32:
             query, key, value = query.float(), key.float(), value.float()
@@ -199,6 +204,13 @@ def why_flash3_cannot_run(need: Need) -> str | None:
     return None
 
 
+def blocks_of(need: Need) -> BmmAttention | None:
+    """Return what computes long rows on a CPU by tiles, without the mask that torch's attention needs for them."""
+    if why_bmm_cannot_run(need) is not None or not needs_square_mask(need.spec):
+        return None
+    return BmmAttention(need.spec, computes_in_float32(need))
+
+
 IMPLEMENTATIONS = (
     Implementation(
         "bmm",
@@ -216,6 +228,6 @@ IMPLEMENTATIONS = (
     ),
     # Not measured yet: only by name.
     Implementation("flash3", use_flash3, why_flash3_cannot_run, suits=lambda need: False),
-    Implementation("sdpa", lambda need: SdpaAttention(need.spec, computes_in_float32(need))),
+    Implementation("sdpa", lambda need: SdpaAttention(need.spec, computes_in_float32(need), blocks_of(need))),
     Implementation("reference", lambda need: ReferenceAttention(need.spec)),
 )

@@ -1,7 +1,8 @@
 """Attention on CPUs by products of matrices in the activations' type, with one compiled loop between them and no mask.
 
 Queries that see one range of keys are a tile. The scores of as many heads as fit the cache become probabilities in
-kernels/cpu_loops.py, which also drops some by key. Memory and work are those of the tiles, not s times t.
+kernels/cpu_loops.py, which also drops some by key. Memory and work are those of the tiles, not s times t. Of long rows
+no probabilities are stored: the backward pass computes them again, so that memory is linear in s.
 
 Shape letters as in kernels/attention_spec.py; c heads of some rows, q queries and k keys of a tile.
 """
@@ -24,12 +25,14 @@ from ctxlm_ds.kernels.dropout import LANES_PER_WORD, threshold_and_factor
 from ctxlm_ds.kernels.implementation import Need
 
 if TYPE_CHECKING:
-    from ctxlm_ds.kernels.cpu_loops import Tile
+    from ctxlm_ds.kernels.cpu_loops import Draw, Tile
 
 CACHED_SCORES = 1 << 19
 """Scores that are computed together."""
-ORDERED_QUERIES = 256
-"""Queries of a tile if keys are limited by place."""
+TILE_QUERIES = 256
+"""Queries of a tile if keys are limited by place, or the row is long."""
+LONG_ROW = 2048
+"""Positions above which a row is long."""
 STORED_SCORES = 1 << 22
 """Scores of a head above which probabilities are not stored for the backward pass."""
 UNLIMITED = 1 << 40
@@ -85,16 +88,23 @@ def _parts(
 ) -> Iterator[tuple[Range, Range]]:
     """Yield the ranges of queries and of the keys that they see in one row."""
     if not spec.shares_rows and not spec.ordered:
-        yield (0, queries[-1][2]), (0, keys[0][2])
+        end = queries[-1][2]
+        step = TILE_QUERIES if end > LONG_ROW else end
+        yield from (((start, min(end, start + step)), (0, keys[0][2])) for start in range(0, end, step))
         return
     left, right = limits(spec)
     places = {number: (begin, end) for number, begin, end in keys}
     for number, begin, end in queries:
         first, last = places.get(number, (0, num_keys))
-        step = ORDERED_QUERIES if spec.ordered else end - begin
+        step = TILE_QUERIES if spec.ordered or end - begin > LONG_ROW else end - begin
         for start in range(begin, end, step):
             stop = min(end, start + step)
             yield (start, stop), (max(first, start - left), min(last, stop + right))
+
+
+def needs_square_mask(spec: AttentionSpec) -> bool:
+    """Return whether torch's attention needs a mask of s times t: all but plain rows and causal rows of one text."""
+    return spec.shares_rows or spec.window is not None or spec.ranked
 
 
 def limits(spec: AttentionSpec) -> tuple[int, int]:
@@ -105,7 +115,7 @@ def limits(spec: AttentionSpec) -> tuple[int, int]:
 
 def stored_scores(spec: AttentionSpec, num_queries: int, num_keys: int) -> int:
     """Return a bound of the scores of a head, s times the keys that a span sees at most."""
-    return num_queries * min(num_keys, ORDERED_QUERIES + sum(limits(spec)) if spec.ordered else num_keys)
+    return num_queries * min(num_keys, TILE_QUERIES + sum(limits(spec)) if spec.ordered else num_keys)
 
 
 def _tiles(
@@ -121,7 +131,7 @@ def _tiles(
     for span in once(sequences, "spans", spec, lambda: spans_of(spec, sequences, num_keys)):
         step, end = max(1, CACHED_SCORES // span.scores), span.rows[1] * heads
         for first in range(span.rows[0] * heads, end, step):
-            tile = Tile(first, span.queries, span.keys, left, right, span.offset)
+            tile = Tile(first, span.queries, span.keys, left, right, span.offset, first)
             yield tile, slice(first, min(first + step, end)), slice(*span.queries), slice(*span.keys)
 
 
@@ -129,6 +139,15 @@ def _scales(numbers: list[float], dtype: torch.dtype) -> tuple[Any, Any]:
     """Return the scale of the scores and the factor of what dropout keeps, of the type to compute in."""
     number = np.float64 if dtype == torch.float64 else np.float32
     return number(numbers[0]), number(threshold_and_factor(numbers[1])[1])
+
+
+def _draw(query: Tensor, key: Tensor, draw_key: Tensor, kind: list[int], numbers: list[float]) -> Draw:
+    """Return the dropout of the probabilities of query [b, n, s, d] and key [b, n, t, d]."""
+    from ctxlm_ds.kernels.cpu_loops import Draw
+
+    threshold, words = threshold_and_factor(numbers[1])[0], -(-key.shape[2] // LANES_PER_WORD)
+    number = np.uint64(int(draw_key) % (1 << 64))
+    return Draw(threshold, number, query.shape[1], kind[4], kind[5], query.shape[2], words)
 
 
 @torch.library.custom_op("ctxlm_ds::attention", mutates_args=())
@@ -158,18 +177,13 @@ def _attention(
         The context [b, n, s, d], and the probabilities of each span [b * n, scores of a head], negative if dropped;
         empty if none are stored.
     """
-    from ctxlm_ds.kernels.cpu_loops import Draw, array_of, in_threads, softmax_loop
+    from ctxlm_ds.kernels.cpu_loops import array_of, in_threads, softmax_loop
 
-    heads, length, num_keys = query.shape[1], query.shape[2], key.shape[2]
-    first_head, all_heads = kind[4:6]
-    draw = Draw(
-        threshold_and_factor(numbers[1])[0], np.uint64(int(draw_key) % (1 << 64)), heads, first_head, all_heads,
-        length, -(-num_keys // LANES_PER_WORD),
-    )  # fmt: skip
+    draw = _draw(query, key, draw_key, kind, numbers)
     scales, stored, context = _scales(numbers, query.dtype), _storage(query, key, kind), torch.empty_like(query)
     q, k, v, out = (x.flatten(0, 1) for x in (query, key, value, context))
     probabilities = array_of(stored)
-    for tile, some, queries, seen in _tiles(_spec(kind), ids, key_ids, num_keys, heads):
+    for tile, some, queries, seen in _tiles(_spec(kind), ids, key_ids, key.shape[2], query.shape[1]):
         scores = torch.bmm(q[some, queries], k[some, seen].transpose(1, 2))
         table = array_of(scores.flatten(0, 1))
         in_threads(len(table), table.size, partial(softmax_loop, table, probabilities, scales, tile, draw))
@@ -184,22 +198,29 @@ def _attention_backward(
     stored: Tensor,
     ids: Tensor,
     key_ids: Tensor | None,
+    draw_key: Tensor,
     kind: list[int],
     numbers: list[float],
 ) -> list[Tensor]:
     """Return the gradients of query, key and value for that of the context, all [b, n, s or t, d]."""
-    from ctxlm_ds.kernels.cpu_loops import array_of, in_threads, softmax_gradient_loop
+    from ctxlm_ds.kernels.cpu_loops import array_of, in_threads, softmax_gradient_loop, softmax_loop
 
     query, key, value = inputs
+    draw = _draw(query, key, draw_key, kind, numbers)
     spec, scales = _spec(kind), _scales(numbers, query.dtype)
     # Keys of several spans have several gradients, added up in fp32.
-    overlaps = spec.ordered or spec.cross
+    overlaps = spec.ordered or spec.cross or query.shape[2] > LONG_ROW
     sums = torch.promote_types(query.dtype, torch.float32) if overlaps else query.dtype
     changes = [torch.empty_like(query), *(torch.zeros_like(x, dtype=sums) for x in (key, value))]
     q, k, v, g, dq, dk, dv = (x.flatten(0, 1) for x in (query, key, value, gradient.contiguous(), *changes))
     probabilities = array_of(stored)
     for tile, some, queries, seen in _tiles(spec, ids, key_ids, key.shape[2], query.shape[1]):
         upstream = g[some, queries]
+        if stored.numel() == 0:
+            scores = torch.bmm(q[some, queries], k[some, seen].transpose(1, 2))
+            probabilities, tile = array_of(torch.empty_like(scores.flatten(1))), tile._replace(stored_head=0, offset=0)
+            table = array_of(scores.flatten(0, 1))
+            in_threads(len(table), table.size, partial(softmax_loop, table, probabilities, scales, tile, draw))
         scores = torch.bmm(upstream, v[some, seen].transpose(1, 2))
         dropped = torch.empty_like(scores)
         tables = array_of(scores.flatten(0, 1)), array_of(dropped.flatten(0, 1))
@@ -229,16 +250,16 @@ def _attention_backward_shapes(gradient: Tensor, inputs: list[Tensor], *others: 
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    query, key, value, ids, key_ids, _, *ctx.settings = inputs
+    query, key, value, ids, key_ids, draw_key, *ctx.settings = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(query, key, value, output[1], ids, key_ids)
+    ctx.save_for_backward(query, key, value, output[1], ids, key_ids, draw_key)
 
 
 def _gradients(ctx: Any, gradients: list[Tensor | None]) -> tuple[Tensor | None, ...]:
     if gradients[0] is None:
         return (None,) * 8
-    *inputs, stored, ids, key_ids = ctx.saved_tensors
-    return (*_attention_backward(gradients[0], inputs, stored, ids, key_ids, *ctx.settings), *(None,) * 5)
+    *inputs, stored, ids, key_ids, draw_key = ctx.saved_tensors
+    return (*_attention_backward(gradients[0], inputs, stored, ids, key_ids, draw_key, *ctx.settings), *(None,) * 5)
 
 
 _attention.register_autograd(_gradients, setup_context=_remember)
@@ -270,7 +291,7 @@ class BmmAttention:
     in_float32: bool = False
     """Compute in float32 and round the result."""
     long_rows: AttentionKernel | None = None
-    """Trains on rows without dropout whose probabilities would need much memory."""
+    """Trains on rows whose probabilities would need much memory, if it needs neither them nor a mask of s times t."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         sequences, p, bias, keys = call
@@ -278,9 +299,10 @@ class BmmAttention:
             raise KernelError("kernels.attention: `bmm` adds no bias to the scores, but one was given")
         dtype, group = query.dtype, query.shape[2] // key.shape[2]
         store = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-        scores = stored_scores(self.spec, query.shape[1], key.shape[1])
-        if store and p == 0.0 and self.long_rows is not None and scores > STORED_SCORES:
-            return self.long_rows(query, key, value, call)
+        if stored_scores(self.spec, query.shape[1], key.shape[1]) > STORED_SCORES:
+            if store and p == 0.0 and self.long_rows is not None and not needs_square_mask(self.spec):
+                return self.long_rows(query, key, value, call)
+            store = False
         if self.in_float32:
             query, key, value = query.float(), key.float(), value.float()
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))

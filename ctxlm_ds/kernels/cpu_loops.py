@@ -52,6 +52,8 @@ class Tile(NamedTuple):
     """Most places after its own."""
     offset: int
     """Place of its probabilities among those that are stored of a head."""
+    stored_head: int
+    """Number of the first of its heads among those that are stored."""
 
 
 class Draw(NamedTuple):
@@ -243,7 +245,8 @@ def softmax_loop(scores: Any, stored: Any, scales: Any, tile: Tile, draw: Draw, 
         if draw.threshold > 0:
             _draw_row(draw, tile, head, first_query + number, words)
             if len(stored) > 0:
-                kept = stored[head, tile.offset + number * width : tile.offset + (number + 1) * width]
+                place = tile.offset + number * width
+                kept = stored[tile.stored_head + r // num_queries, place : place + width]
                 for j in range(width):
                     probability = exponentials[j] * inverse
                     kept[j] = _like(probability if lanes[j] >= lowest_lane else -probability, row[j])
@@ -254,7 +257,8 @@ def softmax_loop(scores: Any, stored: Any, scales: Any, tile: Tile, draw: Draw, 
             for j in range(width):
                 row[j] = _like(exponentials[j] * inverse, row[j])
             if len(stored) > 0:
-                kept = stored[head, tile.offset + number * width : tile.offset + (number + 1) * width]
+                place = tile.offset + number * width
+                kept = stored[tile.stored_head + r // num_queries, place : place + width]
                 for j in range(width):
                     kept[j] = row[j]
 
@@ -272,7 +276,7 @@ def softmax_gradient_loop(
     zero, one, scaled = scale - scale, scale / scale, scale * factor
     for r in range(begin, end):
         first = tile.offset + r % num_queries * width
-        probabilities = stored[tile.first_head + r // num_queries, first : first + width]
+        probabilities = stored[tile.stored_head + r // num_queries, first : first + width]
         gradient, after = gradients[r], dropped[r]
         total = zero
         for j in range(width):

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from ctxlm_ds.kernels.attention import ReferenceAttention, SdpaAttention
 from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionKernel, AttentionSpec, ProbabilityKeys, Sequences
+from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.dropout import keyed_dropout
 from tests.unit.kernels.attention_oracle import (
     HEAD_SIZE,
@@ -20,6 +21,7 @@ from tests.unit.kernels.attention_oracle import (
     Oracle,
     compare,
     inputs_of,
+    layout,
     sequences_of,
     values_and_gradients,
 )
@@ -155,6 +157,43 @@ def test_sdpa_is_called_as_in_runs_that_exist(spec: AttentionSpec, spy: Spy) -> 
     expected = spy.attend(*heads, attn_mask=mask, dropout_p=0.0, is_causal=mask is None)
     assert torch.equal(actual, expected.transpose(1, 2))
     assert mask is spy.mask is None or (spy.mask is not None and mask is not None and torch.equal(spy.mask, mask))
+
+
+LONG = [[1500, 700], [40, 2260]]
+"""Lengths of the sequences of rows of more positions than attention_bmm.LONG_ROW."""
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        PACKED, PACKED_CAUSAL, AttentionSpec(HEAD_SIZE, window=20), AttentionSpec(HEAD_SIZE, causal=True, window=20),
+        AttentionSpec(HEAD_SIZE, shares_rows=True, window=20, grouped=True),
+        AttentionSpec(HEAD_SIZE, shares_rows=True, cross=True),
+    ],
+    ids=name_of,
+)  # fmt: skip
+def test_long_rows_on_a_cpu_need_no_square(spec: AttentionSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` neither makes a mask of s times t nor keeps so many numbers, and computes what `reference` does."""
+    layouts = layout(LONG if spec.shares_rows else [[2300], [2200]], 2304)
+    sequences = Sequences(*layouts, *(layouts if spec.cross else ()))
+    generator = torch.Generator().manual_seed(3)
+    shapes = [(2, 2304, heads, HEAD_SIZE) for heads in (2, *([1, 1] if spec.grouped else [2, 2]))]
+    inputs = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    expected = values_and_gradients(ReferenceAttention(spec), inputs, sequences)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", None)
+    kept: list[int] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        actual = values_and_gradients(
+            KernelSet({}, "cpu", torch.float32).attention(spec), inputs, sequences, torch.float32
+        )
+    compare(actual, expected, 5e-5)
+    seen = 2304 * (256 + 40) if spec.window else 0
+    assert sum(kept) <= 10 * inputs[0].numel() + 2 * 2 * seen
 
 
 @pytest.mark.parametrize("spec", every_spec()[:20], ids=name_of)

@@ -31,12 +31,15 @@ PLAIN, PACKED = AttentionSpec(HEAD_SIZE), AttentionSpec(HEAD_SIZE, shares_rows=T
 KEY = torch.tensor(0x0123456789ABCDEF)
 
 
-@pytest.fixture(params=["one piece", "many pieces"])
+@pytest.fixture(params=["one piece", "many pieces", "long rows"])
 def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads and queries all together, and cut as long rows are."""
-    if request.param == "many pieces":
+    """Heads and queries all together, cut, and cut as in long rows, of which no probabilities are stored."""
+    if request.param != "one piece":
         monkeypatch.setattr(attention_bmm, "CACHED_SCORES", 300)
-        monkeypatch.setattr(attention_bmm, "ORDERED_QUERIES", 5)
+        monkeypatch.setattr(attention_bmm, "TILE_QUERIES", 5)
+    if request.param == "long rows":
+        monkeypatch.setattr(attention_bmm, "LONG_ROW", 4)
+        monkeypatch.setattr(attention_bmm, "STORED_SCORES", 0)
 
 
 @pytest.mark.usefixtures("pieces")
