@@ -118,6 +118,7 @@ def judge_pairs(
 
     `kept` is the file of `score_pairs`, which is removed.
     """
+    kept.parent.mkdir(parents=True, exist_ok=True)
     scores = score_pairs(scorer, pairs, kept)
     kept.unlink()
     outcomes = outcomes_of(scores)

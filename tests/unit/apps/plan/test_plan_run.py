@@ -61,7 +61,7 @@ def test_the_vocabulary_is_that_of_the_tokenizer_if_there_is_one(family: str, tm
 
 def test_a_budget_in_words_has_no_steps_to_plan() -> None:
     args = build_parser().parse_args(["--config", "babylm-10m", "--gpu", "H100"])
-    with pytest.raises(ConfigError, match=r"20,000,000 words give the steps only when the run starts; add --set"):
+    with pytest.raises(ConfigError, match=r"13,500,000 words give the steps only when the run starts; add --set"):
         load_recipe(args, build_cluster(args))
     args.set = ["training.max_words=null", "training.max_steps=2000"]
     assert load_recipe(args, build_cluster(args)).training.max_steps == 2000
