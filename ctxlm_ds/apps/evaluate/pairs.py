@@ -90,19 +90,19 @@ def score_pairs(scorer: SentenceScorer, pairs: Sequence[Pair], kept: Path | None
     `kept` is a file of the scores of an earlier call with these pairs, which was interrupted: this call continues it.
     """
     sentences = [text for pair in pairs for text in pair[:2]]
-    text = kept.read_text() if kept is not None and kept.exists() else ""
-    lines = text[: text.rfind("\n") + 1].splitlines()
+    before = kept.read_text() if kept is not None and kept.exists() else ""
+    lines = before[: before.rfind("\n") + 1].splitlines()
     scores = [float(line) for line in lines[: len(lines) // BLOCK * BLOCK]]
-    done_bytes = sum(len(text) for text in sentences[: len(scores)])
+    left, done_bytes = sentences[len(scores) :], 0
     with (
-        byte_progress("minimal pairs", sum(map(len, sentences))) as progress,
+        byte_progress("minimal pairs", sum(map(len, left))) as progress,
         nullcontext() if kept is None else open(kept, "w") as file,
     ):
         if file is not None:
             file.writelines(f"{score!r}\n" for score in scores)
-        for number, score in enumerate(scorer.score_each(sentences[len(scores) :]), len(scores)):
+        for text, score in zip(left, scorer.score_each(left), strict=True):
             scores.append(score)
-            done_bytes += len(sentences[number])
+            done_bytes += len(text)
             if file is not None:
                 file.write(f"{score!r}\n")
             if len(scores) % BLOCK == 0 and file is not None:
