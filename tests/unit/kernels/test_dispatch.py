@@ -55,7 +55,7 @@ def test_fp32_on_the_cpu_takes_torchs_kernels_and_says_so() -> None:
     kernels = KernelSet({}, "cpu", torch.float32)
     assert kernels.describe() == "layer_norm torch, bias_gelu torch, linear torch, dropout loop"
     assert kernels.attention(SINGLE) == SdpaAttention(SINGLE, in_float32=False)
-    assert kernels.attention(PACKED) == SdpaAttention(PACKED, in_float32=False)
+    assert kernels.attention(PACKED) == SdpaAttention(PACKED, long_rows=BmmAttention(PACKED))
     assert kernels.describe() == "attention sdpa, layer_norm torch, bias_gelu torch, linear torch, dropout loop"
 
 
