@@ -271,11 +271,13 @@ def score(job: Job) -> None:
     folder, settings = job.output / "points" / "seed0", job.entry.settings
     wanted: dict[str, Any] = {"model": str(job.model.folder.resolve())}
     if settings.task == HARNESS:
-        wanted |= {"harness": settings.harness, "files": str(job.entry.data.resolve()), "shots": settings.shots}
+        metric = settings.metric or HARNESS_METRIC
+        wanted |= {"harness": settings.harness, "files": str(job.entry.data.resolve()), "shots": settings.shots,
+                   "metric": metric}  # fmt: skip
         if is_done(folder, wanted):
             return
         judge = load_object(f"{HARNESS_MODULE}:judge")
-        values, rows = judge(job.model.folder, settings.harness, settings.shots, read_examples(job.entry))
+        values, rows = judge(job.model.folder, settings.harness, settings.shots, metric, read_examples(job.entry))
         result = {"dev": values}
     else:
         pairs = read_examples(job.entry)
@@ -349,8 +351,8 @@ def finish(job: Job, examples: Any) -> None:
     write_text(job.output / RESULT_NAME, json.dumps(summary, indent=1) + "\n")
 
 
-def interval_of(job: Job, examples: Any, summary: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the bootstrap interval of the mean over seeds, from the predictions of all."""
+def interval_of(job: Job, examples: Any, summary: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the bootstrap interval of the mean over seeds, from the predictions of all; None if it has none."""
     from ctxlm_ds.apps.downstream.kinds.base import Prediction
     from ctxlm_ds.apps.downstream.prepare import kind_class
 
@@ -359,7 +361,9 @@ def interval_of(job: Job, examples: Any, summary: Mapping[str, Any]) -> tuple[fl
     rows = [[json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] for path in files]
     task = job.entry.task
     if job.entry.settings.task == HARNESS:
-        counted = np.array([row.get(summary["metric"], np.nan) for row in rows[0]])
+        if any(not isinstance(row["value"], (int, float)) for row in rows[0]):
+            return None  # the metric is no mean over examples
+        counted = np.array([row["value"] for row in rows[0]])
         return bootstrap(lambda chosen: counted[chosen].mean(), [0] * len(counted), PAIR_RESAMPLES)
     if task is None:
         paradigms = [row["paradigm"] for row in rows[0]]

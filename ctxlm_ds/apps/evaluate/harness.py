@@ -36,7 +36,7 @@ def find_tasks(name: str, files: Path, metric: str) -> Any:
     except Exception as error:  # datasets raises any exception
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise DataError(f"harness: {name}: its data cannot be read: {reason}") from error
-    if metric not in known:
+    if metric.partition(",")[0] not in known:
         raise ConfigError(f"harness: {name}: has no metric {metric}; there are {', '.join(known)}")
     return manager
 
@@ -49,8 +49,14 @@ def _manager(files: Path, own: bool) -> Any:
     return TaskManager(include_path=str(files) if files.is_dir() else None, include_defaults=own)
 
 
-def judge(folder: Path, name: str, shots: int | None, manager: Any) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Return the metrics of a model on a task, computed in fp32, and a row of each example: its number and values."""
+def judge(
+    folder: Path, name: str, shots: int | None, metric: str, manager: Any
+) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Return the metrics of a model on a task, computed in fp32, and a row of each example: its number and value.
+
+    `metric` is what the rows have, of unchanged answers or, as METRIC,FILTER, of filtered ones. Raises ConfigError if
+    the harness did not compute it.
+    """
     import torch
     from lm_eval import simple_evaluate
 
@@ -61,6 +67,9 @@ def judge(folder: Path, name: str, shots: int | None, manager: Any) -> tuple[dic
     )  # fmt: skip
     found = done["results"][name].items()
     values = {key.removesuffix(FILTER): float(value) for key, value in found if isinstance(value, float)}
-    samples = sorted(done["samples"][name], key=lambda sample: int(sample["doc_id"]))
-    counted = [{key: sample[key] for key in values if isinstance(sample.get(key), (int, float))} for sample in samples]
-    return values, [{"id": sample["doc_id"], **own} for sample, own in zip(samples, counted, strict=True)]
+    if metric not in values:
+        raise ConfigError(f"harness: {name}: has no metric {metric}; there are {' and '.join(values)}")
+    counted, _, chosen = metric.partition(",")
+    samples = [sample for sample in done["samples"][name] if sample.get("filter", "none") == (chosen or "none")]
+    samples.sort(key=lambda sample: int(sample["doc_id"]))
+    return values, [{"id": sample["doc_id"], "value": sample.get(counted)} for sample in samples]

@@ -34,13 +34,14 @@ def suite(folder: Path, **changes: Any) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("metric", ["acc", "acc_norm"])
+@pytest.mark.parametrize("metric", ["acc", "acc_norm,first"])
 def test_the_table_has_what_the_harness_finds(metric: str, tmp_path: Path) -> None:
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
     model = write_gpt2(tmp_path / "gpt")
-    write_task(tmp_path / "tasks")
+    first = {"name": "first", "filter": [{"function": "take_first"}]}
+    write_task(tmp_path / "tasks", **({"filter_list": [first]} if "," in metric else {}))
     options = suite(tmp_path, metric=metric, shots=1)
     main([str(model), *options])
     (row,) = json.loads((tmp_path / "out" / "table.json").read_text())
@@ -49,12 +50,22 @@ def test_the_table_has_what_the_harness_finds(metric: str, tmp_path: Path) -> No
         num_fewshot=1, task_manager=TaskManager(include_path=str(tmp_path / "tasks"), include_defaults=False),
         bootstrap_iters=0,
     )  # fmt: skip
-    assert row["mean"] == pytest.approx(done["results"]["rivers"][f"{metric},none"])
+    assert row["mean"] == pytest.approx(done["results"]["rivers"][metric if "," in metric else f"{metric},none"])
     assert (row["metric"], row["definition"], row["examples"]) == (metric, "lm-eval: rivers", len(ROWS))
     assert row["interval_low"] <= row["mean"] <= row["interval_high"]
     files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("out/gpt/rivers/points/*/*")}
     main([str(model), *options])
     assert files == {path: path.stat().st_mtime_ns for path in files} and files
+
+
+@pytest.mark.long
+def test_a_metric_that_is_no_mean_has_no_interval(tmp_path: Path) -> None:
+    rolling = {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}",
+               "doc_to_choice": None, "metric_list": [{"metric": "word_perplexity"}]}  # fmt: skip
+    write_task(tmp_path / "tasks", **rolling)
+    main([str(write_gpt2(tmp_path / "gpt")), *suite(tmp_path, metric="word_perplexity")])
+    (row,) = json.loads((tmp_path / "out" / "table.json").read_text())
+    assert row["mean"] > 1 and row["interval_low"] is None and row["examples"] == len(ROWS)
 
 
 def test_what_is_wrong_is_told_before_a_model_is_read(tmp_path: Path) -> None:
