@@ -22,7 +22,7 @@ from torch.utils.flop_counter import register_flop_formula
 from ctxlm_ds.errors import KernelError
 from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionKernel, AttentionSpec, Sequences, default_keys, once
 from ctxlm_ds.kernels.dropout import LANES_PER_WORD, threshold_and_factor
-from ctxlm_ds.kernels.implementation import Need
+from ctxlm_ds.kernels.implementation import Need, tag_compiled_code
 
 if TYPE_CHECKING:
     from ctxlm_ds.kernels.cpu_loops import Draw, Tile
@@ -36,6 +36,7 @@ LONG_ROW = 2048
 STORED_SCORES = 1 << 22
 """Scores of a head above which probabilities are not stored for the backward pass."""
 UNLIMITED = 1 << 40
+tag_compiled_code()
 
 Range = tuple[int, int]
 

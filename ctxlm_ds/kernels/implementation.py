@@ -7,9 +7,11 @@ register a row as an entry point; `auto` never takes it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, wraps
+from functools import cache, lru_cache, wraps
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -60,6 +62,18 @@ def compile_later(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*arguments) if torch.compiler.is_compiling() else compiled()(*arguments)
 
     return call
+
+
+@cache
+def tag_compiled_code() -> None:
+    """Keep torch.compile from loading code that it stored on disk for other sources of the kernels.
+
+    The key of that code holds the names of the project's operators, but neither their schemas nor their gradients.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    torch.compiler.config.cache_key_tag += f" ctxlm_ds kernels {digest.hexdigest()[:16]}"
 
 
 def why_compiled_cannot_run(device_type: str) -> str | None:

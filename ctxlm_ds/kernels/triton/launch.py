@@ -17,6 +17,9 @@ import triton
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ctxlm_ds.kernels.implementation import tag_compiled_code
+
+tag_compiled_code()
 LIBRARY = torch.library.Library("ctxlm", "FRAGMENT")
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """TRITON_INTERPRET=1: numpy computes the kernels, on tensors of the CPU."""
