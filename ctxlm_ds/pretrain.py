@@ -167,8 +167,9 @@ def join_ranks(
     check_precision(training)
     init_process_group()
     return build_topology(
-        ranks.local_rank, ranks.local_world_size, layout.tensor_parallel_size, layout.pipeline_parallel_size
-    )
+        ranks.local_rank, ranks.local_world_size, layout.tensor_parallel_size, layout.pipeline_parallel_size,
+        layout.context_parallel_size,
+    )  # fmt: skip
 
 
 def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) -> RunEnd:

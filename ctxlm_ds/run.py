@@ -235,7 +235,7 @@ def engine_builder(
     build = ModelBuild(
         (*objective.outputs, *objective.taps),
         kernels,
-        parallel_context(config.parallel, training.seed, config.model.drops, topology),
+        parallel_context(config.parallel, training, config.model.drops, topology),
         recompute=training.activation_checkpointing,
         compile=compile_setting(training, config.parallel, stage, device_type()),
         shares_rows=config.data.shares_rows,

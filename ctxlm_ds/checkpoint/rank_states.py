@@ -124,8 +124,8 @@ class RankStates:
             raise CheckpointError("given up because training ended with an error")
 
     def _own_fragments(self) -> list[Fragment]:
-        """Return this rank's fragments, and every n-th parameter of those that all data-parallel ranks hold."""
-        size, rank = self._topology.data_parallel_size, self._topology.data_parallel_rank
+        """Return this rank's fragments, and every n-th parameter of those that all copies of the weights hold."""
+        size, rank = self._topology.replica_size, self._topology.replica_rank
         return [
             fragment
             for index, fragment in enumerate(self._engine.fragments())

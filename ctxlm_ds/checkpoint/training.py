@@ -32,8 +32,10 @@ from ctxlm_ds.training.loop.state import TrainState
 
 FREE_SPACE_SLACK_BYTES = 16 * 2**20
 
-UNSPLIT = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "sequence_parallel": False}
-"""Layout of the checkpoints that do not record it, which version 0.1.0 wrote."""
+UNSPLIT = {
+    "tensor_parallel_size": 1, "pipeline_parallel_size": 1, "context_parallel_size": 1, "sequence_parallel": False,
+}  # fmt: skip
+"""Layout of the checkpoints that do not record a part of it."""
 
 
 class TrainingCheckpoints(Saver):

@@ -108,6 +108,9 @@ class TransformerSection(ModelSection):
     def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
         yield from split_problems(self, size)
 
+    def context_parallel_problems(self, size: int, tensor: int) -> Iterator[Problem]:
+        yield from exchange_problems(self, size, tensor)
+
 
 class EncoderSection(TransformerSection):
     """The shape of an encoder."""
@@ -190,6 +193,33 @@ def split_problems(
             f"drawn for {DROPOUT_LANES} of them together; {fitting}, or model.{dropout} 0"
         )
         yield Problem(path, text, (width, f"model.{dropout}"))
+
+
+def exchange_problems(
+    model: ModelSection, size: int, tensor: int, prefix: str = "", shared: str | None = None
+) -> Iterator[Problem]:
+    """Yield a problem if `size` ranks cannot exchange positions for heads; the arguments are those of split_problems.
+
+    Each has the heads of one of `tensor` ranks. Of fewer heads of keys and values than ranks, several get the same.
+    """
+    setting = f"{prefix}num_attention_heads"
+    heads = getattr(model, setting) // tensor
+    keys = (getattr(model, shared) or getattr(model, setting)) // tensor if shared else heads
+
+    def exchanges(ranks: int) -> bool:
+        return heads % ranks == 0 and (keys % ranks == 0 or ranks % keys == 0)
+
+    if heads and keys and not exchanges(size):
+        fitting = listed(str(ranks) for ranks in range(1, heads + 1) if exchanges(ranks))
+        of = f" / parallel.tensor_parallel_size {tensor}" if tensor > 1 else ""
+        also = f" and fit model.{shared} {getattr(model, shared)}" if shared and keys < heads else ""
+        text = (
+            f"{size} does not divide model.{setting} {getattr(model, setting)}{of}{also}: attention exchanges the "
+            f"positions of a row for heads; {fitting} would do"
+        )
+        yield Problem(
+            "parallel.context_parallel_size", text, (f"model.{setting}", "parallel.tensor_parallel_size")
+        )
 
 
 def nearest_divisor(number: int, wanted: int) -> int:

@@ -88,6 +88,17 @@ class Drop(NamedTuple):
     first: int = 0
 
 
+DropRuns = list[tuple[slice, Drop]]
+"""The dropout of each run of tokens of x [t, h], if not all are consecutive in the complete tensor."""
+
+
+def in_runs(function: Callable[..., tuple[Tensor, ...]], runs: DropRuns, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Call function(*pieces, drop) with each run of tensors [..., h]; return its results joined, in their shape."""
+    flat = [x.flatten(0, -2) for x in tensors]
+    found = zip(*(function(*(x[run] for x in flat), drop) for run, drop in runs), strict=True)
+    return tuple(torch.cat(pieces).view_as(tensors[0]) for pieces in found)
+
+
 class AddNormKernel(Protocol):
     """Return the sum z = residual + drop(x) and norm(z), or with `drop_last` z = residual + x and drop(norm(z)).
 

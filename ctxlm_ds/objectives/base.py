@@ -220,10 +220,10 @@ def token_fields(data: DataSection, pad_id: int) -> tuple[Field, ...]:
     """Return the fields of tokens and of the sequences that they belong to."""
     length = data.seq_length
     return (
-        Field("input_ids", length, pad_id),
-        Field("position_ids", length),
-        Field("sequence_ids", length),
-        Field("sequence_starts", data.sequences_per_row + 1, length),
+        Field("input_ids", length, pad_id, shared="positions"),
+        Field("position_ids", length, shared="positions"),
+        Field("sequence_ids", length, shared="whole"),
+        Field("sequence_starts", data.sequences_per_row + 1, length, shared="whole"),
     )
 
 

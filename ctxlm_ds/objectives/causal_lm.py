@@ -35,7 +35,8 @@ class CausalLM(Objective):
     terms = (LossTerm("causal_lm", ("logits",), ("causal_lm_labels",), has_perplexity=True),)
 
     def fields(self, data: DataSection) -> tuple[Field, ...]:
-        return (*token_fields(data, self.pad_id), Field("causal_lm_labels", data.seq_length, IGNORE_LABEL))
+        labels = Field("causal_lm_labels", data.seq_length, IGNORE_LABEL, shared="positions")
+        return (*token_fields(data, self.pad_id), labels)
 
     def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> Examples:
         """Take all tokens but the last as inputs, all but the first as their labels."""

@@ -85,7 +85,7 @@ class Distillation(MaskedLM):
         slots = data.seq_length if self._every_token else self.slots(data)
         every = {"prediction_positions", "masked_lm_labels"}
         fields = tuple(replace(field, columns=slots) if field.name in every else field for field in fields)
-        return (*fields, Field("soft_target_labels", slots, IGNORE_LABEL))
+        return (*fields, Field("soft_target_labels", slots, IGNORE_LABEL, shared="slots"))
 
     def fill(self, examples: Examples, row_starts: NDArray[np.int64], arrays: Arrays) -> int:
         import numpy as np

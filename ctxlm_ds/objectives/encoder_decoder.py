@@ -105,9 +105,13 @@ class EncoderDecoder(Objective):
         length, most = self.config.target_length(data), data.sequences_per_row
         ids, positions, sequences, starts = DECODER_FIELDS
         return (
-            *token_fields(data, self.pad_id), Field(ids, length, self.pad_id), Field(positions, length),
-            Field(sequences, length), Field(starts, most + 1, length), Field(LABELS, length, IGNORE_LABEL),
-        )  # fmt: skip
+            *token_fields(data, self.pad_id),
+            Field(ids, length, self.pad_id, shared="positions"),
+            Field(positions, length, shared="positions"),
+            Field(sequences, length, shared="whole"),
+            Field(starts, most + 1, length, shared="whole"),
+            Field(LABELS, length, IGNORE_LABEL, shared="positions"),
+        )
 
     def budgets(self, lengths: NDArray[np.int64], data: DataSection) -> NDArray[np.int64]:
         """Return the [n] most tokens of the inputs of texts of `lengths`."""

@@ -259,15 +259,15 @@ class MaskedLM(Masking):
                 "every packed sequence needs at least one prediction slot: raise the first or lower the second"
             )
         boundaries = (
-            Field("boundary_positions", 2 * slots),
-            Field("boundary_offsets", slots),
-            Field("boundary_labels", slots, IGNORE_LABEL),
+            Field("boundary_positions", 2 * slots, shared="whole"),
+            Field("boundary_offsets", slots, shared="whole"),
+            Field("boundary_labels", slots, IGNORE_LABEL, shared="slots"),
         )
         return (
             *token_fields(data, self.pad_id),
-            Field("token_type_ids", data.seq_length),
-            Field("prediction_positions", slots),
-            Field("masked_lm_labels", slots, IGNORE_LABEL),
+            Field("token_type_ids", data.seq_length, shared="positions"),
+            Field("prediction_positions", slots, shared="whole"),
+            Field("masked_lm_labels", slots, IGNORE_LABEL, shared="slots"),
             *(boundaries if self.config.boundary_weight > 0.0 else ()),
         )
 
@@ -298,8 +298,8 @@ class MaskedLMNextSentence(MaskedLM):
         sequences = data.sequences_per_row
         return (
             *super().fields(data),
-            Field("cls_positions", sequences),
-            Field(f"{self.sequence_label}_labels", sequences, IGNORE_LABEL),
+            Field("cls_positions", sequences, shared="whole"),
+            Field(f"{self.sequence_label}_labels", sequences, IGNORE_LABEL, shared="slots"),
         )
 
     def fill(self, examples: Examples, row_starts: NDArray[np.int64], arrays: Arrays) -> int:

@@ -121,11 +121,11 @@ class PermutationLM(Objective):
         self._has_directions = getattr(data, "both_directions", False)
         return (
             *token_fields(data, self.pad_id),
-            Field("token_type_ids", length),
-            Field("ranks", length, fill=4 * length + 4),
-            Field("target_positions", slots, fill=length),
-            Field("directions", 1),
-            Field(LABELS, slots, IGNORE_LABEL),
+            Field("token_type_ids", length, shared="whole"),
+            Field("ranks", length, fill=4 * length + 4, shared="whole"),
+            Field("target_positions", slots, fill=length, shared="whole"),
+            Field("directions", 1, shared="whole"),
+            Field(LABELS, slots, IGNORE_LABEL, shared="whole"),
         )
 
     def budgets(self, lengths: NDArray[np.int64], data: DataSection) -> NDArray[np.int64]:

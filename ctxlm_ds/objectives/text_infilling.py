@@ -122,7 +122,8 @@ class TextInfilling(EncoderDecoder):
             self._rules = infilling_rules(section, tokenizer)
 
     def fields(self, data: DataSection) -> tuple[Field, ...]:
-        reported = Field(REPLACED.labels[0], self.config.target_length(data), IGNORE_LABEL)
+        length = self.config.target_length(data)
+        reported = Field(REPLACED.labels[0], length, IGNORE_LABEL, shared="positions")
         return (*super().fields(data), *((reported,) if self.config.reports_replaced else ()))
 
     def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> TargetExamples:

@@ -36,6 +36,7 @@ class TinyBertSection(MaskingSection):
     """Hidden states and attention scores of a teacher (TinyBERT)."""
 
     may_mask_nothing: ClassVar[bool] = True
+    shares_positions: ClassVar[bool] = False
 
     name: str = "tinybert"
     mask_prob: Probability = 0.0
@@ -179,8 +180,9 @@ class TinyBert(Masking):
         return [comparison for comparison in found if comparison.into in wanted]
 
     def fields(self, data: DataSection) -> tuple[Field, ...]:
-        first = (Field("cls_positions", data.sequences_per_row),) if self.config.prediction_weight else ()
-        return (*token_fields(data, self.pad_id), Field("token_type_ids", data.seq_length), *first)
+        first = Field("cls_positions", data.sequences_per_row, shared="whole")
+        types = Field("token_type_ids", data.seq_length, shared="positions")
+        return (*token_fields(data, self.pad_id), types, *((first,) if self.config.prediction_weight else ()))
 
     def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> Examples:
         """Mask as BERT, or nothing."""

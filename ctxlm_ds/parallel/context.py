@@ -1,20 +1,23 @@
-"""A rank's share of every layer, and its count of tensor-parallel traffic. Both are passed to the layers."""
+"""A rank's share of every layer, and its count of the layers' traffic. Both are passed to the layers."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.parallel.placement import vocabulary_rows_per_rank
 from ctxlm_ds.parallel.random import DropoutStreams
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 class TrafficCounter:
-    """Calls and bytes of one rank's tensor-parallel collectives, which DeepSpeed's comms logger does not see.
+    """Calls and bytes of one rank's collectives inside layers, which DeepSpeed's comms logger does not see.
 
     Bytes count as there: the tensor handed to the collective, that is the complete one of an all-reduce, the gathered
-    one of an all-gather, and the input of a reduce-scatter.
+    one of an all-gather, and the input of a reduce-scatter or all-to-all.
     """
 
     def __init__(self) -> None:
@@ -22,7 +25,7 @@ class TrafficCounter:
         self.num_bytes: Counter[str] = Counter()
 
     def add(self, operation: str, num_bytes: int) -> None:
-        """Count one collective: all_reduce, all_gather or reduce_scatter."""
+        """Count one collective: all_reduce, all_gather, reduce_scatter or all_to_all."""
         self.calls[operation] += 1
         self.num_bytes[operation] += num_bytes
 
@@ -46,11 +49,27 @@ class ParallelContext:
     """Rows of a rank's part of the vocabulary are a multiple of this (vocabulary_rows_per_rank)."""
     dropout: DropoutStreams = field(default_factory=DropoutStreams)
     traffic: TrafficCounter = field(default_factory=TrafficCounter)
+    context_size: int = 1
+    """Ranks that share the positions of each row (parallel/mappings.py)."""
+    context_rank: int = 0
+    context_group: Any = None
+    """Their process group; None if context_size is 1."""
+    rows: int = 1
+    """Rows of a micro-batch."""
 
     @property
     def splits_tokens(self) -> bool:
         """True if activations between the split matrices are [b·s / size, h] instead of [b, s, h]."""
         return self.sequence_parallel and self.size > 1
+
+    @property
+    def head_share(self) -> int:
+        """Number of this rank's share of the heads inside attention, of size x context_size shares."""
+        return self.rank * self.context_size + self.context_rank
+
+    def own_shape(self, ids: Tensor) -> tuple[int, int]:
+        """Return the rows and this rank's positions of complete rows ids [b, s]."""
+        return ids.shape[0], ids.shape[1] // self.context_size
 
     def vocabulary_rows(self, vocab_size: int) -> int:
         """Return the rows of this rank's part of the word embedding, including zeros that pad the vocabulary."""

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.mappings import all_reduce, own_tokens, reduce_from_ranks
+from ctxlm_ds.parallel.mappings import all_reduce, own_positions, own_tokens, reduce_from_ranks
 
 
 class Sums(NamedTuple):
@@ -197,11 +197,11 @@ def cosine_sums(outputs: Sequence[Tensor], labels: Sequence[Tensor], parallel: P
 
     Args:
         outputs: hidden states [..., h] of both; under sequence parallelism those of this rank's tokens.
-        labels: sequence_ids [...], 0 at padding.
+        labels: sequence_ids [b, s] of complete rows, 0 at padding.
         parallel: the ranks that share the tokens.
     """
     student, teacher = (hidden.flatten(0, -2).float() for hidden in outputs)
-    everywhere = labels[0].flatten() > 0
+    everywhere = own_positions(labels[0], parallel).flatten() > 0
     counted = own_tokens(everywhere, parallel) if parallel.splits_tokens else everywhere
     same_direction = torch.ones_like(student[:, 0])
     loss = F.cosine_embedding_loss(student, teacher, same_direction, reduction="none").where(counted, 0.0).sum()

@@ -17,10 +17,16 @@ from torch.nn import functional as F
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.dropout import keyed_row_dropout
 from ctxlm_ds.kernels.linear import LinearKernel, float32_linear
-from ctxlm_ds.kernels.norm import Drop
+from ctxlm_ds.kernels.norm import Drop, DropRuns, in_runs
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.linear_cross_entropy import LinearCrossEntropy
-from ctxlm_ds.parallel.mappings import ColumnParallelProduct, reduce_from_ranks, reduce_scatter_tokens, share_parameters
+from ctxlm_ds.parallel.mappings import (
+    ColumnParallelProduct,
+    reduce_from_ranks,
+    reduce_scatter_tokens,
+    share_parameters,
+    token_runs,
+)
 from ctxlm_ds.parallel.parameters import ZEROS, Init, ParameterFacts, declare
 from ctxlm_ds.parallel.placement import COLUMNS, VOCABULARY, Split
 
@@ -263,15 +269,24 @@ class HiddenDropout(nn.Module):
 
     def forward(self, x: Tensor, place: int) -> Tensor:
         """Drop from x [..., h]; `place` is the number of the place in the layer."""
-        drop = self.of(x, place)
-        return x if drop is None else self.kernel(x, *drop)
+        return self._drop(x, self.of(x, place))
 
-    def of(self, x: Tensor, place: int) -> Drop | None:
+    def of(self, x: Tensor, place: int) -> Drop | DropRuns | None:
         """Return what a kernel needs to drop from x [..., h] itself, or None if nothing is dropped."""
         if not self.training or self.p == 0.0:
             return None
-        first = self.parallel.rank * x.numel() if self.parallel.splits_tokens else 0
-        return Drop(self.p, self.parallel.dropout.key(place, x), first)
+        return self._of_tokens(x, self.parallel.dropout.key(place, x), self.parallel.splits_tokens)
+
+    def _drop(self, x: Tensor, drop: Drop | DropRuns | None) -> Tensor:
+        if isinstance(drop, list):
+            return in_runs(lambda piece, its: (self.kernel(piece, *its),), drop, x)[0]
+        return x if drop is None else self.kernel(x, *drop)
+
+    def _of_tokens(self, x: Tensor, key: Tensor, split_tokens: bool) -> Drop | DropRuns:
+        width = x.shape[-1]
+        runs = token_runs(x.numel() // width, self.parallel, split_tokens)
+        drops = [(slice(run.begin, run.end), Drop(self.p, key, run.first * width)) for run in runs]
+        return drops if len(drops) > 1 else drops[0][1]
 
 
 class InnerDropout(HiddenDropout):
@@ -283,6 +298,7 @@ class InnerDropout(HiddenDropout):
             return x
         size, rank, key = self.parallel.size, self.parallel.rank, self.parallel.dropout.key(MLP_INNER, x)
         if size == 1:
-            return self.kernel(x, self.p, key)
-        tokens = torch.arange(x.shape[:-1].numel(), device=x.device).view(x.shape[:-1])
-        return keyed_row_dropout(x, self.p, key, tokens * size + rank)
+            return self._drop(x, self._of_tokens(x, key, split_tokens=False))
+        runs = token_runs(x.shape[:-1].numel(), self.parallel, split_tokens=False)
+        tokens = torch.cat([torch.arange(run.end - run.begin, device=x.device) + run.first for run in runs])
+        return keyed_row_dropout(x, self.p, key, tokens.view(x.shape[:-1]) * size + rank)

@@ -1,15 +1,20 @@
-"""Collectives on activations between ranks that share a layer, as autograd functions.
+"""Collectives on activations between ranks that share a layer or a row, as autograd functions.
 
-They replace megatron-core's mappings, whose sequence-parallel ones allocate on the current CUDA device. Tokens are
-split in their flattened order [b·s, h], so no transposition and no divisible sequence length is needed. torch.compile
-cuts its graphs here; otherwise it would specialise each of them on the state around it.
-Shape letters: t tokens (b·s), n ranks, h width, i inputs, o outputs of a rank's share of a layer.
+Those of tensor parallelism replace megatron-core's mappings, whose sequence-parallel ones allocate on the current CUDA
+device. Tokens are split in their flattened order [b·s, h], so no transposition and no divisible sequence length is
+needed. Context parallelism shares the positions of each row; inside attention, ranks exchange them for heads and back
+(DeepSpeed-Ulysses, Jacobs 2023, arXiv:2309.14509), and predictions are shared by slots. torch.compile cuts its graphs
+here; otherwise it would specialise each of them on the state around it.
+
+Shape letters: t tokens (b·s), n ranks of tensor parallelism, h width, i inputs, o outputs of a rank's share of a layer;
+b rows, s positions of a row, c ranks of context parallelism, a heads, d size of a head, p slots.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,6 +22,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.parallel.context import ParallelContext
 
 
@@ -185,3 +191,129 @@ def reduce_scatter(x: Tensor, parallel: ParallelContext, wait: bool = True) -> t
 def _counted(operation: str, x: Tensor, parallel: ParallelContext) -> Tensor:
     parallel.traffic.add(operation, x.numel() * x.element_size())
     return x
+
+
+def own_share(values: Tensor, shared: str, parallel: ParallelContext) -> Tensor:
+    """Return what this rank reads of a field [b, columns] (Field.shared): [b, columns / c], or own_slots."""
+    if parallel.context_size == 1 or shared == "whole":
+        return values
+    return own_slots(values, parallel) if shared == "slots" else own_positions(values, parallel).contiguous()
+
+
+def own_positions(values: Tensor, parallel: ParallelContext) -> Tensor:
+    """Return this rank's positions [b, s / c] of complete rows [b, s]."""
+    return values.chunk(parallel.context_size, dim=1)[parallel.context_rank]
+
+
+def own_slots(values: Tensor, parallel: ParallelContext, fill: int = IGNORE_LABEL) -> Tensor:
+    """Return this rank's share [ceil(b p / c)] of slots [b, p] that all ranks have; `fill` is behind the last slot."""
+    size, flat = parallel.context_size, values.flatten()
+    return F.pad(flat, (0, -len(flat) % size), value=fill).chunk(size)[parallel.context_rank].contiguous()
+
+
+@torch._disable_dynamo
+def all_slots(values: Tensor, shape: torch.Size, parallel: ParallelContext) -> Tensor:
+    """Return slots of `shape` [b, p] from the shares of all ranks, without a gradient; the reverse of own_slots."""
+    return _gather(values, parallel)[: shape.numel()].view(shape)
+
+
+@torch._disable_dynamo
+def select_slots(hidden: Tensor, positions: Tensor, parallel: ParallelContext) -> Tensor:
+    """Return the vectors of this rank's slots [ceil(b p / c), h].
+
+    `positions` [b, p] are those of all slots in complete rows, hidden [b, s / c, h] this rank's positions. Every slot
+    is at a position of one rank, so the sum over ranks is exact.
+    """
+    length = hidden.shape[1]
+    own = positions - parallel.context_rank * length
+    elsewhere = (own < 0) | (own >= length)
+    row_starts = torch.arange(len(hidden), device=hidden.device)[:, None] * length
+    found = hidden.flatten(0, 1).index_select(0, (own.masked_fill(elsewhere, 0) + row_starts).flatten())
+    found = found.masked_fill(elsewhere.flatten()[:, None], 0.0)
+    return _SumSlots.apply(F.pad(found, (0, 0, 0, -len(found) % parallel.context_size)), parallel)
+
+
+@torch._disable_dynamo
+def to_heads(tensors: Sequence[Tensor], parallel: ParallelContext) -> tuple[Tensor, ...]:
+    """Exchange positions for heads: each x [b, s / c, a, d] becomes [b, s, a / c, d], in one collective."""
+    size = parallel.context_size
+    pieces = [x.unflatten(2, (size, -1)).movedim(2, 0) for x in tensors]
+    heads = _Exchange.apply(torch.cat(pieces, dim=3), parallel).movedim(0, 1).flatten(1, 2)
+    return heads.split([x.shape[2] // size for x in tensors], dim=2)
+
+
+@torch._disable_dynamo
+def to_positions(x: Tensor, parallel: ParallelContext) -> Tensor:
+    """Exchange heads for positions: x [b, s, a / c, d] becomes [b, s / c, a, d]."""
+    pieces = x.unflatten(1, (parallel.context_size, -1)).movedim(1, 0).contiguous()
+    return _Exchange.apply(pieces, parallel).movedim(0, 2).flatten(2, 3)
+
+
+class Run(NamedTuple):
+    """Consecutive tokens of a rank that are also consecutive in the complete micro-batch."""
+
+    begin: int
+    """Number of the first token on this rank."""
+    end: int
+    """Number after the last one."""
+    first: int
+    """Number of the first token in the complete micro-batch."""
+
+
+def token_runs(count: int, parallel: ParallelContext, split_tokens: bool) -> list[Run]:
+    """Return the runs of `count` tokens; `split_tokens`: they are this rank's share under sequence parallelism too."""
+    skipped, total = (count * parallel.rank, count * parallel.size) if split_tokens else (0, count)
+    if parallel.context_size == 1:
+        return [Run(0, count, skipped)]
+    length = total // parallel.rows
+    runs, place = [], skipped
+    while place < skipped + count:
+        row, inside = divmod(place, length)
+        stop = min(skipped + count, (row + 1) * length)
+        first = (row * parallel.context_size + parallel.context_rank) * length + inside
+        runs.append(Run(place - skipped, stop - skipped, first))
+        place = stop
+    return runs
+
+
+class _Exchange(Function):
+    """Sends piece i of x [c, ...] to rank i; the result has the pieces of all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parallel: ParallelContext) -> Tensor:
+        ctx.parallel = parallel
+        return _exchange(x, parallel)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _exchange(gradient.contiguous(), ctx.parallel), None
+
+
+def _exchange(x: Tensor, parallel: ParallelContext) -> Tensor:
+    received = torch.empty_like(x)
+    parallel.traffic.add("all_to_all", x.numel() * x.element_size())
+    dist.all_to_all_single(received, x, group=parallel.context_group)
+    return received
+
+
+class _SumSlots(Function):
+    """Sums x [k, h] over the ranks and returns this rank's share [k / c, h]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, parallel: ParallelContext) -> Tensor:
+        ctx.parallel = parallel
+        share = x.new_empty(len(x) // parallel.context_size, x.shape[1])
+        parallel.traffic.add("reduce_scatter", x.numel() * x.element_size())
+        dist.reduce_scatter_tensor(share, x.contiguous(), group=parallel.context_group)
+        return share
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return _gather(gradient.contiguous(), ctx.parallel), None
+
+
+def _gather(share: Tensor, parallel: ParallelContext) -> Tensor:
+    total = share.new_empty(len(share) * parallel.context_size, *share.shape[1:])
+    parallel.traffic.add("all_gather", total.numel() * total.element_size())
+    dist.all_gather_into_tensor(total, share, group=parallel.context_group)
+    return total

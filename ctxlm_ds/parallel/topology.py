@@ -43,12 +43,16 @@ class Topology:
     tensor_parallel_size: int = 1
     pipeline_parallel_rank: int = 0
     pipeline_parallel_size: int = 1
+    context_parallel_rank: int = 0
+    context_parallel_size: int = 1
     cpu_group: dist.ProcessGroup | None = None
     """Group of all ranks on gloo; None if there is one process."""
     tensor_group: dist.ProcessGroup | None = None
     """Ranks that share this rank's layers, on the training backend; None without tensor parallelism."""
     replica_group: dist.ProcessGroup | None = None
-    """Ranks of this pipeline stage (tensor x data); None if these are all ranks."""
+    """Ranks of this pipeline stage (tensor x context x data); None if these are all ranks."""
+    context_group: dist.ProcessGroup | None = None
+    """Ranks that share this rank's rows, on the training backend; None without context parallelism."""
 
     @property
     def is_main(self) -> bool:
@@ -56,13 +60,23 @@ class Topology:
         return self.rank == 0
 
     @property
+    def replica_rank(self) -> int:
+        """Number of this rank's copy of the weights, which DeepSpeed calls its data-parallel rank."""
+        return self.data_parallel_rank * self.context_parallel_size + self.context_parallel_rank
+
+    @property
+    def replica_size(self) -> int:
+        """Copies of the weights (context x data), over which gradients are averaged and ZeRO partitions."""
+        return self.data_parallel_size * self.context_parallel_size
+
+    @property
     def speaks_for_data(self) -> bool:
         """True if this rank counts its data-parallel rank's batches; other ranks of the same model hold the same."""
-        return self.tensor_parallel_rank == 0 and self.pipeline_parallel_rank == 0
+        return self.tensor_parallel_rank == self.context_parallel_rank == self.pipeline_parallel_rank == 0
 
     @property
     def speaks_for_losses(self) -> bool:
-        """True if this rank reports its data-parallel rank's losses, which only the last stage computes."""
+        """True if this rank reports losses: the last stage computes them, each context-parallel rank its own."""
         return self.tensor_parallel_rank == 0 and self.pipeline_parallel_rank == self.pipeline_parallel_size - 1
 
     def barrier(self) -> None:
@@ -207,26 +221,28 @@ def build_topology(
     local_world_size: int = 1,
     tensor_parallel_size: int = 1,
     pipeline_parallel_size: int = 1,
+    context_parallel_size: int = 1,
     cpu_timeout_s: float = CPU_GROUP_TIMEOUT_S,
 ) -> Topology:
     """Return the topology of this process; call it on every rank after torch.distributed is initialised.
 
-    The order of ranks is tensor-parallel first (neighbours share layers, so they are on one node), then data-parallel,
-    then pipeline stages: Megatron's default order and DeepSpeed's PipeModelDataParallelTopology. `cpu_timeout_s` is the
-    longest wait for other ranks in a CPU collective (one may verify a large checkpoint).
+    The order of ranks is tensor-parallel first (neighbours share layers, so they are on one node), then
+    context-parallel, data-parallel, and pipeline stages: Megatron's default order. DeepSpeed and Megatron take context
+    x data for data-parallel ranks. `cpu_timeout_s` is the longest wait for other ranks in a CPU collective (one may
+    verify a large checkpoint).
 
     Raises:
         ConfigError: the world does not split into models of that many ranks.
     """
     import torch.distributed as dist
 
-    model_size = tensor_parallel_size * pipeline_parallel_size
+    model_size = tensor_parallel_size * context_parallel_size * pipeline_parallel_size
     alone = not (dist.is_available() and dist.is_initialized())
     rank, world_size = (0, 1) if alone else (dist.get_rank(), dist.get_world_size())
     if world_size % model_size:
         raise ConfigError(
             f"parallel: {world_size} ranks do not split into groups of tensor_parallel_size {tensor_parallel_size} x "
-            f"pipeline_parallel_size {pipeline_parallel_size}"
+            f"context_parallel_size {context_parallel_size} x pipeline_parallel_size {pipeline_parallel_size}"
         )
     if alone:
         return Topology(local_rank=local_rank, local_world_size=local_world_size)
@@ -235,29 +251,45 @@ def build_topology(
         timeout = timedelta(seconds=cpu_timeout_s)
         cpu_group = dist.group.WORLD if dist.get_backend() == "gloo" else _gloo_group(timeout)
     data_parallel_size = world_size // model_size
+    replicas = data_parallel_size * context_parallel_size
     tensor_group = replica_group = None
     if tensor_parallel_size > 1:
         tensor_group, replica_group = _megatron_groups(tensor_parallel_size, pipeline_parallel_size)
     elif pipeline_parallel_size > 1:
         # The ranks of a stage are consecutive.
-        firsts = range(0, world_size, data_parallel_size)
-        groups = [dist.new_group(range(first, first + data_parallel_size)) for first in firsts]
-        replica_group = groups[rank // data_parallel_size]
+        firsts = range(0, world_size, replicas)
+        groups = [dist.new_group(range(first, first + replicas)) for first in firsts]
+        replica_group = groups[rank // replicas]
     return Topology(
         rank=rank,
         world_size=world_size,
         local_rank=local_rank,
         local_world_size=local_world_size,
-        data_parallel_rank=rank // tensor_parallel_size % data_parallel_size,
+        data_parallel_rank=rank // (tensor_parallel_size * context_parallel_size) % data_parallel_size,
         data_parallel_size=data_parallel_size,
         tensor_parallel_rank=rank % tensor_parallel_size,
         tensor_parallel_size=tensor_parallel_size,
-        pipeline_parallel_rank=rank // (tensor_parallel_size * data_parallel_size),
+        pipeline_parallel_rank=rank // (tensor_parallel_size * replicas),
         pipeline_parallel_size=pipeline_parallel_size,
+        context_parallel_rank=rank // tensor_parallel_size % context_parallel_size,
+        context_parallel_size=context_parallel_size,
         cpu_group=cpu_group,
         tensor_group=tensor_group,
         replica_group=replica_group,
+        context_group=_context_group(rank, world_size, tensor_parallel_size, context_parallel_size),
     )
+
+
+def _context_group(rank: int, world_size: int, tensor: int, context: int) -> Any:
+    """Make the groups of ranks that share rows, in one order on all ranks; return this rank's, or None."""
+    import torch.distributed as dist
+
+    if context == 1:
+        return None
+    firsts = (block + first for block in range(0, world_size, tensor * context) for first in range(tensor))
+    members = [range(first, first + tensor * context, tensor) for first in firsts]
+    groups = [(ranks, dist.new_group(ranks)) for ranks in members]
+    return next(group for ranks, group in groups if rank in ranks)
 
 
 def _gloo_group(timeout: timedelta) -> Any:

@@ -12,6 +12,7 @@ MAX_WORLD_SIZE = 10**6
 PIPELINE_ZERO_STAGES = (0, 1)
 TENSOR = "parallel.tensor_parallel_size"
 PIPELINE = "parallel.pipeline_parallel_size"
+CONTEXT = "parallel.context_parallel_size"
 
 
 def layout_problems(
@@ -23,6 +24,8 @@ def layout_problems(
     if size > 1:
         yield from config.model.tensor_parallel_problems(size)
         yield from config.optimizer.tensor_parallel_problems(size, config.kernels.optimizer)
+    if parallel.context_parallel_size > 1:
+        yield from _context_problems(config)
     if parallel.sequence_parallel:
         yield from _sequence_problems(parallel, training, config.data, config.objective)
     yield from _pipeline_problems(parallel, config.model.num_blocks)
@@ -32,11 +35,28 @@ def layout_problems(
         yield from stage_problems(parallel, training, config.teacher, zero_stage)
 
 
+def _context_problems(config: RunConfig) -> Iterator[Problem]:
+    size, tensor = config.parallel.context_parallel_size, config.parallel.tensor_parallel_size
+    yield from config.model.context_parallel_problems(size, tensor)
+    data, objective = config.data, config.objective
+    if not objective.shares_positions:
+        text = f"{size}, but objective.name {objective.name} compares attention scores of complete rows; set it to 1"
+        yield Problem(CONTEXT, text, ("objective.name",))
+    if data.in_lanes:
+        text = f"{size}, but rows of data.sample_format {data.sample_format} carry states from end to end; set it to 1"
+        yield Problem(CONTEXT, text, ("data.sample_format",))
+    uneven = next((length for length in objective.stack_lengths(data) if length % size), None)
+    if uneven is not None:
+        row = f"data.seq_length {uneven}" if uneven == data.seq_length else f"the {uneven} positions of a decoder's row"
+        text = f"{size} does not divide {row}; set data.seq_length to a multiple, or choose another size"
+        yield Problem(CONTEXT, text, ("data.seq_length",))
+
+
 def _sequence_problems(
     parallel: ParallelConfig, training: TrainingConfig, data: DataSection, objective: ObjectiveSection
 ) -> Iterator[Problem]:
-    size, micro = parallel.tensor_parallel_size, training.micro_batch_size
-    lengths = objective.stack_lengths(data)
+    size, context, micro = parallel.tensor_parallel_size, parallel.context_parallel_size, training.micro_batch_size
+    lengths = [length // context for length in objective.stack_lengths(data)]
     uneven = next((length for length in lengths if micro * length % size), None)
     if size == 1:
         text = (
@@ -50,6 +70,7 @@ def _sequence_problems(
         )
         row = "positions of a row of the decoder" if len(lengths) > 1 else "positions and predictions of a row"
         row = "data.seq_length" if uneven == data.seq_length else row
+        row += f" / {CONTEXT} {context} =" if context > 1 else ""
         text = (
             f"training.micro_batch_size {micro} x {row} {uneven} = {micro * uneven} positions do not split "
             f"evenly over {TENSOR} {size}; set training.micro_batch_size to {nearest}, or it to false"
@@ -87,12 +108,14 @@ def batch_problems(training: TrainingConfig, parallel: ParallelConfig, world_siz
         if world_size % together:
             below = world_size // together * together
             choices = f"{below} or {below + together}" if below else str(together)
+            size = parallel.context_parallel_size
+            context = f" context_parallel_size {size} x" if size > 1 else ""
             text = (
                 f"{world_size} ranks do not split into groups of tensor_parallel_size "
-                f"{parallel.tensor_parallel_size} x pipeline_parallel_size "
+                f"{parallel.tensor_parallel_size} x{context} pipeline_parallel_size "
                 f"{parallel.pipeline_parallel_size} = {together}; start {choices} ranks, or change the sizes"
             )
-            yield Problem("parallel", text, (TENSOR, PIPELINE))
+            yield Problem("parallel", text, (TENSOR, PIPELINE, CONTEXT))
             # The batch must be a multiple of the micro-batch on any number of ranks.
             world_size = None
         else:

@@ -113,12 +113,15 @@ class TrainingConfig(Section):
 
 
 class ParallelConfig(Section):
-    """Layout of the model over ranks. The data-parallel size is the world size divided by the other two."""
+    """Layout of the model over ranks. The data-parallel size is the world size divided by the product of the others."""
 
     tensor_parallel_size: SmallInt = 1
     """Ranks that share each layer's weights; must divide the attention heads and the feed-forward width."""
     pipeline_parallel_size: SmallInt = 1
     """Pipeline stages: consecutive groups of layers on different ranks (ZeRO stages 0 and 1)."""
+    context_parallel_size: SmallInt = 1
+    """Ranks that share the positions of each row, for long rows; attention exchanges positions for heads, whose number
+    per tensor-parallel rank it must divide. Losses do not depend on it."""
     sequence_parallel: bool = False
     """Split positions over tensor-parallel ranks in LayerNorm and dropout, whose weights are not split: less memory."""
     pipeline_partition: Literal["parameters", "uniform"] = "parameters"
@@ -131,11 +134,11 @@ class ParallelConfig(Section):
 
     @property
     def model_parallel_size(self) -> int:
-        """Number of ranks that share one copy of the model."""
-        return self.tensor_parallel_size * self.pipeline_parallel_size
+        """Number of ranks that compute a row together."""
+        return self.tensor_parallel_size * self.context_parallel_size * self.pipeline_parallel_size
 
     def data_parallel_size(self, world_size: int) -> int:
-        """Return the number of copies of the model, rounded down and at least 1."""
+        """Return the number of ranks that read other rows, rounded down and at least 1."""
         return max(1, world_size // self.model_parallel_size)
 
 

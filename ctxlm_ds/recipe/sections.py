@@ -96,6 +96,11 @@ class ModelSection(Section):
         """Yield reasons why `size` tensor-parallel ranks cannot split the layers."""
         yield from ()
 
+    def context_parallel_problems(self, size: int, tensor: int) -> Iterator[Problem]:
+        """Yield reasons why `size` ranks cannot share the positions of a row; each has the heads of 1 / `tensor`."""
+        text = f"{size}, but layers of model.family {self.family} read rows from end to end; set it to 1"
+        yield Problem("parallel.context_parallel_size", text, ("model.family",))
+
 
 class ObjectiveSection(Section):
     """Pretraining objective; the objective adds further settings."""
@@ -105,6 +110,9 @@ class ObjectiveSection(Section):
     z_loss: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Weight of the squared logarithm of the sum of exponentials of the logits, of each label that is a word, which
     keeps that sum near 1 (T5 1e-4); reported as TERM_z."""
+
+    shares_positions: ClassVar[bool] = True
+    """True if ranks can share the positions of rows (parallel.context_parallel_size)."""
 
     @property
     def needs_languages(self) -> bool:

@@ -166,10 +166,13 @@ def teacher_problems(
     yield from map(_of_teacher, teacher.row_problems(data))
     if parallel.tensor_parallel_size > 1:
         yield from map(_of_teacher, teacher.tensor_parallel_problems(parallel.tensor_parallel_size))
-    sizes = model.vocab_size, teacher.vocab_size
-    if None not in sizes and sizes[0] != sizes[1]:
+    if parallel.context_parallel_size > 1:
+        sizes = parallel.context_parallel_size, parallel.tensor_parallel_size
+        yield from map(_of_teacher, teacher.context_parallel_problems(*sizes))
+    words, theirs = model.vocab_size, teacher.vocab_size
+    if None not in (words, theirs) and words != theirs:
         text = (
-            f"{sizes[0]} rows, but the teacher has {sizes[1]}: both must have the same vocabulary; train with the "
+            f"{words} rows, but the teacher has {theirs}: both must have the same vocabulary; train with the "
             "teacher's tokenizer (tokenizer.path) and its number of rows"
         )
         yield Problem("model.vocab_size", text, ("teacher.model.vocab_size", "teacher.path"))

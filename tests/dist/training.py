@@ -151,7 +151,9 @@ def build_engine(config: RunConfig, user_json: dict[str, Any], checkpointing: bo
     clear_stale_build_locks()
     init_process_group()
     layout = config.parallel
-    topology = build_topology(0, 1, layout.tensor_parallel_size, layout.pipeline_parallel_size)
+    topology = build_topology(
+        0, 1, layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.context_parallel_size
+    )
     if checkpointing:
         recomputed = config.training.model_copy(update={"activation_checkpointing": True})
         config = config.model_copy(update={"training": recomputed})

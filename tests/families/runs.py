@@ -132,13 +132,15 @@ class Layout:
     stage: int = 0
     sequence_parallel: bool = False
     recompute: bool = False
+    context: int = 1
 
     @property
     def world_size(self) -> int:
-        return self.tensor * self.pipeline * self.data
+        return self.tensor * self.context * self.pipeline * self.data
 
     def __str__(self) -> str:
         words = [f"tp{self.tensor}", f"pp{self.pipeline}", f"dp{self.data}", f"zero{self.stage}"]
+        words += [f"cp{self.context}"] * (self.context > 1)
         return "-".join(words + ["sp"] * self.sequence_parallel + ["recompute"] * self.recompute)
 
 
@@ -225,7 +227,7 @@ class Run:
             },
             "parallel": {
                 "tensor_parallel_size": self.layout.tensor, "pipeline_parallel_size": self.layout.pipeline,
-                "sequence_parallel": self.layout.sequence_parallel,
+                "context_parallel_size": self.layout.context, "sequence_parallel": self.layout.sequence_parallel,
             },
         }  # fmt: skip
 
@@ -322,7 +324,7 @@ def build(run: Run) -> Engine:
     quiet_libraries()
     init_process_group()
     layout, config = run.layout, run.config()
-    topology = build_topology(0, 1, layout.tensor, layout.pipeline)
+    topology = build_topology(0, 1, layout.tensor, layout.pipeline, layout.context)
     settings = build_deepspeed_config(config, {"zero_optimization": {"stage": layout.stage}}, topology.world_size)
     objective = build_objective(config.objective, load_tokenizer(config.tokenizer.path))
     engine = run_builder.engine_builder(config, settings, objective, topology)()

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from ctxlm_ds.families.base import EncoderSection, Family, head_problems, split_problems, tiny_transformer
+from ctxlm_ds.families.base import (
+    EncoderSection,
+    Family,
+    exchange_problems,
+    head_problems,
+    split_problems,
+    tiny_transformer,
+)
 from ctxlm_ds.families.bert.config import BertSection
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import SmallInt, Width
@@ -53,6 +60,10 @@ class ElectraSection(BertSection):
     def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
         yield from super().tensor_parallel_problems(size)
         yield from split_problems(self, size, GENERATOR)
+
+    def context_parallel_problems(self, size: int, tensor: int) -> Iterator[Problem]:
+        yield from super().context_parallel_problems(size, tensor)
+        yield from exchange_problems(self, size, tensor, GENERATOR)
 
 
 ELECTRA = Family(

@@ -23,7 +23,7 @@ from ctxlm_ds.models.parts.transformer import block_settings, final_layer_norm, 
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import first_over_ranks
 from ctxlm_ds.parallel.layers import ReplicatedLinear
-from ctxlm_ds.parallel.mappings import gather_tokens
+from ctxlm_ds.parallel.mappings import all_slots, gather_tokens, own_positions, own_slots
 from ctxlm_ds.parallel.parameters import Init
 
 
@@ -110,12 +110,18 @@ class Samples(nn.Module):
         """Return the discriminator's tokens and its labels [b, s]: 1 for a token that differs from the original one.
 
         Padding has IGNORE_LABEL. `logits` are [b, p, v] of the generator, `labels` [b, p] the original tokens,
-        IGNORE_LABEL in slots without a prediction.
+        IGNORE_LABEL in slots without a prediction. With context parallelism logits, labels and tokens are a rank's
+        share, sequence_ids and positions complete.
         """
         drawn = draw_words(logits.detach(), positions, self.kernel, self.parallel)
-        # Slots without a prediction write behind the row.
         length = input_ids.shape[1]
-        places = positions.where(labels != IGNORE_LABEL, length)
+        if self.parallel.context_size > 1:
+            drawn, labels = (all_slots(own, positions.shape, self.parallel) for own in (drawn, labels))
+            sequence_ids = own_positions(sequence_ids, self.parallel)
+            positions = positions - self.parallel.context_rank * length
+        # Slots without a prediction here write behind the row.
+        here = (labels != IGNORE_LABEL) & (positions >= 0) & (positions < length)
+        places = positions.where(here, length)
 
         def with_predictions(values: Tensor, into: Tensor) -> Tensor:
             return nn.functional.pad(into, (0, 1)).scatter(1, places, values)[:, :length]
@@ -139,18 +145,20 @@ class ReplacedTokenHead(nn.Module):
         logits = self.score(self.dense(hidden))
         if self.parallel.splits_tokens:
             logits = gather_tokens(logits, self.parallel)
-        return logits.view(sequence_ids.shape)
+        return logits.view(self.parallel.own_shape(sequence_ids))
 
 
 @torch.no_grad()
 def draw_words(logits: Tensor, positions: Tensor, kernel: SamplingKernel, parallel: ParallelContext) -> Tensor:
-    """Draw a word from softmax(logits) for every slot, the same one in every layout; return their ids [b, p].
+    """Draw a word from softmax(logits) for every slot, the same one in every layout; return their ids, shaped as slots.
 
     The word has the largest sum of logit and Gumbel noise. The noise is a hash of (seed, step, row of the global batch,
     position, word), and of equal sums the first word wins. `logits` are [b, p, v / n] of this rank's words, `positions`
-    [b, p] those of the slots in their rows.
+    [b, p] those of the slots in their rows. With context parallelism logits and results are those of its slots.
     """
     num_words = logits.shape[-1]
-    keys = parallel.dropout.row_keys(len(logits), logits)[:, None].expand_as(positions)
+    keys = parallel.dropout.row_keys(len(positions), logits)[:, None].expand_as(positions)
+    if parallel.context_size > 1:
+        positions, keys, logits = own_slots(positions, parallel, 0), own_slots(keys, parallel, 0), logits[None]
     largest, word = kernel(logits.flatten(0, 1), positions.flatten(), keys.flatten(), parallel.rank * num_words)
     return first_over_ranks(largest, word, num_words, parallel).view_as(positions)

@@ -10,6 +10,7 @@ from pydantic import Field
 from ctxlm_ds.families.base import (
     Family,
     TransformerSection,
+    exchange_problems,
     nearest_divisor,
     rotary_problems,
     split_problems,
@@ -90,6 +91,9 @@ class LlamaSection(TransformerSection):
 
     def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
         yield from split_problems(self, size, shared="num_key_value_heads")
+
+    def context_parallel_problems(self, size: int, tensor: int) -> Iterator[Problem]:
+        yield from exchange_problems(self, size, tensor, shared="num_key_value_heads")
 
 
 LLAMA = Family(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from ctxlm_ds.families.base import Family, dropout_problems, split_problems, tiny_transformer
+from ctxlm_ds.families.base import Family, dropout_problems, exchange_problems, split_problems, tiny_transformer
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import ModelSection, PositiveFloat, PositiveFraction, Probability, SmallInt, Width
 
@@ -73,6 +73,9 @@ class T5Section(ModelSection):
 
     def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
         yield from split_problems(self, size, dropout="hidden_dropout")
+
+    def context_parallel_problems(self, size: int, tensor: int) -> Iterator[Problem]:
+        yield from exchange_problems(self, size, tensor)
 
 
 T5 = Family(

@@ -37,7 +37,7 @@ class RelativeBias(nn.Module):
         With `causal` no key is after its query, so all buckets are of distances before it.
         """
         super().__init__()
-        self.buckets, self.reach, self.causal = buckets, reach, causal
+        self.buckets, self.reach, self.causal, self.parallel = buckets, reach, causal, parallel
         self.weight = nn.Parameter(torch.empty(buckets, num_heads // parallel.size))
         declare(self, weight=ParameterFacts(init, decays=False, split=COLUMNS))
         if parallel.size > 1:
@@ -46,10 +46,11 @@ class RelativeBias(nn.Module):
             mark_split(self.weight, dim=1)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the bias [n, s, s] for rows of ids [b, s]."""
+        """Return the bias [n, s, s] for complete rows of ids [b, s], of this rank's heads inside attention."""
         places = torch.arange(ids.shape[1], device=ids.device)
         numbers = distance_buckets(places - places[:, None], self.buckets, self.reach, self.causal)
-        return F.embedding(numbers, self.weight).permute(2, 0, 1).contiguous()
+        weight = self.weight.chunk(self.parallel.context_size, dim=1)[self.parallel.context_rank]
+        return F.embedding(numbers, weight).permute(2, 0, 1).contiguous()
 
 
 def distance_buckets(distances: Tensor, buckets: int, reach: int, causal: bool) -> Tensor:

@@ -45,8 +45,9 @@ class CrossAttention(Attention):
     def forward(self, hidden: Tensor, memory: Tensor, sequences: Sequences) -> Tensor:
         """Map hidden [b, t, h] and memory [b, s, h] to the shape of hidden."""
         assert sequences.key_ids is not None
-        query = self.query(hidden).view(*sequences.ids.shape, self.num_heads, -1)
-        key, value = self.key_value(memory).view(*sequences.key_ids.shape, 2, self.num_heads, -1).unbind(2)
+        shape, key_shape = map(self.parallel.own_shape, (sequences.ids, sequences.key_ids))
+        query = self.query(hidden).view(*shape, self.num_heads, -1)
+        key, value = self.key_value(memory).view(*key_shape, 2, self.num_heads, -1).unbind(2)
         return self.output(self.attend(query, key, value, sequences).flatten(2))
 
 

@@ -1,7 +1,7 @@
 """Prediction heads: masked tokens, a classifier over each sequence's first position, span boundaries.
 
 Shape letters: b rows, s positions, p prediction slots, m sequences of a row, h width,
-e width of the word table.
+e width of the word table. With context parallelism, slots and sequences [b, p] are a rank's share [ceil(b p / c)].
 """
 
 from __future__ import annotations
@@ -15,15 +15,20 @@ from ctxlm_ds.models.parts.embeddings import SharedEmbedding
 from ctxlm_ds.models.parts.norms import LayerNorm
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import ReplicatedLinear
-from ctxlm_ds.parallel.mappings import gather_tokens
+from ctxlm_ds.parallel.mappings import gather_tokens, own_slots, select_slots
 from ctxlm_ds.parallel.parameters import Init
 
 BOUNDARY_POSITION_WIDTH = 200
 """Width of the positions in a span (SpanBERT's --pair-positional-embedding-size)."""
 
 
-def select_positions(hidden: Tensor, positions: Tensor) -> Tensor:
-    """Return the vectors [b, k, h] at positions [b, k] of each row of hidden [b, s, h]."""
+def select_positions(hidden: Tensor, positions: Tensor, parallel: ParallelContext) -> Tensor:
+    """Return the vectors [b, k, h] at positions [b, k] of each row of hidden [b, s, h].
+
+    With context parallelism return this rank's share of them (select_slots).
+    """
+    if parallel.context_size > 1:
+        return select_slots(hidden, positions, parallel)
     num_rows, seq_length = hidden.shape[:2]
     row_starts = torch.arange(num_rows, device=positions.device)[:, None] * seq_length
     flat = (positions + row_starts).flatten()
@@ -70,11 +75,12 @@ class EncoderHeads(nn.Module):
         sequence_ids [b, s] have the shape of a row; prediction_positions are [b, p], cls_positions [b, m].
         """
         if self.parallel.splits_tokens:
-            hidden = gather_tokens(hidden, self.parallel).unflatten(0, sequence_ids.shape)
-        predicted = self.mlm_layer_norm(self.mlm_transform(select_positions(hidden, prediction_positions)))
+            hidden = gather_tokens(hidden, self.parallel).unflatten(0, self.parallel.own_shape(sequence_ids))
+        predicted = select_positions(hidden, prediction_positions, self.parallel)
+        predicted = self.mlm_layer_norm(self.mlm_transform(predicted))
         if self.pooler is None or self.nsp_classifier is None or cls_positions is None:
             return predicted
-        pooled = torch.tanh(self.pooler(select_positions(hidden, cls_positions)))
+        pooled = torch.tanh(self.pooler(select_positions(hidden, cls_positions, self.parallel)))
         return predicted, self.nsp_classifier(pooled)
 
 
@@ -93,8 +99,8 @@ class SequenceClassifier(nn.Module):
     def forward(self, hidden: Tensor, sequence_ids: Tensor, cls_positions: Tensor) -> Tensor:
         """Map hidden, sequence_ids [b, s] and cls_positions [b, m] to logits [b, m, classes]."""
         if self.parallel.splits_tokens:
-            hidden = gather_tokens(hidden, self.parallel).unflatten(0, sequence_ids.shape)
-        return self.classifier(torch.tanh(self.pooler(select_positions(hidden, cls_positions))))
+            hidden = gather_tokens(hidden, self.parallel).unflatten(0, self.parallel.own_shape(sequence_ids))
+        return self.classifier(torch.tanh(self.pooler(select_positions(hidden, cls_positions, self.parallel))))
 
 
 class SpanBoundaryHead(nn.Module):
@@ -128,8 +134,10 @@ class SpanBoundaryHead(nn.Module):
         and boundary_offsets [b, p] to vectors [b, p, e].
         """
         if self.parallel.splits_tokens:
-            hidden = gather_tokens(hidden, self.parallel).unflatten(0, sequence_ids.shape)
-        left, right = select_positions(hidden, boundary_positions).chunk(2, dim=1)
+            hidden = gather_tokens(hidden, self.parallel).unflatten(0, self.parallel.own_shape(sequence_ids))
+        left, right = (select_positions(hidden, ends, self.parallel) for ends in boundary_positions.chunk(2, dim=1))
+        if self.parallel.context_size > 1:
+            boundary_offsets = own_slots(boundary_offsets, self.parallel, fill=0)
         places = self.position_embeddings(boundary_offsets)
         inputs = torch.cat([left, right, places.to(left.dtype)], dim=-1)
         return self.second_layer_norm(self.second(self.first_layer_norm(self.first(inputs))))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.kernels.norm import LAYER, RMS, Drop
+from ctxlm_ds.kernels.norm import LAYER, RMS, Drop, DropRuns, in_runs
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.mappings import share_parameters
 from ctxlm_ds.parallel.parameters import ONES, ZEROS, ParameterFacts, declare
@@ -48,7 +48,7 @@ class LayerNorm(nn.Module):
         self,
         x: Tensor,
         residual: Tensor | None = None,
-        drop: Drop | None = None,
+        drop: Drop | DropRuns | None = None,
         drop_last: bool = False,
         with_sum: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
@@ -59,7 +59,12 @@ class LayerNorm(nn.Module):
         """
         if residual is None:
             return self.kernel(x, *self._parameters_of_all(), self.eps)
-        found = self.add_kernel(x, residual, self._parameters_of_all(), self.eps, drop, drop_last)
+        parameters = self._parameters_of_all()
+
+        def add(x: Tensor, residual: Tensor, drop: Drop | None) -> tuple[Tensor, Tensor]:
+            return self.add_kernel(x, residual, parameters, self.eps, drop, drop_last)
+
+        found = in_runs(add, drop, x, residual) if isinstance(drop, list) else add(x, residual, drop)
         return found if with_sum else found[1]
 
     def _parameters_of_all(self) -> tuple[Tensor | None, ...]:

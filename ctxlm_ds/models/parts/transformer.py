@@ -2,7 +2,7 @@
 
 Shape letters: b rows, s positions, h width, n heads of this rank, k of keys and values, d size of a head, m sequences
 of a row. `hidden` is [b, s, h], or under sequence parallelism this rank's share of the flattened tokens
-[b·s / ranks, h].
+[b·s / ranks, h]. With context parallelism s are this rank's positions, but sequence_ids those of complete rows.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ctxlm_ds.parallel.layers import (
     column_parallel_linear,
     row_parallel_linear,
 )
+from ctxlm_ds.parallel.mappings import to_heads, to_positions
 from ctxlm_ds.parallel.parameters import Init, Normal
 
 if TYPE_CHECKING:
@@ -196,14 +197,34 @@ class Attention(nn.Module):
         self.kernel = kernels.attention(spec)
         self.streams = parallel.dropout
         self.draws_by_key = getattr(self.kernel, "DRAWS_BY_KEY", False)
-        self.first_head = self.num_heads * parallel.rank
+        self.parallel = parallel
+        self.first_head = self.num_heads // parallel.context_size * parallel.head_share
         self.all_heads = settings.num_heads
         self.streams.uses_generators |= self.dropout > 0.0 and not self.draws_by_key
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, bias: Tensor | None = None
     ) -> Tensor:
-        """Return the context [b, s, n, d]; the arguments are those of an AttentionCall."""
+        """Return the context [b, s, n, d]; the arguments are those of an AttentionCall.
+
+        With context parallelism s are this rank's positions, and the bias is that of its heads of complete rows.
+        """
+        size = self.parallel.context_size
+        if size == 1:
+            return self._attend(query, key, value, sequences, bias)
+        if key.shape[2] % size:
+            # Several ranks share a head of keys and values: each gets a copy.
+            key, value = (x.repeat_interleave(size // key.shape[2], dim=2) for x in (key, value))
+        if key.shape[1] == query.shape[1]:
+            query, key, value = to_heads((query, key, value), self.parallel)
+        else:
+            (query,), (key, value) = to_heads((query,), self.parallel), to_heads((key, value), self.parallel)
+        return to_positions(self._attend(query, key, value, sequences, bias), self.parallel)
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, bias: Tensor | None
+    ) -> Tensor:
+        """Return the context of complete rows."""
         p, keys = self.dropout if self.training else 0.0, None
         if p > 0.0 and self.draws_by_key:
             keys = ProbabilityKeys(self.streams.key(self.place, query), self.first_head, self.all_heads)
@@ -252,7 +273,7 @@ class SelfAttention(Attention):
     def _heads(self, hidden: Tensor, sequence_ids: Tensor, position_ids: Tensor | None) -> tuple[Tensor, ...]:
         """Return queries [b, s, n, d], keys and values [b, s, k, d] of this rank."""
         sizes = self.num_heads, self.num_key_value_heads, self.num_key_value_heads
-        heads = self.qkv(hidden).view(*sequence_ids.shape, sum(sizes), -1)
+        heads = self.qkv(hidden).view(*self.parallel.own_shape(sequence_ids), sum(sizes), -1)
         if self.rotary is None:
             return heads.split(sizes, dim=2)
         assert position_ids is not None and self.rotate is not None

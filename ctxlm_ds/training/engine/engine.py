@@ -70,6 +70,9 @@ class Engine:
 
         Raises ConfigError or KernelError for an impossible configuration, on every rank.
         """
+        # DeepSpeed counts the rows of every copy of the weights.
+        rows = deepspeed_config["train_batch_size"] * topology.context_parallel_size
+        deepspeed_config = deepspeed_config | {"train_batch_size": rows}
         zero = ZeroSettings.of_json(deepspeed_config)
         self.zero_stage = zero.stage
         check_precision(config.training, self.zero_stage)
@@ -87,6 +90,7 @@ class Engine:
             self.parallel,
             topology,
             config.training.precision == "fp16",
+            shares={field.name: field.shared for field in objective.fields(config.data)},
             micro_batches=sizes[0] // sizes[1],
             replays_graphs=config.training.compile and config.training.compile_mode == "reduce-overhead",
         )
@@ -176,7 +180,7 @@ class Engine:
             )
         self.device = self._deepspeed.device
         keep_precision(self._frozen, self.program.layers)
-        if self.zero_stage == 0 and self.topology.data_parallel_size == 1:
+        if self.zero_stage == 0 and self.topology.replica_size == 1:
             leave_gradients_in_place(self._deepspeed)
         self._zero = self._deepspeed.optimizer
         self._inner = optimizer if optimizer is not None else getattr(self._zero, "optimizer", self._zero)
@@ -319,8 +323,9 @@ class Engine:
         has an `anomaly` on every rank, the gradients are dropped, and no weight, moment or counter changes.
         `look_ahead` is called while the device computes; its result saves the next step a collective.
         """
-        if step.rows_consumed != self._deepspeed.train_batch_size():
-            self._deepspeed.set_train_batch_size(step.rows_consumed)
+        rows = step.rows_consumed * self.topology.context_parallel_size  # as DeepSpeed counts them
+        if rows != self._deepspeed.train_batch_size():
+            self._deepspeed.set_train_batch_size(rows)
             # DeepSpeed finds the last micro-batch of a step by a count over the run, which is at the end of a step now.
             self._deepspeed.micro_steps = 0
         counts = self._totals.counts_of(step)
@@ -362,7 +367,7 @@ class Engine:
 
     def _factors(self, counts: Sequence[float], num_micro_batches: int) -> torch.Tensor:
         """Return the factor of each term's sum that makes DeepSpeed's averaging yield the exact global mean."""
-        averaging = num_micro_batches * self.topology.data_parallel_size
+        averaging = num_micro_batches * self.topology.replica_size
         weights = [term.weight for term in self.terms]
         values = [weight * (averaging / count) if count else 0.0 for weight, count in zip(weights, counts, strict=True)]
         return torch.tensor(values, dtype=torch.float32).to(self.device, non_blocking=True)

@@ -12,6 +12,7 @@ import torch
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.mappings import own_share
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.engine.losses import Sums, TermLosses, TokenChoice, add_into
 from ctxlm_ds.training.loop.state import StepInterrupted
@@ -28,6 +29,8 @@ class PassContext:
     parallel: ParallelContext
     topology: Topology
     is_fp16: bool
+    shares: Mapping[str, str]
+    """What this rank reads of each field (Field.shared)."""
     micro_batches: int = 1
     """Micro-batches of each rank in a step, if the model carries tensors."""
     replays_graphs: bool = False
@@ -38,6 +41,10 @@ class PassContext:
     def micro_batch_number(self, index: int) -> int:
         """Return the number in the global batch of this rank's index-th micro-batch."""
         return index * self.topology.data_parallel_size + self.topology.data_parallel_rank
+
+    def own(self, fields: Mapping[str, torch.Tensor], name: str, device: torch.device) -> torch.Tensor:
+        """Return this rank's share of a field on the device."""
+        return own_share(fields[name], self.shares[name], self.parallel).to(device, non_blocking=True)
 
     def begin(self, engine: Any, step_index: int, index: int) -> None:
         """Set the random keys and carried tensors of this rank's index-th micro-batch; evaluations have many steps."""
@@ -103,6 +110,6 @@ class PlainPasses:
         device, inputs, labels = self._deepspeed.device, self._inputs, self._context.losses.label_fields
         # Each graph of a layer is recorded for one shape of its inputs.
         found = batch.fields if self._context.replays_graphs else batch.narrowed()
-        fields = {name: found[name].to(device, non_blocking=True) for name in {*inputs, *labels}}
+        fields = {name: self._context.own(found, name, device) for name in {*inputs, *labels}}
         outputs = self._deepspeed(tuple(fields[name] for name in inputs))
         return self._context.loss(outputs, {name: fields[name] for name in labels}, factors)

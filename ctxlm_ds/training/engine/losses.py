@@ -124,17 +124,28 @@ class TokenChoice:
     def __call__(
         self, outputs: Mapping[str, Tensor], labels: Mapping[str, Tensor], factors: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Choose from logits [b, s, v / n], or [b·s, v / n] under sequence parallelism; no loss and no sums."""
+        """Choose from logits [b, s, v / n], or [b·s, v / n] under sequence parallelism; no loss and no sums.
+
+        A rank of context parallelism chooses 0 for rows whose last token another rank has.
+        """
         logits, places = outputs[self._output], torch.tensor(self.places, device=factors.device)
         rows = logits.flatten(0, -2).unflatten(0, (len(places), -1))
-        last = rows[torch.arange(len(places), device=places.device), places].float()
+        own, here = self._own(places, rows.shape[1])
+        last = rows[torch.arange(len(places), device=places.device), own].float()
         if self._temperature:
             keys, words = torch.tensor(self.keys, device=places.device), last.shape[-1]
             largest, word = in_pieces(last / self._temperature, places, keys, self._parallel.rank * words)
-            self.chosen = first_over_ranks(largest, word, words, self._parallel).tolist()
+            chosen = first_over_ranks(largest, word, words, self._parallel)
         else:
-            self.chosen = first_largest(last, self._parallel).tolist()
+            chosen = first_largest(last, self._parallel)
+        self.chosen = (chosen * here).tolist()
         return factors.new_zeros(()), {}
+
+    def _own(self, places: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Return places among those of this rank of context parallelism, 0 for others, and whether it has them."""
+        own = places - self._parallel.context_rank * length
+        here = (own >= 0) & (own < length)
+        return own * here, here
 
 
 class MaskChoice(TokenChoice):
@@ -144,6 +155,7 @@ class MaskChoice(TokenChoice):
         self, outputs: Mapping[str, Tensor], labels: Mapping[str, Tensor], factors: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Choose from logits [b, p, v / n] of p slots a row; no loss and no sums."""
-        slots = outputs[self._output].flatten(0, -2)[torch.tensor(self.places, device=factors.device)]
-        self.chosen = first_largest(slots.float(), self._parallel).tolist()
+        slots = outputs[self._output].flatten(0, -2)
+        own, here = self._own(torch.tensor(self.places, device=factors.device), len(slots))
+        self.chosen = (first_largest(slots[own].float(), self._parallel) * here).tolist()
         return factors.new_zeros(()), {}

@@ -215,7 +215,7 @@ class PipelinePasses:
         for batch in batches:
             assert batch is not None  # Other stages do not read the iterator.
             inputs, labels = (
-                tuple(batch.fields[name].to(device, non_blocking=True) for name in names) for names in (read, judged)
+                tuple(self._context.own(batch.fields, name, device) for name in names) for names in (read, judged)
             )
             yield inputs, (*labels, factors)
 

@@ -185,9 +185,7 @@ def compile_setting(training: TrainingConfig, parallel: ParallelConfig, zero_sta
         f"it needs bf16 and ZeRO stage 1, not {training.precision} and stage {zero_stage}": (
             training.precision != "bf16" or zero_stage != 1
         ),
-        "it needs layers without tensor and pipeline parallelism": (
-            parallel.tensor_parallel_size * parallel.pipeline_parallel_size > 1
-        ),
+        "it needs layers without tensor, context and pipeline parallelism": parallel.model_parallel_size > 1,
         "it does not go with activation_checkpointing": training.activation_checkpointing,
         f"it needs a GPU, and this run is on {device}": device == "cpu",
         str(problem): problem is not None,
@@ -264,7 +262,7 @@ def pipeline_topology(topology: Topology) -> Any:
     from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
     return PipeModelDataParallelTopology(
-        num_pp=topology.pipeline_parallel_size, num_mp=topology.tensor_parallel_size, num_dp=topology.data_parallel_size
+        num_pp=topology.pipeline_parallel_size, num_mp=topology.tensor_parallel_size, num_dp=topology.replica_size
     )
 
 
@@ -279,16 +277,23 @@ def model_parallel_unit(topology: Topology) -> Any:
         return PipelineParallelGrid(topology=pipeline_topology(topology))
 
 
-def parallel_context(layout: ParallelConfig, seed: int, drops: bool, topology: Topology) -> ParallelContext:
+def parallel_context(
+    layout: ParallelConfig, training: TrainingConfig, drops: bool, topology: Topology
+) -> ParallelContext:
     """Return this rank's share of every layer."""
-    streams = DropoutStreams(seed, topology.tensor_parallel_rank, topology.tensor_parallel_size, enabled=drops)
+    shares = topology.tensor_parallel_size * topology.context_parallel_size
+    share = topology.tensor_parallel_rank * topology.context_parallel_size + topology.context_parallel_rank
     return ParallelContext(
         size=topology.tensor_parallel_size,
         rank=topology.tensor_parallel_rank,
         group=topology.tensor_group,
         sequence_parallel=layout.sequence_parallel,
         vocab_multiple=layout.vocab_multiple,
-        dropout=streams,
+        dropout=DropoutStreams(training.seed, share, shares, enabled=drops),
+        context_size=topology.context_parallel_size,
+        context_rank=topology.context_parallel_rank,
+        context_group=topology.context_group,
+        rows=training.micro_batch_size,
     )
 
 

@@ -313,8 +313,8 @@ class Clipping:
             if parameter.grad is not None and not (holding.tensor_duplicate or holding.stage_duplicate)
         ]
         square = torch.zeros((), dtype=torch.float64, device=self.parameters[0][0].device)
-        # Averaged over the data-parallel ranks already, so the first of them reports for all.
-        if own and self.topology.data_parallel_rank == 0:
+        # Averaged over the copies of the weights already, so the first of them reports for all.
+        if own and self.topology.replica_rank == 0:
             square = torch.nn.utils.get_total_norm(own).double().square()
         return self.topology.add_on_device(square).sqrt()
 

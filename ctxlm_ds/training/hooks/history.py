@@ -33,6 +33,7 @@ def environment(engine: Engine, training: TrainingConfig) -> dict[str, Any]:
         "world_size": topology.world_size,
         "tensor_parallel_size": topology.tensor_parallel_size,
         "pipeline_parallel_size": topology.pipeline_parallel_size,
+        "context_parallel_size": topology.context_parallel_size,
         "sequence_parallel": engine.parallel.splits_tokens,
         "zero_stage": engine.zero_stage,
         "micro_batch_size": training.micro_batch_size,

@@ -139,14 +139,14 @@ def ranges_of(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
 
 
 class Sharers:
-    """The ranks of one pipeline stage: its tensor-parallel and data-parallel ranks."""
+    """The ranks of one pipeline stage: its tensor-parallel, context-parallel and data-parallel ranks."""
 
     def __init__(self, topology: Topology, zero_stage: int, device: torch.device) -> None:
         """Take the ranks; `device` is that of the training backend, which offloaded tensors are moved to."""
         self._topology = topology
         self._partitioned = zero_stage > 0
         self.device = device
-        self.size = topology.tensor_parallel_size * topology.data_parallel_size
+        self.size = topology.tensor_parallel_size * topology.replica_size
         self._first = topology.pipeline_parallel_rank * self.size
         self.rank = topology.rank - self._first
 

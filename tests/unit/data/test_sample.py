@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 
@@ -47,11 +49,12 @@ def test_an_example_has_its_own_predictions() -> None:
 
 
 def test_made_up_rows_are_one_full_sequence_each() -> None:
+    whole = partial(Field, shared="whole")
     fields = [
-        Field("input_ids", 6, 3), Field("position_ids", 6), Field("sequence_ids", 6), Field("sequence_starts", 3, 6),
-        Field("prediction_positions", 2), Field("masked_lm_labels", 2, IGNORE_LABEL),
-        Field("decoder_labels", 9, IGNORE_LABEL), Field("decoder_input_ids", 9),
-        Field("weight", 1, 0.0, "float32"), Field("cls_positions", 1),
+        whole("input_ids", 6, 3), whole("position_ids", 6), whole("sequence_ids", 6), whole("sequence_starts", 3, 6),
+        whole("prediction_positions", 2), whole("masked_lm_labels", 2, IGNORE_LABEL),
+        whole("decoder_labels", 9, IGNORE_LABEL), whole("decoder_input_ids", 9),
+        whole("weight", 1, 0.0, "float32"), whole("cls_positions", 1),
     ]  # fmt: skip
     batch = Batch.example(fields, 4, np.random.default_rng(0), 50)
     assert {name: tuple(value.shape) for name, value in batch.fields.items()} == {

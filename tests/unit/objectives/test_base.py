@@ -77,11 +77,11 @@ class Spans(Objective):
 
     def fields(self, data: DataSection) -> tuple[Field, ...]:
         return (
-            Field("share_labels", SLOTS, -1.0, "float32"),
+            Field("share_labels", SLOTS, -1.0, "float32", shared="slots"),
             *token_fields(data, self.pad_id),
-            Field("span_bounds", 2 * SLOTS),
-            Field("span_labels", SLOTS, IGNORE_LABEL),
-            Field("decoder_ids", DECODER_LENGTH, self.pad_id),
+            Field("span_bounds", 2 * SLOTS, shared="whole"),
+            Field("span_labels", SLOTS, IGNORE_LABEL, shared="slots"),
+            Field("decoder_ids", DECODER_LENGTH, self.pad_id, shared="positions"),
         )
 
     def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> SpanExamples:

@@ -20,7 +20,7 @@ LARGE = 3e38
 def context(rank: int = 0, size: int = 1, is_fp16: bool = False) -> PassContext:
     parallel = ParallelContext()
     losses = TermLosses([LossTerm("lm", ("logits",), ("labels",))], ["logits"], parallel)
-    return PassContext(losses, parallel, Topology(data_parallel_rank=rank, data_parallel_size=size), is_fp16)
+    return PassContext(losses, parallel, Topology(data_parallel_rank=rank, data_parallel_size=size), is_fp16, shares={})
 
 
 def test_micro_batches_are_dealt_to_the_ranks_in_turn() -> None:

@@ -58,7 +58,7 @@ GRAPHS = {"compile": True, "compile_mode": "reduce-overhead"}
         ({}, {}, 3, "cuda", "not bf16 and stage 3"),
         ({}, {}, 2, "cuda", "needs bf16 and ZeRO stage 1, not bf16 and stage 2"),
         ({"precision": "fp32"}, {}, 1, "cuda", "not fp32 and stage 1"),
-        ({}, {"tensor_parallel_size": 2}, 1, "cuda", "without tensor and pipeline"),
+        ({}, {"tensor_parallel_size": 2}, 1, "cuda", "without tensor, context and pipeline"),
         ({"activation_checkpointing": True}, {}, 1, "cuda", "does not go with activation_checkpointing"),
     ],
 )

@@ -1,0 +1,59 @@
+"""Context parallelism trains every family like one rank, with dropout, or is refused with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.check import check_config
+from tests.families import packages, runs
+from tests.families.runs import Layout
+from tests.families.test_contract import RECIPES, Results, case, differences
+
+pytestmark = pytest.mark.dist
+NUM_STEPS = 10
+REFUSED = {
+    "elmo": "model.family elmo read rows from end to end", "xlnet": "model.family xlnet read rows from end to end",
+    "xlnet+memory": "model.family xlnet read rows", "bart+mass": "does not divide the .* decoder's row",
+    "tinybert+teacher": "compares attention scores of complete rows",
+}  # fmt: skip
+TWO = Layout(context=2, stage=1)
+EVERY_LAYOUT = [
+    *(Layout(context=2, stage=stage) for stage in (0, 2, 3)), Layout(context=4, stage=1),
+    Layout(context=2, tensor=2, stage=1), Layout(context=2, tensor=2, stage=1, sequence_parallel=True, recompute=True),
+    Layout(context=2, pipeline=2, stage=1, recompute=True), Layout(context=2, pipeline=2, stage=0),
+    Layout(context=2, data=2, stage=2),
+]  # fmt: skip
+SOAKED = [Layout(context=2, tensor=2, stage=3, sequence_parallel=True), Layout(context=4, pipeline=2, stage=1)]
+FULLY = ("bert", "llama", "t5")
+"""Families whose runs show every part: slots, grouped heads and rotary positions, two stacks and a bias."""
+SHARED = [name for name in RECIPES if name not in REFUSED] if packages.families is None else []
+CASES = [case(True, name, TWO) for name in SHARED]
+CASES += [case(name in FULLY, name, layout) for name in SHARED for layout in EVERY_LAYOUT]
+CASES += [case(False, name, layout) for name in SHARED for layout in SOAKED]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return Results(tmp_path_factory.mktemp("context"))
+
+
+@pytest.mark.parametrize(("family", "layout"), CASES)
+def test_ranks_that_share_rows_train_like_one(results: Results, family: str, layout: Layout) -> None:
+    run = results.run(family, dropout=True)
+    wanted, got = (results.of(runs.train, of, NUM_STEPS) for of in (run, run.on(layout)))
+    for figure in ("losses", "norms"):
+        assert got[figure] == pytest.approx(wanted[figure], rel=1e-5)
+    assert differences(got["weights"], wanted["weights"], runs.STEPS) == []
+
+
+@pytest.mark.parametrize(("family", "reason"), REFUSED.items())
+def test_rows_that_cannot_be_shared_are_refused(tmp_path: Path, family: str, reason: str) -> None:
+    sections: dict[str, Any] = runs.Run(family, tmp_path, layout=TWO).sections()
+    sections["teacher"] = {}
+    sections["model"]["vocab_size"] = 100
+    with pytest.raises(ConfigError, match=rf"parallel\.context_parallel_size: 2,? .*{reason}"):
+        check_config(runs.RunConfig.model_validate(sections), None)
