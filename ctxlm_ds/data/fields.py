@@ -22,6 +22,6 @@ class Field:
     fill: int | float = 0
     """Value of empty places."""
     dtype: Literal["int64", "float32"] = "int64"
-    shared: Literal["positions", "slots", "whole"] = field(kw_only=True)
+    shared: Literal["positions", "slots", "complete"] = field(kw_only=True)
     """What each rank of context parallelism reads: its range of the positions of every row, its range of the slots of
     all rows (labels of predictions), or the complete field (sequences, positions of slots)."""

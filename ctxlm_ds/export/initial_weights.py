@@ -18,6 +18,7 @@ from ctxlm_ds.export.base import own_format_in
 from ctxlm_ds.export.key_maps import Shape, WeightSource
 from ctxlm_ds.export.weights import HuggingFaceWeights, check_finite, is_checkpoint, open_checkpoint
 from ctxlm_ds.models.program import Program, plain_program
+from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
@@ -164,14 +165,22 @@ def _values(
         if tuple(value.shape) != shape:
             logger.info("initialize_from: %s of %s, extended from %d to %d rows",
                         whole.facts[name].grows, name, value.shape[0], shape[0])  # fmt: skip
-            value = _extend(value, fresh(name))
+            value = _extend(value, fresh(name), whole.facts[name])
         yield name, value
 
 
-def _extend(value: torch.Tensor, fresh: torch.Tensor) -> torch.Tensor:
-    """Return the value in the shape of `fresh`, which gives the additional rows."""
-    if value.shape == fresh.shape:
+def _extend(value: torch.Tensor, fresh: torch.Tensor, facts: ParameterFacts | None = None) -> torch.Tensor:
+    """Return the value in the shape of `fresh`, which gives the additional rows.
+
+    Those of a position table are copies of its positions from the first on, again and again, so that near positions
+    differ as before (Beltagy 2020, Longformer, arXiv:2004.05150, section 5).
+    """
+    more = fresh.shape[0] - value.shape[0]
+    if not more:
         return value
+    if facts is not None and facts.grows == "position table":
+        positions = value[facts.unused_rows :]
+        fresh = torch.cat((value, positions.repeat(-(-more // len(positions)), 1)))[: len(fresh)]
     return torch.cat((value, fresh[value.shape[0] :]))
 
 

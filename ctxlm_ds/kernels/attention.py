@@ -39,7 +39,7 @@ class ReferenceAttention:
     spec: AttentionSpec
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
-        sequences, p, bias, keys = call
+        sequences, p, bias, keys, _ = call
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         group = query.shape[1] // key.shape[1]
         if group > 1:
@@ -68,7 +68,7 @@ class SdpaAttention:
     """Computes long rows without dropout for which this would make a mask of s times t."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
-        sequences, p, bias, _ = call
+        sequences, p, bias, *_ = call
         if self.long_rows is not None and p == 0.0 and bias is None and query.shape[1] > LONG_ROW:
             return self.long_rows(query, key, value, call)
         dtype = query.dtype
@@ -125,7 +125,7 @@ class VarlenAttention:
     spec: AttentionSpec
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
-        sequences, p, bias, _ = call
+        sequences, p, bias, *_ = call
         if bias is not None:
             raise KernelError("kernels.attention: `varlen` adds no bias to the scores, but one was given")
         (num_rows, length), key_length = query.shape[:2], key.shape[1]

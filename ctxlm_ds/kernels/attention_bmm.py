@@ -105,7 +105,7 @@ def _parts(
 
 def needs_square_mask(spec: AttentionSpec) -> bool:
     """Return whether torch's attention needs a mask of s times t: all but plain rows and causal rows of one text."""
-    return spec.shares_rows or spec.window is not None or spec.ranked
+    return spec.shares_rows or spec.window is not None or spec.ranked or spec.bias
 
 
 def limits(spec: AttentionSpec) -> tuple[int, int]:
@@ -120,7 +120,7 @@ def stored_scores(spec: AttentionSpec, num_queries: int, num_keys: int) -> int:
 
 
 def _tiles(
-    spec: AttentionSpec, ids: Tensor, key_ids: Tensor | None, num_keys: int, heads: int
+    spec: AttentionSpec, places: list[Tensor], num_keys: int, heads: int
 ) -> Iterator[tuple[Tile, slice, slice, slice]]:
     """Yield tiles that fit the cache, with slices of the heads of all rows, of queries and of keys.
 
@@ -128,7 +128,7 @@ def _tiles(
     """
     from ctxlm_ds.kernels.cpu_loops import Tile
 
-    sequences, (left, right) = Sequences(ids, ids, key_ids), limits(spec)
+    sequences, (left, right) = Sequences(places[0], places[0], places[1] if spec.cross else None), limits(spec)
     for span in once(sequences, "spans", spec, lambda: spans_of(spec, sequences, num_keys)):
         step, end = max(1, CACHED_SCORES // span.scores), span.rows[1] * heads
         for first in range(span.rows[0] * heads, end, step):
@@ -156,8 +156,8 @@ def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    ids: Tensor,
-    key_ids: Tensor | None,
+    distances: Tensor | None,
+    places: list[Tensor],
     draw_key: Tensor,
     kind: list[int],
     numbers: list[float],
@@ -168,10 +168,11 @@ def _attention(
         query: [b, n, s, d].
         key: [b, n, t, d].
         value: [b, n, t, d].
-        ids: of Sequences.
-        key_ids: of Sequences.
+        distances: of AttentionCall.
+        places: ids of Sequences, of cross attention also key_ids, of ranked attention also ranks.
         draw_key: of ProbabilityKeys.
-        kind: causal, shares_rows, cross, window (0 for none), first head, all heads, whether to store probabilities.
+        kind: causal, shares_rows, cross, window (0 for none), first head, all heads, whether to store probabilities,
+            ranked.
         numbers: scale of the scores, dropout.
 
     Returns:
@@ -183,11 +184,11 @@ def _attention(
     draw = _draw(query, key, draw_key, kind, numbers)
     scales, stored, context = _scales(numbers, query.dtype), _storage(query, key, kind), torch.empty_like(query)
     q, k, v, out = (x.flatten(0, 1) for x in (query, key, value, context))
-    probabilities = array_of(stored)
-    for tile, some, queries, seen in _tiles(_spec(kind), ids, key_ids, key.shape[2], query.shape[1]):
+    probabilities, limits = array_of(stored), _limits(distances, places, kind)
+    for tile, some, queries, seen in _tiles(_spec(kind), places, key.shape[2], query.shape[1]):
         scores = torch.bmm(q[some, queries], k[some, seen].transpose(1, 2))
         table = array_of(scores.flatten(0, 1))
-        in_threads(len(table), table.size, partial(softmax_loop, table, probabilities, scales, tile, draw))
+        in_threads(len(table), table.size, partial(softmax_loop, table, probabilities, scales, tile, draw, limits))
         out[some, queries] = torch.bmm(scores, v[some, seen])
     return [context, stored]
 
@@ -197,14 +198,14 @@ def _attention_backward(
     gradient: Tensor,
     inputs: list[Tensor],
     stored: Tensor,
-    ids: Tensor,
-    key_ids: Tensor | None,
+    distances: Tensor | None,
+    places: list[Tensor],
     draw_key: Tensor,
     kind: list[int],
     numbers: list[float],
 ) -> list[Tensor]:
-    """Return the gradients of query, key and value for that of the context, all [b, n, s or t, d]."""
-    from ctxlm_ds.kernels.cpu_loops import array_of, in_threads, softmax_gradient_loop, softmax_loop
+    """Return the gradients of query, key and value [b, n, s or t, d], and of distances if there are some."""
+    from ctxlm_ds.kernels.cpu_loops import array_of, distance_loop, in_threads, softmax_gradient_loop, softmax_loop
 
     query, key, value = inputs
     draw = _draw(query, key, draw_key, kind, numbers)
@@ -214,19 +215,24 @@ def _attention_backward(
     sums = torch.promote_types(query.dtype, torch.float32) if overlaps else query.dtype
     changes = [torch.empty_like(query), *(torch.zeros_like(x, dtype=sums) for x in (key, value))]
     q, k, v, g, dq, dk, dv = (x.flatten(0, 1) for x in (query, key, value, gradient.contiguous(), *changes))
-    probabilities = array_of(stored)
-    for tile, some, queries, seen in _tiles(spec, ids, key_ids, key.shape[2], query.shape[1]):
+    probabilities, limits, heads = array_of(stored), _limits(distances, places, kind), query.shape[1]
+    if distances is not None:
+        changes.append(torch.zeros_like(distances, dtype=torch.float64))
+    for tile, some, queries, seen in _tiles(spec, places, key.shape[2], heads):
         upstream = g[some, queries]
         if stored.numel() == 0:
             scores = torch.bmm(q[some, queries], k[some, seen].transpose(1, 2))
             probabilities, tile = array_of(torch.empty_like(scores.flatten(1))), tile._replace(stored_head=0, offset=0)
             table = array_of(scores.flatten(0, 1))
-            in_threads(len(table), table.size, partial(softmax_loop, table, probabilities, scales, tile, draw))
+            in_threads(len(table), table.size, partial(softmax_loop, table, probabilities, scales, tile, draw, limits))
         scores = torch.bmm(upstream, v[some, seen].transpose(1, 2))
         dropped = torch.empty_like(scores)
         tables = array_of(scores.flatten(0, 1)), array_of(dropped.flatten(0, 1))
         loop = partial(softmax_gradient_loop, probabilities, *tables, scales, tile)
         in_threads(len(tables[0]), tables[0].size, loop)
+        if distances is not None:
+            add = partial(distance_loop, tables[0], array_of(changes[3]), scales[0], tile, heads)
+            in_threads(heads, tables[0].size, add)
         dq[some, queries] = torch.bmm(scores, k[some, seen])
         of_keys = torch.bmm(scores.transpose(1, 2), q[some, queries])
         of_values = torch.bmm(dropped.transpose(1, 2), upstream)
@@ -240,27 +246,31 @@ def _attention_backward(
 
 @_attention.register_fake
 def _attention_shapes(
-    query: Tensor, key: Tensor, value: Tensor, ids: Any, key_ids: Any, draw_key: Any, kind: list[int], numbers: Any
+    query: Tensor, key: Tensor, value: Tensor, distances: Any, places: Any, draw_key: Any, kind: list[int], numbers: Any
 ) -> list[Tensor]:
     return [torch.empty_like(query), _storage(query, key, kind)]
 
 
 @_attention_backward.register_fake
-def _attention_backward_shapes(gradient: Tensor, inputs: list[Tensor], *others: Any) -> list[Tensor]:
-    return [torch.empty_like(x) for x in inputs]
+def _attention_backward_shapes(
+    gradient: Tensor, inputs: list[Tensor], stored: Any, distances: Tensor | None, *others: Any
+) -> list[Tensor]:
+    return [torch.empty_like(x) for x in (*inputs, distances) if x is not None]
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
-    query, key, value, ids, key_ids, draw_key, *ctx.settings = inputs
+    query, key, value, distances, places, draw_key, *ctx.settings = inputs
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(query, key, value, output[1], ids, key_ids, draw_key)
+    ctx.save_for_backward(query, key, value, output[1], distances, draw_key, *places)
 
 
-def _gradients(ctx: Any, gradients: list[Tensor | None]) -> tuple[Tensor | None, ...]:
-    if gradients[0] is None:
-        return (None,) * 8
-    *inputs, stored, ids, key_ids, draw_key = ctx.saved_tensors
-    return (*_attention_backward(gradients[0], inputs, stored, ids, key_ids, draw_key, *ctx.settings), *(None,) * 5)
+def _gradients(ctx: Any, gradients: list[Tensor | None]) -> tuple[Any, ...]:
+    query, key, value, stored, distances, draw_key, *places = ctx.saved_tensors
+    found: list[Tensor] = []
+    if gradients[0] is not None:
+        inputs = [query, key, value]
+        found = _attention_backward(gradients[0], inputs, stored, distances, places, draw_key, *ctx.settings)
+    return *found, *(None,) * (4 - len(found)), [None] * len(places), None, None, None
 
 
 _attention.register_autograd(_gradients, setup_context=_remember)
@@ -277,10 +287,19 @@ def _spec(kind: list[int]) -> AttentionSpec:
     return AttentionSpec(1, bool(causal), bool(shares_rows), window=window or None, cross=bool(cross))
 
 
+def _limits(distances: Tensor | None, places: list[Tensor], kind: list[int]) -> tuple[Any, Any]:
+    """Return the arrays `limits` of softmax_loop."""
+    from ctxlm_ds.kernels.cpu_loops import array_of
+
+    bias = np.empty((0, 0), np.float32) if distances is None else array_of(distances.contiguous())
+    ranked = kind[-1]
+    return bias, array_of(places[-1].contiguous()) if ranked else np.empty((0, 0), np.int64)
+
+
 def _storage(query: Tensor, key: Tensor, kind: list[int]) -> Tensor:
     """Return memory for the probabilities of all heads."""
     rows, heads, length, _ = query.shape
-    return query.new_empty((rows * heads, stored_scores(_spec(kind), length, key.shape[2])) if kind[-1] else (0, 0))
+    return query.new_empty((rows * heads, stored_scores(_spec(kind), length, key.shape[2])) if kind[6] else (0, 0))
 
 
 @dataclass(frozen=True)
@@ -288,6 +307,7 @@ class BmmAttention:
     """Products of matrices around a compiled softmax; dropout by key."""
 
     DRAWS_BY_KEY: ClassVar[bool] = True
+    READS_DISTANCES: ClassVar[bool] = True
     spec: AttentionSpec
     in_float32: bool = False
     """Compute in float32 and round the result."""
@@ -295,9 +315,9 @@ class BmmAttention:
     """Trains on rows whose probabilities would need much memory, if it needs neither them nor a mask of s times t."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
-        sequences, p, bias, keys = call
+        sequences, p, bias, keys, distances = call
         if bias is not None:
-            raise KernelError("kernels.attention: `bmm` adds no bias to the scores, but one was given")
+            raise KernelError("kernels.attention: `bmm` adds a bias by distance only, but a bias of pairs was given")
         dtype, group = query.dtype, query.shape[2] // key.shape[2]
         store = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
         if stored_scores(self.spec, query.shape[1], key.shape[1]) > STORED_SCORES:
@@ -313,8 +333,10 @@ class BmmAttention:
         draw_key, *heads = keys or default_keys(query)
         scale = query.shape[-1] ** -0.5 if self.spec.scale is None else self.spec.scale
         spec = self.spec
-        kind = [spec.causal, spec.shares_rows, spec.cross, spec.window or 0, *heads, store]
-        context = _attention(query, key, value, sequences.ids, sequences.key_ids, draw_key, kind, [scale, p])[0]
+        kind = [spec.causal, spec.shares_rows, spec.cross, spec.window or 0, *heads, store, spec.ranked]
+        asked = sequences.ids, sequences.key_ids, sequences.ranks if spec.ranked else None
+        places = [x for x in asked if x is not None]
+        context = _attention(query, key, value, distances, places, draw_key, kind, [scale, p])[0]
         return context.transpose(1, 2).to(dtype)
 
 
@@ -324,10 +346,8 @@ def why_bmm_cannot_run(need: Need) -> str | None:
         return f"it needs a CPU, and this run is on {need.device_type}"
     if need.dtype not in (torch.bfloat16, torch.float32):
         return f"it computes in bf16 or fp32 only, and the precision is {need.dtype}"
-    if need.spec.bias:
-        return "it adds no bias to the scores, and this model's attention has one"
-    if need.spec.ranked:
-        return "it hides keys by their place only, and this model's attention by their rank"
+    if need.spec.bias and not need.spec.by_distance:
+        return "it adds a bias by distance only, and this model's attention has one of pairs of positions"
     if need.spec.scale is not None and need.spec.scale <= 0.0:
         return f"the scale of the scores must be positive, and it is {need.spec.scale}"
     return None
@@ -335,4 +355,4 @@ def why_bmm_cannot_run(need: Need) -> str | None:
 
 def suits_bmm(need: Need) -> bool:
     """Return True if `bmm` is faster than torch's attention."""
-    return need.dtype == torch.bfloat16 or need.spec.dropout > 0.0
+    return need.dtype == torch.bfloat16 or need.spec.dropout > 0.0 or need.spec.by_distance

@@ -43,6 +43,8 @@ class AttentionSpec:
     """Several query heads share a head of keys and values: k < n, and n is a multiple of k."""
     bias: bool = False
     """Each call brings a bias of the scores."""
+    by_distance: bool = False
+    """The bias depends on the head and on the distance of query and key only."""
     cross: bool = False
     """Keys and values are of another sequence than the queries."""
     scale: float | None = None
@@ -113,10 +115,18 @@ class AttentionCall(NamedTuple):
     """[n, s, t] or [b, n, s, t], added to the scaled scores."""
     keys: ProbabilityKeys | None = None
     """Read by kernels that set DRAWS_BY_KEY; others draw from torch's generators."""
+    distances: Tensor | None = None
+    """[n, 2 s - 1], a bias by the key's place minus the query's, from 1 - s: in place of `bias` for kernels that set
+    READS_DISTANCES, whose memory is linear in s."""
 
 
 AttentionKernel = Callable[[Tensor, Tensor, Tensor, AttentionCall], Tensor]
 """query [b, s, n, d], key and value [b, t, k, d], call -> [b, s, n, d]."""
+
+
+def reads_distances(spec: AttentionSpec, kernel: AttentionKernel) -> bool:
+    """Return whether calls bring `distances` instead of `bias`."""
+    return spec.by_distance and bool(getattr(kernel, "READS_DISTANCES", False))
 
 
 def same_sequence_mask(sequences: Sequences) -> Tensor:

@@ -202,8 +202,44 @@ def _draw_row(draw: Draw, tile: Tile, head: int, query: int, words: Any) -> None
         words[word] = mix(state + np.uint64(word) * GAMMA)
 
 
+@inlined
+def _raise(values: Any, scale: Any, powers: Any) -> tuple[Any, Any]:
+    """Write e^((value - largest) * scale) of each value; return the largest value and the sum."""
+    highest = _ordered(values[0])
+    for j in range(len(values)):
+        place = _ordered(values[j])
+        highest = place if place > highest else highest
+    largest, total = _read(_unordered(highest, values[0])), scale - scale
+    for j in range(len(values)):
+        exponential = _exponential((_read(values[j]) - largest) * scale)
+        powers[j] = exponential
+        total += exponential
+    return largest, total
+
+
+@inlined
+def _weigh(visible: Any, scale: Any, bias: Any, ranks: Any, rank: Any, powers: Any) -> tuple[Any, Any]:
+    """Do the same with values times the scale plus a bias, and 0 for keys of higher ranks; either may be empty."""
+    zero, one = scale - scale, scale / scale
+    for j in range(len(visible)):
+        powers[j] = _read(visible[j]) * scale
+    for j in range(len(bias)):
+        powers[j] += _read(bias[j])
+    if len(ranks) > 0:
+        # A position of padding sees some key.
+        rank = max(rank, ranks.min())
+    for j in range(len(ranks)):
+        powers[j] = powers[j] if ranks[j] <= rank else -one / zero
+    largest, total = _raise(powers, one, powers)
+    for j in range(len(ranks)):
+        powers[j] = powers[j] if ranks[j] <= rank else zero
+    return largest, total
+
+
 @fast
-def softmax_loop(scores: Any, stored: Any, scales: Any, tile: Tile, draw: Draw, begin: int, end: int) -> None:
+def softmax_loop(
+    scores: Any, stored: Any, scales: Any, tile: Tile, draw: Draw, limits: Any, begin: int, end: int
+) -> None:
     """Replace scores by probabilities after dropout; store those before it, negative if dropped.
 
     Args:
@@ -212,10 +248,12 @@ def softmax_loop(scores: Any, stored: Any, scales: Any, tile: Tile, draw: Draw, 
         scales: factor of the products, positive, and factor of what is kept, both of the type to compute in.
         tile: queries and keys.
         draw: the dropout.
+        limits: distances [n, 2 s - 1], a bias by the place of the key minus that of the query, and ranks [b, s], of
+            which a query sees no higher ones; empty without.
         begin: first of the r rows to compute.
         end: row after the last.
     """
-    scale, factor = scales
+    (scale, factor), (distances, ranks) = scales, limits
     first_query, end_query = tile.queries
     num_queries, width = end_query - first_query, tile.keys[1] - tile.keys[0]
     shift, lowest_lane = tile.keys[0] % 4, draw.threshold - HALF
@@ -223,21 +261,24 @@ def softmax_loop(scores: Any, stored: Any, scales: Any, tile: Tile, draw: Draw, 
     lanes = words.view(np.int16)[shift : shift + width]
     exponentials = _numbers_of(scores[0])
     zero, one = scale - scale, scale / scale
+    no_bias, no_ranks = np.empty(0, distances.dtype), np.empty(0, ranks.dtype)
     for r in range(begin, end):
         head, number = tile.first_head + r // num_queries, r % num_queries
         low, high = _seen(tile, first_query + number)
         row = scores[r]
         # Loops from 0 to a length are vectorized; other bounds could be negative indices.
         visible, powers = row[low:high], exponentials[low:high]
-        highest = _ordered(visible[0])
-        for j in range(len(visible)):
-            place = _ordered(visible[j])
-            highest = place if place > highest else highest
-        largest, total = _read(_unordered(highest, visible[0])), zero
-        for j in range(len(visible)):
-            exponential = _exponential((_read(visible[j]) - largest) * scale)
-            powers[j] = exponential
-            total += exponential
+        if len(distances) > 0 or len(ranks) > 0:
+            query, first, last = first_query + number, tile.keys[0] + low, tile.keys[0] + high
+            bias, seen, rank = no_bias, no_ranks, 0
+            if len(distances) > 0:
+                near = draw.rows - 1 - query
+                bias = distances[head % draw.heads, near + first : near + last]
+            if len(ranks) > 0:
+                seen, rank = ranks[head // draw.heads, first:last], ranks[head // draw.heads, query]
+            largest, total = _weigh(visible, scale, bias, seen, rank, powers)
+        else:
+            largest, total = _raise(visible, scale, powers)
         # NaN if the largest score is not finite.
         inverse = one / total + (largest - largest)
         exponentials[:low] = zero
@@ -289,6 +330,19 @@ def softmax_gradient_loop(
             change = abs(probability) * (kept * _read(gradient[j]) - total) * scaled
             gradient[j] = _like(change, gradient[j])
             after[j] = _like(kept * probability * factor, gradient[j])
+
+
+@fast
+def distance_loop(gradients: Any, sums: Any, scale: Any, tile: Tile, heads: int, begin: int, end: int) -> None:
+    """Add the gradients of products [r, k] to those of the bias by distance, fp64 [n, 2 s - 1], of some of n heads."""
+    num_queries, middle = tile.queries[1] - tile.queries[0], (sums.shape[1] - 1) // 2
+    for r in range(len(gradients)):
+        head = (tile.first_head + r // num_queries) % heads
+        if begin <= head < end:
+            first = tile.keys[0] - tile.queries[0] - r % num_queries + middle
+            row, target = gradients[r], sums[head, first : first + gradients.shape[1]]
+            for j in range(len(row)):
+                target[j] += _read(row[j]) / scale
 
 
 @compiled

@@ -222,8 +222,8 @@ def token_fields(data: DataSection, pad_id: int) -> tuple[Field, ...]:
     return (
         Field("input_ids", length, pad_id, shared="positions"),
         Field("position_ids", length, shared="positions"),
-        Field("sequence_ids", length, shared="whole"),
-        Field("sequence_starts", data.sequences_per_row + 1, length, shared="whole"),
+        Field("sequence_ids", length, shared="complete"),
+        Field("sequence_starts", data.sequences_per_row + 1, length, shared="complete"),
     )
 
 

@@ -120,10 +120,10 @@ class BidirectionalLM(Objective):
         if self.config.inputs == "characters":
             name, columns, fill = "character_ids", size * self.config.max_characters, 0
         return (
-            Field("sequence_ids", size, shared="whole"),
-            Field("sequence_starts", data.sequences_per_row + 1, size, shared="whole"),
-            *(Field(direction + name, columns, fill, shared="whole") for direction in DIRECTIONS),
-            *(Field(f"{direction}labels", size, IGNORE_LABEL, shared="whole") for direction in DIRECTIONS),
+            Field("sequence_ids", size, shared="complete"),
+            Field("sequence_starts", data.sequences_per_row + 1, size, shared="complete"),
+            *(Field(direction + name, columns, fill, shared="complete") for direction in DIRECTIONS),
+            *(Field(f"{direction}labels", size, IGNORE_LABEL, shared="complete") for direction in DIRECTIONS),
         )
 
     def corrupt_batch(self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]) -> BidirectionalExamples:

@@ -108,8 +108,8 @@ class EncoderDecoder(Objective):
             *token_fields(data, self.pad_id),
             Field(ids, length, self.pad_id, shared="positions"),
             Field(positions, length, shared="positions"),
-            Field(sequences, length, shared="whole"),
-            Field(starts, most + 1, length, shared="whole"),
+            Field(sequences, length, shared="complete"),
+            Field(starts, most + 1, length, shared="complete"),
             Field(LABELS, length, IGNORE_LABEL, shared="positions"),
         )
 

@@ -259,14 +259,14 @@ class MaskedLM(Masking):
                 "every packed sequence needs at least one prediction slot: raise the first or lower the second"
             )
         boundaries = (
-            Field("boundary_positions", 2 * slots, shared="whole"),
-            Field("boundary_offsets", slots, shared="whole"),
+            Field("boundary_positions", 2 * slots, shared="complete"),
+            Field("boundary_offsets", slots, shared="complete"),
             Field("boundary_labels", slots, IGNORE_LABEL, shared="slots"),
         )
         return (
             *token_fields(data, self.pad_id),
             Field("token_type_ids", data.seq_length, shared="positions"),
-            Field("prediction_positions", slots, shared="whole"),
+            Field("prediction_positions", slots, shared="complete"),
             Field("masked_lm_labels", slots, IGNORE_LABEL, shared="slots"),
             *(boundaries if self.config.boundary_weight > 0.0 else ()),
         )
@@ -298,7 +298,7 @@ class MaskedLMNextSentence(MaskedLM):
         sequences = data.sequences_per_row
         return (
             *super().fields(data),
-            Field("cls_positions", sequences, shared="whole"),
+            Field("cls_positions", sequences, shared="complete"),
             Field(f"{self.sequence_label}_labels", sequences, IGNORE_LABEL, shared="slots"),
         )
 

@@ -121,11 +121,11 @@ class PermutationLM(Objective):
         self._has_directions = getattr(data, "both_directions", False)
         return (
             *token_fields(data, self.pad_id),
-            Field("token_type_ids", length, shared="whole"),
-            Field("ranks", length, fill=4 * length + 4, shared="whole"),
-            Field("target_positions", slots, fill=length, shared="whole"),
-            Field("directions", 1, shared="whole"),
-            Field(LABELS, slots, IGNORE_LABEL, shared="whole"),
+            Field("token_type_ids", length, shared="complete"),
+            Field("ranks", length, fill=4 * length + 4, shared="complete"),
+            Field("target_positions", slots, fill=length, shared="complete"),
+            Field("directions", 1, shared="complete"),
+            Field(LABELS, slots, IGNORE_LABEL, shared="complete"),
         )
 
     def budgets(self, lengths: NDArray[np.int64], data: DataSection) -> NDArray[np.int64]:

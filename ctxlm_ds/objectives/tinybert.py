@@ -180,7 +180,7 @@ class TinyBert(Masking):
         return [comparison for comparison in found if comparison.into in wanted]
 
     def fields(self, data: DataSection) -> tuple[Field, ...]:
-        first = Field("cls_positions", data.sequences_per_row, shared="whole")
+        first = Field("cls_positions", data.sequences_per_row, shared="complete")
         types = Field("token_type_ids", data.seq_length, shared="positions")
         return (*token_fields(data, self.pad_id), types, *((first,) if self.config.prediction_weight else ()))
 

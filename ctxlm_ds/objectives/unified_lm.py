@@ -104,7 +104,7 @@ class UnifiedLM(MaskedLMNextSentence):
         self._shares = kind_shares((max(0.0, config.bidirectional_share), *wanted), random)
 
     def fields(self, data: DataSection) -> tuple[Field, ...]:
-        return (*super().fields(data), Field("ranks", data.seq_length, shared="whole"))
+        return (*super().fields(data), Field("ranks", data.seq_length, shared="complete"))
 
     def corrupt_batch(  # type: ignore[override]
         self, samples: Samples, key: np.uint64, budgets: NDArray[np.int64]

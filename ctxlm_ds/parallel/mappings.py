@@ -195,7 +195,7 @@ def _counted(operation: str, x: Tensor, parallel: ParallelContext) -> Tensor:
 
 def own_share(values: Tensor, shared: str, parallel: ParallelContext) -> Tensor:
     """Return what this rank reads of a field [b, columns] (Field.shared): [b, columns / c], or own_slots."""
-    if parallel.context_size == 1 or shared == "whole":
+    if parallel.context_size == 1 or shared == "complete":
         return values
     return own_slots(values, parallel) if shared == "slots" else own_positions(values, parallel).contiguous()
 

@@ -60,7 +60,10 @@ class ParameterFacts:
     split: Split | None = None
     """Its division among tensor-parallel ranks; None if each holds all of it."""
     grows: Growth | None = None
-    """Reason why a larger model has more rows; `initialize_from` leaves the additional rows at their initial values."""
+    """Reason why a larger model has more rows. `initialize_from` leaves the rows of additional words at their initial
+    values, and copies positions into those of additional positions."""
+    unused_rows: int = 0
+    """Rows of a position table before that of position 0."""
     optional: bool = False
     """True for a head of the objective, which a source of `initialize_from` may lack or have in addition."""
     matrix: bool = False

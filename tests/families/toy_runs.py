@@ -79,7 +79,7 @@ class Toy:
 
     def fields(self, data: object) -> tuple[Field, ...]:
         """Return the fields of a micro-batch, as Objective.fields."""
-        return tuple(Field(name, field.shape[1], shared="whole") for name, field in global_fields(0).items())
+        return tuple(Field(name, field.shape[1], shared="complete") for name, field in global_fields(0).items())
 
 
 LM = LossTerm("lm", ("logits",), ("labels",))

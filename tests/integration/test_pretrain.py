@@ -99,7 +99,7 @@ def test_checkpoints_at_words_are_kept_and_the_budget_gives_the_steps(bert_route
 def test_initialize_from_evaluates_the_weights_and_starts_a_second_phase(
     single: Path, bert_route: Prepared, tmp_path: Path
 ) -> None:
-    """Weights are taken, the step count is not; the longer position table keeps its new rows fresh."""
+    """Weights are taken, the step count is not; the longer position table repeats its rows."""
     recipe = bert_route.recipe(tmp_path / "recipe.yaml", model={"max_position_embeddings": 96})
     overrides = [f"run_dir={tmp_path / 'run'}", f"initialize_from={single}", "training.max_steps=6"]
     call(*launcher("forked", 1), *pretrain_words(recipe, overrides))

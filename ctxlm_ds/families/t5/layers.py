@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ctxlm_ds.families.t5.config import T5Section
-from ctxlm_ds.kernels.attention_spec import AttentionSpec
+from ctxlm_ds.kernels.attention_spec import AttentionSpec, reads_distances
 from ctxlm_ds.models.layers import LayerDescription, ModelBuild
 from ctxlm_ds.models.parts.decoder import decoder_block
 from ctxlm_ds.models.parts.embeddings import WordTable
@@ -30,14 +30,23 @@ class RelativeBias(nn.Module):
     """A learnt number for each bucket of distances and each head; each rank holds those of its heads."""
 
     def __init__(
-        self, num_heads: int, init: Init, parallel: ParallelContext, buckets: int, reach: int, causal: bool
+        self,
+        num_heads: int,
+        init: Init,
+        parallel: ParallelContext,
+        buckets: int,
+        reach: int,
+        causal: bool,
+        square: bool = True,
     ) -> None:
         """Allocate the numbers for heads of all ranks; all distances from `reach` on share a bucket.
 
-        With `causal` no key is after its query, so all buckets are of distances before it.
+        With `causal` no key is after its query, so all buckets are of distances before it. `square`: return the bias of
+        all pairs of positions instead of all distances.
         """
         super().__init__()
-        self.buckets, self.reach, self.causal, self.parallel = buckets, reach, causal, parallel
+        self.buckets, self.reach, self.causal = buckets, reach, causal
+        self.parallel, self.square = parallel, square
         self.weight = nn.Parameter(torch.empty(buckets, num_heads // parallel.size))
         declare(self, weight=ParameterFacts(init, decays=False, split=COLUMNS))
         if parallel.size > 1:
@@ -46,11 +55,16 @@ class RelativeBias(nn.Module):
             mark_split(self.weight, dim=1)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the bias [n, s, s] for complete rows of ids [b, s], of this rank's heads inside attention."""
-        places = torch.arange(ids.shape[1], device=ids.device)
-        numbers = distance_buckets(places - places[:, None], self.buckets, self.reach, self.causal)
+        """Return the bias [n, s, s] or [n, 2 s - 1] for complete rows of ids [b, s].
+
+        It is that of this rank's heads inside attention.
+        """
+        length = ids.shape[1]
+        places = torch.arange(length, device=ids.device)
+        distances = places - places[:, None] if self.square else torch.arange(1 - length, length, device=ids.device)
         weight = self.weight.chunk(self.parallel.context_size, dim=1)[self.parallel.context_rank]
-        return F.embedding(numbers, weight).permute(2, 0, 1).contiguous()
+        found = F.embedding(distance_buckets(distances, self.buckets, self.reach, self.causal), weight)
+        return found.movedim(-1, 0).contiguous()
 
 
 def distance_buckets(distances: Tensor, buckets: int, reach: int, causal: bool) -> Tensor:
@@ -116,7 +130,7 @@ def _settings(model: T5Section, build: ModelBuild, causal: bool) -> BlockSetting
         hidden_dropout=model.hidden_dropout,
         attention=AttentionSpec(
             head_size=model.head_size, causal=causal, dropout=model.attention_dropout, shares_rows=build.shares_rows,
-            bias=True, scale=1.0,
+            bias=True, by_distance=True, scale=1.0,
         ),
         pre_layer_norm=True,
         init=Normal(factor * width**-0.5),
@@ -131,10 +145,12 @@ def _settings(model: T5Section, build: ModelBuild, causal: bool) -> BlockSetting
 
 
 def _bias(name: str, ids: str, model: T5Section, settings: BlockSettings, build: ModelBuild) -> LayerDescription:
-    """Describe the layer before each block of a stack that writes `name` [n, s, s]; the stack's blocks share it."""
+    """Describe the layer before each block of a stack that writes the bias `name`; the stack's blocks share it."""
+    square = not reads_distances(settings.attention, build.kernels.attention(settings.attention))
     kwargs = {
         "num_heads": settings.num_heads, "init": settings.init, "parallel": build.parallel,
         "buckets": model.relative_buckets, "reach": model.relative_reach, "causal": settings.attention.causal,
+        "square": square,
     }  # fmt: skip
     return LayerDescription(name, RelativeBias, (ids,), (name,), kwargs, tie_key=name, once=True)
 

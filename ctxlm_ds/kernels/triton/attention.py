@@ -59,7 +59,7 @@ class TritonAttention:
     spec: AttentionSpec
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
-        sequences, p, bias, keys = call
+        sequences, p, bias, keys, _ = call
         group = query.shape[2] // key.shape[2]
         if group > 1:
             key, value = (x.repeat_interleave(group, dim=2) for x in (key, value))

@@ -6,7 +6,7 @@ tensor-parallel ranks. Hidden states are [b, s, h], or under sequence parallelis
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from ctxlm_ds.models.parts.transformer import initial_weights
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import EMBEDDINGS, HiddenDropout, VocabParallelEmbedding, VocabularyBias
 from ctxlm_ds.parallel.mappings import own_tokens, share_parameters
-from ctxlm_ds.parallel.parameters import Growth, Init, ParameterFacts, declare
+from ctxlm_ds.parallel.parameters import Init, ParameterFacts, declare
 
 if TYPE_CHECKING:
     from ctxlm_ds.families.base import TransformerSection
@@ -112,7 +112,7 @@ class InputEmbeddings(nn.Module):
         self.word_factor = word_factor
         rows = model.max_position_embeddings + position_offset
         positions = initial_weights(model, position_range)
-        self.position_embeddings = SharedEmbedding(rows, width, positions, parallel, "position table")
+        self.position_embeddings = SharedEmbedding(rows, width, positions, parallel, unused_rows=position_offset)
         self.token_type_embeddings = (
             SharedEmbedding(num_token_types, width, initial_weights(model), parallel) if num_token_types else None
         )
@@ -140,11 +140,15 @@ class SharedEmbedding(nn.Embedding):
         width: int,
         init: Init,
         parallel: ParallelContext,
-        grows: Growth | None = None,
         optional: bool = False,
+        unused_rows: int | None = None,
     ) -> None:
+        """Allocate the rows; `unused_rows` are those before position 0 of a position table, None for another table."""
         super().__init__(num_rows, width)
-        declare(self, weight=ParameterFacts(init, decays=True, grows=grows, optional=optional))
+        facts = ParameterFacts(init, decays=True, optional=optional)
+        if unused_rows is not None:
+            facts = replace(facts, grows="position table", unused_rows=unused_rows)
+        declare(self, weight=facts)
         self.parallel = parallel
 
     def reset_parameters(self) -> None:

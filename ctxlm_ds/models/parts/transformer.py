@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionSpec, ProbabilityKeys, Sequences
+from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionSpec, ProbabilityKeys, Sequences, reads_distances
 from ctxlm_ds.models.layers import LayerDescription, ModelBuild
 from ctxlm_ds.models.parts.norms import LayerNorm, RMSNorm
 from ctxlm_ds.models.parts.rotary import Rotary
@@ -133,7 +133,7 @@ def transformer_blocks(
 def transformer_block(
     name: str, settings: BlockSettings, build: ModelBuild, bias: str | None = None
 ) -> LayerDescription:
-    """Describe one layer, which rewrites `hidden`; `bias` names the tensor [n, s, s] that its scores add, if any."""
+    """Describe one layer, which rewrites `hidden`; `bias` names the tensor that its scores add, if any."""
     others = {} if bias is None else {"bias": bias}
     if settings.rotary is not None:
         others["position_ids"] = "position_ids"
@@ -197,6 +197,7 @@ class Attention(nn.Module):
         self.kernel = kernels.attention(spec)
         self.streams = parallel.dropout
         self.draws_by_key = getattr(self.kernel, "DRAWS_BY_KEY", False)
+        self.reads_distances = reads_distances(spec, self.kernel)
         self.parallel = parallel
         self.first_head = self.num_heads // parallel.context_size * parallel.head_share
         self.all_heads = settings.num_heads
@@ -230,7 +231,8 @@ class Attention(nn.Module):
             keys = ProbabilityKeys(self.streams.key(self.place, query), self.first_head, self.all_heads)
         elif p > 0.0:
             self.streams.seed_generators(self.place)
-        return self.kernel(query, key, value, AttentionCall(sequences, p, bias, keys))
+        biases = (None, bias) if self.reads_distances else (bias, None)
+        return self.kernel(query, key, value, AttentionCall(sequences, p, biases[0], keys, biases[1]))
 
 
 class SelfAttention(Attention):

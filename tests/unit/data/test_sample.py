@@ -49,7 +49,7 @@ def test_an_example_has_its_own_predictions() -> None:
 
 
 def test_made_up_rows_are_one_full_sequence_each() -> None:
-    whole = partial(Field, shared="whole")
+    whole = partial(Field, shared="complete")
     fields = [
         whole("input_ids", 6, 3), whole("position_ids", 6), whole("sequence_ids", 6), whole("sequence_starts", 3, 6),
         whole("prediction_positions", 2), whole("masked_lm_labels", 2, IGNORE_LABEL),

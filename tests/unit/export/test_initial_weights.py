@@ -61,20 +61,24 @@ def test_every_kind_of_source_gives_the_same_weights(bert: Source, tmp_path: Pat
         assert all(loaded[name].equal(value) for name, value in bert.weights.items()), path
 
 
-def test_a_larger_vocabulary_and_position_table_keep_their_fresh_rows(bert: Source) -> None:
-    config = bert.config_with(vocab_size=bert.vocab_size + 7, max_position_embeddings=64)
+def test_a_larger_vocabulary_keeps_its_fresh_rows(bert: Source) -> None:
+    config = bert.config_with(vocab_size=bert.vocab_size + 7)
     loaded, fresh = load(bert.run, config), fresh_values(config)
-    for name, rows in (("word_embeddings.weight", bert.vocab_size), ("mlm_bias.bias", bert.vocab_size),
-                       ("embeddings.position_embeddings.weight", 40)):  # fmt: skip
+    for name, rows in (("word_embeddings.weight", bert.vocab_size), ("mlm_bias.bias", bert.vocab_size)):
         assert loaded[name][:rows].equal(bert.weights[name]) and loaded[name][rows:].equal(fresh[name][rows:])
         assert len(loaded[name]) > rows
 
 
-def test_roberta_position_rows_extend_after_its_two_unused_rows(tmp_path: Path, byte_bpe_folder: Path) -> None:
-    source = Source(tmp_path, "roberta", byte_bpe_folder)
-    loaded = load(source.run, source.config_with(max_position_embeddings=50))["embeddings.position_embeddings.weight"]
-    assert loaded.shape[0] == 52
-    assert loaded[:42].equal(source.weights["embeddings.position_embeddings.weight"])
+@pytest.mark.parametrize(("family", "unused"), [("bert", 0), ("roberta", 2)])
+def test_a_longer_position_table_repeats_its_positions(
+    family: str, unused: int, tmp_path: Path, byte_bpe_folder: Path, wordpiece_folder: Path
+) -> None:
+    """As Longformer's: without RoBERTa's two unused rows, and cut at the end."""
+    source = Source(tmp_path, family, byte_bpe_folder if family == "roberta" else wordpiece_folder)
+    name = "embeddings.position_embeddings.weight"
+    before, after = source.weights[name], load(source.run, source.config_with(max_position_embeddings=100))[name]
+    positions = before[unused:]
+    assert len(positions) == 40 and torch.equal(after, torch.cat((before, positions, positions[:20])))
 
 
 def test_heads_follow_the_new_objective(bert: Source, tmp_path: Path, wordpiece_folder: Path) -> None:

@@ -41,14 +41,29 @@ def sequences_of(spec: AttentionSpec) -> Sequences:
 
 
 def inputs_of(spec: AttentionSpec, row_biases: bool = False) -> list[Tensor]:
-    """query, key, value, and if the spec says so a bias, [b, n, s, t] for `row_biases`; float64."""
+    """query, key, value, and if the spec says so a bias, [b, n, s, t] for `row_biases`, or distances; float64."""
     generator = torch.Generator().manual_seed(0)
     rows, length = len(PACKED_LENGTHS), KEY_LENGTH if spec.cross else SEQ_LENGTH
     shapes = [(rows, SEQ_LENGTH, NUM_HEADS, HEAD_SIZE)]
     shapes += [(rows, length, NUM_HEADS // 2 if spec.grouped else NUM_HEADS, HEAD_SIZE)] * 2
-    if spec.bias:
+    if spec.by_distance:
+        shapes.append((NUM_HEADS, 2 * SEQ_LENGTH - 1))
+    elif spec.bias:
         shapes.append((*([rows] if row_biases else []), NUM_HEADS, SEQ_LENGTH, length))
     return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def square_of(distances: Tensor) -> Tensor:
+    """The bias [n, s, s] of pairs that has the numbers of distances [n, 2 s - 1]."""
+    places = torch.arange(SEQ_LENGTH)
+    return distances[:, places - places[:, None] + SEQ_LENGTH - 1]
+
+
+def call_of(spec: AttentionSpec, sequences: Sequences, others: list[Tensor], p: float = 0.0) -> AttentionCall:
+    """A call with what inputs_of returned after the value."""
+    if spec.by_distance:
+        return AttentionCall(sequences, p, distances=others[0])
+    return AttentionCall(sequences, p, *others)
 
 
 class Oracle:
@@ -59,6 +74,8 @@ class Oracle:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, call: AttentionCall) -> Tensor:
         sequences, bias = call.sequences, call.bias
+        if call.distances is not None:
+            bias = square_of(call.distances)
         ids, key_ids = sequences.ids, sequences.ids if sequences.key_ids is None else sequences.key_ids
         output = torch.zeros_like(query)
         for row, row_ids in enumerate(ids):
@@ -93,8 +110,8 @@ def values_and_gradients(
 ) -> list[Tensor]:
     """Context at real positions and the gradients of the inputs, for a loss that reads real positions only."""
     leaves = [x.to(dtype, copy=True).requires_grad_() for x in inputs]
-    query, key, value, *bias = leaves
-    context = kernel(query, key, value, AttentionCall(sequences, 0.0, *bias))
+    query, key, value, *others = leaves
+    context = kernel(query, key, value, call_of(kernel.spec, sequences, others))  # type: ignore[attr-defined]
     assert context.shape == query.shape and context.dtype == dtype
     real = (sequences.ids > 0)[:, :, None, None].to(context.device)
     generator = torch.Generator().manual_seed(1)

@@ -19,6 +19,7 @@ from tests.unit.kernels.attention_oracle import (
     NUM_HEADS,
     SEQ_LENGTH,
     Oracle,
+    call_of,
     compare,
     inputs_of,
     layout,
@@ -54,7 +55,7 @@ def name_of(value: Any) -> str | None:
     """What a case is called: the settings that differ from the default."""
     if not isinstance(value, AttentionSpec):
         return None
-    settings = ("causal", "shares_rows", "window", "grouped", "bias", "cross", "scale", "ranked")
+    settings = ("causal", "shares_rows", "window", "grouped", "bias", "cross", "scale", "ranked", "by_distance")
     return "-".join(name for name in settings if getattr(value, name)) or "plain"
 
 
@@ -212,8 +213,8 @@ def check_rows_of_padding(kernel: AttentionKernel, spec: AttentionSpec) -> None:
         cases.append(Sequences(empty, empty_starts, torch.ones_like(key_ids), key_starts))
     for sequences in cases:
         leaves = [x.float().requires_grad_() for x in inputs]
-        query, key, value, *bias = leaves
-        context = kernel(query, key, value, AttentionCall(sequences, 0.0, *bias))
+        query, key, value, *others = leaves
+        context = kernel(query, key, value, call_of(spec, sequences, others))
         context.sum().backward()
         assert all(x is not None and x.isfinite().all() for x in (context, *(leaf.grad for leaf in leaves)))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -18,15 +20,21 @@ from tests.unit.kernels.attention_oracle import (
     PACKED_LENGTHS,
     SEQ_LENGTH,
     Oracle,
+    call_of,
     compare,
     inputs_of,
     layout,
     sequences_of,
+    square_of,
     values_and_gradients,
 )
-from tests.unit.kernels.test_attention import FAMILIES, check_rows_of_padding, every_spec, name_of
+from tests.unit.kernels.test_attention import FAMILIES, check_rows_of_padding, every_spec, name_of, ranked_specs
 
-SPECS = [spec for spec in every_spec() if not spec.bias]
+SPECS = [
+    *(spec for spec in every_spec() if not spec.bias),
+    *(replace(spec, by_distance=True) for spec in every_spec() if spec.bias and not spec.cross),
+    *(replace(spec, by_distance=spec.bias) for spec in ranked_specs()),
+]
 PLAIN, PACKED = AttentionSpec(HEAD_SIZE), AttentionSpec(HEAD_SIZE, shares_rows=True)
 KEY = torch.tensor(0x0123456789ABCDEF)
 
@@ -66,7 +74,10 @@ def run(
 ) -> list[Tensor]:  # fmt: skip
     """Context at real positions and gradients, with dropout."""
     leaves = [x.clone().requires_grad_() for x in inputs]
-    context = kernel(leaves[0], leaves[1], leaves[2], AttentionCall(sequences, p, keys=keys))
+    call = call_of(kernel.spec, sequences, leaves[3:], p)._replace(keys=keys)
+    if call.distances is not None and not isinstance(kernel, BmmAttention):
+        call = call._replace(bias=square_of(call.distances), distances=None)
+    context = kernel(leaves[0], leaves[1], leaves[2], call)
     context = torch.where((sequences.ids > 0)[:, :, None, None], context, 0.0)
     (context * torch.linspace(-1, 1, context.numel(), dtype=context.dtype).view_as(context)).sum().backward()
     return [context.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
@@ -167,11 +178,12 @@ def test_the_spans_of_a_micro_batch_are_found_once(monkeypatch: pytest.MonkeyPat
 def test_threads_compute_the_same(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from ctxlm_ds.kernels import cpu_loops
 
-    inputs, sequences = inputs_of(PLAIN), sequences_of(PLAIN)
-    expected = run(BmmAttention(PLAIN), inputs, sequences, 0.3)
+    spec = replace(PLAIN, bias=True, by_distance=True)
+    inputs, sequences = inputs_of(spec), sequences_of(spec)
+    expected = run(BmmAttention(spec), inputs, sequences, 0.3)
     monkeypatch.setattr(cpu_loops, "SMALLEST_PART", 7)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    found = run(BmmAttention(PLAIN), inputs, sequences, 0.3)
+    found = run(BmmAttention(spec), inputs, sequences, 0.3)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
@@ -195,12 +207,12 @@ def test_in_a_compiled_layer() -> None:
 
 def test_what_it_refuses() -> None:
     query, key, value, bias = inputs_of(AttentionSpec(HEAD_SIZE, bias=True))
-    with pytest.raises(KernelError, match="`bmm` adds no bias"):
+    with pytest.raises(KernelError, match="`bmm` adds a bias by distance only"):
         BmmAttention(PLAIN)(query, key, value, AttentionCall(sequences_of(PLAIN), 0.0, bias))
     cases = {
         "needs a CPU": Need(PLAIN, "cuda", torch.bfloat16),
         "bf16 or fp32": Need(PLAIN, "cpu", torch.float16),
-        "adds no bias": Need(AttentionSpec(HEAD_SIZE, bias=True), "cpu", torch.float32),
+        "adds a bias by distance only": Need(AttentionSpec(HEAD_SIZE, bias=True), "cpu", torch.float32),
         "must be positive": Need(AttentionSpec(HEAD_SIZE, scale=0.0), "cpu", torch.float32),
     }
     for reason, need in cases.items():

@@ -79,7 +79,7 @@ class Spans(Objective):
         return (
             Field("share_labels", SLOTS, -1.0, "float32", shared="slots"),
             *token_fields(data, self.pad_id),
-            Field("span_bounds", 2 * SLOTS, shared="whole"),
+            Field("span_bounds", 2 * SLOTS, shared="complete"),
             Field("span_labels", SLOTS, IGNORE_LABEL, shared="slots"),
             Field("decoder_ids", DECODER_LENGTH, self.pad_id, shared="positions"),
         )

@@ -69,7 +69,7 @@ def test_runs_of_several_tensors_are_joined() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shared", "wanted"), [("whole", [[1, 2], [3, 4], [5, 6]]), ("positions", [[2], [4], [6]]), ("slots", [4, 5, 6])]
+    ("shared", "wanted"), [("complete", [[1, 2], [3, 4], [5, 6]]), ("positions", [[2], [4], [6]]), ("slots", [4, 5, 6])]
 )
 def test_a_field_is_shared_as_it_declares(shared: str, wanted: object) -> None:
     assert own_share(torch.tensor([[1, 2], [3, 4], [5, 6]]), shared, context(1)).tolist() == wanted

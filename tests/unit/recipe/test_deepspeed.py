@@ -204,7 +204,7 @@ SAME = ("gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_mod
         ),
         ({"gradient_allreduce_op": "sum"}, ["gradient_allreduce_op", "averages over the ranks"]),
         ({"tensor_parallel": {"autotp_size": 2}}, ["autotp_size: 2", "parallel.tensor_parallel_size"]),
-        ({"sequence_parallel_size": 2}, ["sequence_parallel_size: 2", "parallel.sequence_parallel"]),
+        ({"sequence_parallel_size": 2}, ["sequence_parallel_size: 2", "parallel.context_parallel_size"]),
         ({"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}, ["torch_autocast.enabled", "training.precision"]),
         ({"bf16": {"bf16_master_weights_and_grads": True}}, ["master weights are fp32"]),
         (

@@ -28,3 +28,22 @@ def test_the_bias_is_a_number_for_each_distance_and_head() -> None:
         for key in range(6):
             bucket = int(distance_buckets(torch.tensor(key - query), 8, 12, False))
             assert torch.equal(bias[:, query, key], layer.weight[bucket])
+
+
+@pytest.mark.parametrize("context_rank", [0, 1])
+def test_distances_are_those_of_the_pairs(context_rank: int) -> None:
+    """Also for a rank's heads inside attention; the gradients of the numbers are the same."""
+    parallel = ParallelContext(context_size=2, context_rank=context_rank)
+    shape = {"buckets": 8, "reach": 12, "causal": False}
+    pairs, distances = (RelativeBias(4, Normal(1.0), parallel, square=square, **shape) for square in (True, False))
+    torch.nn.init.normal_(pairs.weight)
+    distances.weight.data.copy_(pairs.weight)
+    ids, places = torch.zeros(2, 6, dtype=torch.int64), torch.arange(6)
+    square, line = pairs(ids), distances(ids)
+    assert square.shape == (2, 6, 6) and line.shape == (2, 11)
+    assert torch.equal(line[:, places - places[:, None] + 5], square)
+    assert torch.equal(square[:, 0, 1], pairs.weight[5].chunk(2)[context_rank])
+    factors = torch.randn(2, 6, 6)
+    (square * factors).sum().backward()
+    (line[:, places - places[:, None] + 5] * factors).sum().backward()
+    torch.testing.assert_close(distances.weight.grad, pairs.weight.grad)
