@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import FamilyExport, Fields, Rows, at_positions, export_of
 from ctxlm_ds.export.key_maps import WeightSource
@@ -28,6 +29,8 @@ MAX_PREDICTIONS = 16
 """Positions per row whose logits over the vocabulary are compared."""
 UNLIMITED_LENGTH = 512
 """Longest row for a model that can read any length."""
+MOST_POSITIONS = 2048
+"""Positions of the longest row that is compared: transformers keeps all pairs of positions of a layer."""
 SHORT_LENGTH = 24
 SEED = 20181011
 BOUND = 1e-4
@@ -44,12 +47,14 @@ TEXT_PAIRS = (
 
 
 def build_inputs(folder: Path, export: FamilyExport, model: ModelSection, tokenizer: Tokenizer) -> dict[str, Fields]:
-    """Return inputs by name: `random` (a padded batch), `longest` (every position) and `text`.
+    """Return inputs by name: `random` (a padded batch), `longest` (every position up to MOST_POSITIONS) and `text`.
 
     Raises ExportError if the tokenizer as transformers loads it does not give the ids that the model was trained on.
     """
     rng = np.random.default_rng(SEED)
-    longest = model.longest_sequence or UNLIMITED_LENGTH
+    longest = min(model.longest_sequence or UNLIMITED_LENGTH, MOST_POSITIONS)
+    if longest < (model.longest_sequence or 0):
+        logger.info("comparing rows of %d positions, of the %d that the model reads", longest, model.longest_sequence)
     short = min(SHORT_LENGTH, longest)
     num_types = min(2, export.num_token_types(model))
     rows = {

@@ -12,6 +12,7 @@ import torch
 
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import CtxlmError, ExportError
+from ctxlm_ds.export import verify
 from ctxlm_ds.export.huggingface import to_hf
 from ctxlm_ds.export.verify import Comparison, build_inputs, verify_folder
 from ctxlm_ds.families.bert.export import EXPORT
@@ -126,6 +127,16 @@ def test_another_tokenizer_fails(bert: Exported) -> None:
     (bert.folder / "vocab.txt").write_text("\n".join(sorted(vocab, key=lambda token: vocab[token])) + "\n")
     with pytest.raises(CtxlmError, match="tokenizer gives"):
         bert.verify()
+
+
+def test_rows_of_a_long_model_are_cut(
+    bert: Exported, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(verify, "MOST_POSITIONS", 30)
+    with caplog.at_level("INFO"):
+        inputs = build_inputs(bert.folder, EXPORT, bert.config.model, bert.tokenizer)
+    assert inputs["longest"]["position_ids"].tolist() == [list(range(30))]
+    assert "comparing rows of 30 positions, of the 40 that the model reads" in caplog.text
 
 
 def test_the_inputs_use_padding_both_token_types_and_every_position(bert: Exported) -> None:
