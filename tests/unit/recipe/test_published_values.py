@@ -54,6 +54,27 @@ FAIRSEQ: Values = {  # config/pretraining/base.yaml
     "training.max_steps": 125_000,
 }  # fmt: skip
 GPT2_MEDIUM: Values = {"optimizer.learning_rate": 3e-4, "schedule.final_learning_rate": 3e-5}  # Brown 2020, table 2.1
+LONGFORMER: Values = {  # Beltagy 2020 = arXiv:2004.05150, section 5
+    "model.max_position_embeddings": 4096, "data.seq_length": 4096, "optimizer.learning_rate": 3e-5,
+    "schedule.name": "polynomial", "schedule.power": 3.0, "schedule.warmup_steps": 500,
+    "training.global_batch_size": 64, "training.max_steps": 65_000,
+}  # fmt: skip
+LONG_LLAMA: Values = {
+    "model.max_position_embeddings": 32_768, "data.seq_length": 32_768, "data.max_sequences_per_row": 512,  # ours
+    "model.rotary_scaling": "llama3", "model.rotary_scaling_factor": 32.0,  # config.json of Llama-3.2-1B
+    "model.rotary_low_turns": 1.0, "model.rotary_high_turns": 4.0, "model.rotary_original_length": 8192,
+    "optimizer.learning_rate": 3e-5, "schedule.name": "constant", "schedule.warmup_steps": 50,  # ours
+    "schedule.final_learning_rate": 0.0, "schedule.decay_from": "no such setting",  # of another schedule
+    "training.global_batch_size": 128, "training.max_steps": 1192,  # Fu 2024 = arXiv:2402.10171: 5 billion tokens
+}  # fmt: skip
+LONGER_LLAMA: Values = {
+    "model.max_position_embeddings": 131_072, "data.seq_length": 131_072, "data.max_sequences_per_row": 2048,  # ours
+    "training.global_batch_size": 32,
+}  # fmt: skip
+LONG_T5: Values = {
+    "data.seq_length": 4096, "training.global_batch_size": 128,  # Guo 2022 = arXiv:2112.07916, section 4.1
+    "schedule.start_step": 1_000_000, "training.max_steps": 100_000,  # ours
+}  # fmt: skip
 
 
 def shape(num_layers: int, hidden_size: int, num_attention_heads: int) -> Values:
@@ -141,6 +162,10 @@ PUBLISHED: dict[str, Values] = {
     "xlm-roberta-base": ROBERTA | BASE | XLMR,
     "llama-125m": LLAMA_125M,
     "llama-1b": LLAMA_1B,
+    "roberta-base-4096": ROBERTA | BASE | LONGFORMER,
+    "llama-1b-32k": LLAMA_1B | LONG_LLAMA,
+    "llama-1b-128k": LLAMA_1B | LONG_LLAMA | LONGER_LLAMA,
+    "t5-base-4096": T5 | T5_BASE | LONG_T5,
     "xlnet-base": XLNET | BASE,
     "unilm-base": UNILM | BASE,
     "t5-small": T5,
