@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from ctxlm_ds.parallel.context import TrafficCounter
+from ctxlm_ds.parallel.context import CONTEXT, TrafficCounter
 
 aten = torch.ops.aten
 MATRIX_PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm}
@@ -84,8 +84,12 @@ class Work(NamedTuple):
     all_reduce: int
     all_gather: int
     reduce_scatter: int
+    context_all_to_all: int
+    context_all_gather: int
+    context_reduce_scatter: int
     collectives: int
     """Number of tensor-parallel collectives."""
+    context_collectives: int
     constant_flops: int
     """Of the `flops`, those of products with inputs that have no gradient: backward they are one product."""
 
@@ -145,6 +149,7 @@ class Meter:
                 torch.autograd.backward(flowing, arriving)
         ends = {_storage(x): _size(x) for x in (*arriving, *(x.grad for x in given)) if x is not None}
         sent = self._traffic.num_bytes
+        exchanges = sum(calls for name, calls in self._traffic.calls.items() if name.startswith(CONTEXT))
         work = Work(
             flops=sum(product.flops for product in counter.products),
             forward_bytes=counter.forward_bytes,
@@ -155,7 +160,11 @@ class Meter:
             all_reduce=sent["all_reduce"],
             all_gather=sent["all_gather"],
             reduce_scatter=sent["reduce_scatter"],
-            collectives=sum(self._traffic.calls.values()),
+            context_all_to_all=sent[CONTEXT + "all_to_all"],
+            context_all_gather=sent[CONTEXT + "all_gather"],
+            context_reduce_scatter=sent[CONTEXT + "reduce_scatter"],
+            collectives=self._traffic.calls.total() - exchanges,
+            context_collectives=exchanges,
             constant_flops=counter.constant_flops,
         )
         return Trace(work, tuple(counter.products), frozenset(kept.fields), outputs)

@@ -12,6 +12,9 @@ from ctxlm_ds.parallel.random import DropoutStreams
 if TYPE_CHECKING:
     from torch import Tensor
 
+CONTEXT = "context."
+"""Begins the operations of context parallelism in a TrafficCounter; the others are tensor parallelism's."""
+
 
 class TrafficCounter:
     """Calls and bytes of one rank's collectives inside layers, which DeepSpeed's comms logger does not see.
@@ -25,7 +28,7 @@ class TrafficCounter:
         self.num_bytes: Counter[str] = Counter()
 
     def add(self, operation: str, num_bytes: int) -> None:
-        """Count one collective: all_reduce, all_gather, reduce_scatter or all_to_all."""
+        """Count one collective: all_reduce, all_gather, reduce_scatter or all_to_all, after CONTEXT if of that axis."""
         self.calls[operation] += 1
         self.num_bytes[operation] += num_bytes
 

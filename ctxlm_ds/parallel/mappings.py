@@ -23,7 +23,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
-from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.context import CONTEXT, ParallelContext
 
 
 @torch._disable_dynamo
@@ -291,7 +291,7 @@ class _Exchange(Function):
 
 def _exchange(x: Tensor, parallel: ParallelContext) -> Tensor:
     received = torch.empty_like(x)
-    parallel.traffic.add("all_to_all", x.numel() * x.element_size())
+    _counted(CONTEXT + "all_to_all", x, parallel)
     dist.all_to_all_single(received, x, group=parallel.context_group)
     return received
 
@@ -303,7 +303,7 @@ class _SumSlots(Function):
     def forward(ctx: Any, x: Tensor, parallel: ParallelContext) -> Tensor:
         ctx.parallel = parallel
         share = x.new_empty(len(x) // parallel.context_size, x.shape[1])
-        parallel.traffic.add("reduce_scatter", x.numel() * x.element_size())
+        _counted(CONTEXT + "reduce_scatter", x, parallel)
         dist.reduce_scatter_tensor(share, x.contiguous(), group=parallel.context_group)
         return share
 
@@ -314,6 +314,6 @@ class _SumSlots(Function):
 
 def _gather(share: Tensor, parallel: ParallelContext) -> Tensor:
     total = share.new_empty(len(share) * parallel.context_size, *share.shape[1:])
-    parallel.traffic.add("all_gather", total.numel() * total.element_size())
+    _counted(CONTEXT + "all_gather", total, parallel)
     dist.all_gather_into_tensor(total, share, group=parallel.context_group)
     return total

@@ -276,11 +276,11 @@ def build_topology(
         cpu_group=cpu_group,
         tensor_group=tensor_group,
         replica_group=replica_group,
-        context_group=_context_group(rank, world_size, tensor_parallel_size, context_parallel_size),
+        context_group=context_group(rank, world_size, tensor_parallel_size, context_parallel_size),
     )
 
 
-def _context_group(rank: int, world_size: int, tensor: int, context: int) -> Any:
+def context_group(rank: int, world_size: int, tensor: int, context: int) -> Any:
     """Make the groups of ranks that share rows, in one order on all ranks; return this rank's, or None."""
     import torch.distributed as dist
 

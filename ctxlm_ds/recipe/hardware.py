@@ -113,6 +113,12 @@ class Cluster:
             return self.nvlink_bytes_per_s
         return min(self.nvlink_bytes_per_s, self.node_bytes_per_s / min(stride, self.gpus_per_node))
 
+    def pair_bytes_per_s(self, size: int) -> float:
+        """Return the speed of one of `size` consecutive ranks that all send at the same time."""
+        if size <= self.gpus_per_node:
+            return self.nvlink_bytes_per_s
+        return min(self.nvlink_bytes_per_s, self.node_bytes_per_s / self.gpus_per_node)
+
 
 def find_gpu(name_or_file: str) -> Gpu:
     """Return a GPU by name (`A100-80`), or the one that a YAML file describes. Raises ConfigError for wrong ones."""

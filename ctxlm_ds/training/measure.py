@@ -25,7 +25,9 @@ from ctxlm_ds.models.program import Program, build_program
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.linear_cross_entropy import chunk_rows
+from ctxlm_ds.parallel.mappings import own_share
 from ctxlm_ds.parallel.random import DropoutStreams
+from ctxlm_ds.parallel.topology import context_group
 from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.registry import FAMILIES, load_object
@@ -33,7 +35,7 @@ from ctxlm_ds.registry import FAMILIES, load_object
 BACKWARD_FACTOR = 2
 """The backward pass multiplies twice for each product of the forward pass."""
 MEASURED_ROWS = 64
-"""The smaller number of rows per tensor-parallel rank, large enough that activations outweigh weights."""
+"""The smaller number of rows per rank of those that share layers and rows: activations outweigh weights."""
 
 
 def with_vocabulary(model: ModelSection) -> ModelSection:
@@ -52,10 +54,10 @@ def with_vocabulary(model: ModelSection) -> ModelSection:
 class LayerWork:
     """The work of one layer, or of the loss, on one rank with any number of rows."""
 
-    def __init__(self, fewer: Trace, more: Trace, rows: int) -> None:
-        """`fewer` was measured with `rows` rows, `more` with twice as many."""
+    def __init__(self, fewer: Trace, more: Trace, rows: int, further: int) -> None:
+        """`fewer` was measured with `rows` rows, `more` with `further` rows in addition."""
         self.fields = fewer.fields
-        self._fewer, self._more, self._rows = fewer, more, rows
+        self._fewer, self._more, self._rows, self._further = fewer, more, rows, further
         self.at, self.products = cache(self._at), cache(self._products)
 
     def _at(self, rows: int) -> Work:
@@ -64,7 +66,7 @@ class LayerWork:
 
     def _on_line(self, rows: float) -> Work:
         ends = zip(self._fewer.work, self._more.work, strict=True)
-        return Work(*(int(a + (b - a) * (rows - self._rows) // self._rows) for a, b in ends))
+        return Work(*(int(a + (b - a) * (rows - self._rows) // self._further) for a, b in ends))
 
     def _products(self, rows: int) -> list[Product]:
         return [
@@ -79,7 +81,7 @@ class LayerWork:
 
 @dataclass(frozen=True, eq=False)
 class MeasuredModel:
-    """Every layer of a model, on one tensor-parallel rank."""
+    """Every layer of a model, on one rank of those that share layers and rows."""
 
     layers: list[LayerWork]
     """In the order of the descriptions."""
@@ -131,35 +133,51 @@ MEASURED: Any = {
 
 
 def measure(
-    config: RunConfig, tensor: int = 1, sequence_parallel: bool = False, platform: Platform = CUDA
+    config: RunConfig,
+    tensor: int = 1,
+    sequence_parallel: bool = False,
+    platform: Platform = CUDA,
+    context: int = 1,
+    rows: int = 0,
 ) -> MeasuredModel:
-    """Measure a recipe's model on the first of `tensor` ranks; results are cached."""
+    """Measure a recipe's model on the first of `tensor` x `context` ranks; results are cached.
+
+    `rows` are those of a micro-batch, whose prediction slots are padded to a multiple of `context`.
+    """
     if config.training.precision == "fp16":
         # The same bytes and operations.
         config = config.with_values("training", precision="bf16")
-    key = (config.model_dump_json(include=MEASURED), platform, tensor, sequence_parallel)
+    fields = build_objective(config.objective).fields(config.data)
+    pads = any(rows * field.columns % context for field in fields if field.shared == "slots")
+    remainder = rows % context if pads else 0
+    key = (config.model_dump_json(include=MEASURED), platform, tensor, sequence_parallel, context, remainder)
     if key not in _measured:
         if config.kernels.attention in ("varlen", "flash3"):
             platform = replace(platform, reads_masks=False)
-        with ranks_that_send_nothing(tensor) as group:
+        with ranks_that_send_nothing(tensor, context) as (group, row_group):
             parallel = ParallelContext(
                 size=tensor,
                 group=group,
                 sequence_parallel=sequence_parallel,
                 vocab_multiple=config.parallel.vocab_multiple,
                 dropout=DropoutStreams(enabled=True),
+                context_size=context,
+                context_group=row_group,
             )
             program = describe(config, parallel, platform)
-            fields = build_objective(config.objective).fields(config.data)
-            _measured[key] = _measure(program, fields, DTYPES[config.training.precision], platform)
+            _measured[key] = _measure(program, fields, DTYPES[config.training.precision], platform, remainder)
     return _measured[key]
 
 
 @contextmanager
-def ranks_that_send_nothing(size: int, rank: int = 0) -> Iterator[Any]:
-    """Yield a process group of `size` ranks that sends nothing; megatron-core's layers need one."""
+def ranks_that_send_nothing(tensor: int, context: int = 1, rank: int = 0) -> Iterator[tuple[Any, Any]]:
+    """Yield the groups of tensor and of context parallelism of one of tensor x context ranks, which send nothing.
+
+    megatron-core's layers need one. The group of an axis with one rank is None.
+    """
+    size = tensor * context
     if size == 1:
-        yield None
+        yield None, None
         return
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -168,11 +186,12 @@ def ranks_that_send_nothing(size: int, rank: int = 0) -> Iterator[Any]:
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
     try:
-        parallel_state.initialize_model_parallel(tensor_model_parallel_size=size, create_gloo_process_groups=False)
+        parallel_state.initialize_model_parallel(tensor_model_parallel_size=tensor, create_gloo_process_groups=False)
+        group = parallel_state.get_tensor_model_parallel_group() if tensor > 1 else None
         with warnings.catch_warnings():
             # torch warns of renamed collectives.
             warnings.simplefilter("ignore", FutureWarning)
-            yield parallel_state.get_tensor_model_parallel_group()
+            yield group, context_group(rank, size, tensor, context)
     finally:
         parallel_state.destroy_model_parallel()
         dist.destroy_process_group()
@@ -228,14 +247,17 @@ def describe(
     return build_program(model, build, objective, teacher, kernels_of, read, fields)
 
 
-def _measure(program: Program, fields: Sequence[Field], dtype: torch.dtype, platform: Platform) -> MeasuredModel:
-    rows = MEASURED_ROWS * program.parallel.size
-    fewer, more = (_Run(program, fields, dtype, platform, count).measure() for count in (rows, 2 * rows))
+def _measure(
+    program: Program, fields: Sequence[Field], dtype: torch.dtype, platform: Platform, remainder: int
+) -> MeasuredModel:
+    further = MEASURED_ROWS * program.parallel.size * program.parallel.context_size
+    rows = further + remainder
+    fewer, more = (_Run(program, fields, dtype, platform, count).measure() for count in (rows, rows + further))
 
     def combine(first: Sequence[Trace], second: Sequence[Trace]) -> list[LayerWork]:
         made: dict[int, LayerWork] = {}
         for a, b in zip(first, second, strict=True):
-            made.setdefault(id(a), LayerWork(a, b, rows))
+            made.setdefault(id(a), LayerWork(a, b, rows, further))
         return [made[id(trace)] for trace in first]
 
     return MeasuredModel(
@@ -260,10 +282,11 @@ class _Run:
         self._dtype = dtype
         self._device = torch.device(platform.device)
         self._terms = program.terms
-        self.fields = {
-            field.name: torch.empty(rows, field.columns, dtype=getattr(torch, field.dtype), device="meta")
-            for field in fields
-        }
+        self._rows = rows
+        self.fields = {}
+        for field in fields:
+            complete = torch.empty(rows, field.columns, dtype=getattr(torch, field.dtype), device="meta")
+            self.fields[field.name] = own_share(complete, field.shared, program.parallel)
         self._meter = Meter(platform, program.parallel.traffic, self.fields)
         self._tensors = dict(self.fields)
         self._modules: dict[str | None, nn.Module] = {}
@@ -315,7 +338,7 @@ class _Run:
         again = run(description, remember=False) if description.recompute else None
         plain = run(replace(description, recompute=False), remember=True)
         if compares:
-            count, words = inputs[1].shape[-1], len(parameters[0])
+            count, words = max(1, inputs[1].numel() // self._rows), len(parameters[0])
             plain = plain._replace(together=lambda rows: chunk_rows(rows * count, words, self._device) / count)
         return plain, again or plain
 

@@ -1,5 +1,5 @@
 """Planned traffic against what is really sent: DeepSpeed's comms logger for data parallelism and pipelines, the
-project's own counter for tensor parallelism. Bytes of a step, equal to the last one.
+project's own counter for tensor and context parallelism. Bytes of a step, equal to the last one.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.apps.plan.layouts import Layout
+from ctxlm_ds.apps.plan.check_run import layout_of
 from ctxlm_ds.apps.plan.plan import Planner
 from ctxlm_ds.apps.plan.timing import StageLoad
 from ctxlm_ds.models.meter import CPU
+from ctxlm_ds.parallel.context import CONTEXT
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
 from tests.dist.runner import run_ranks
@@ -55,14 +56,10 @@ def summed(messages: list[tuple[str, int]], at_least: int = 0) -> Bytes:
 
 
 def planned_loads(config: RunConfig, user_json: dict[str, Any], world_size: int) -> list[StageLoad]:
-    parallel, stage = config.parallel, user_json["zero_optimization"]["stage"]
-    tensor, pipeline = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    layout = Layout(
-        world_size // (tensor * pipeline), tensor, pipeline, stage, config.training.micro_batch_size,
-        config.training.activation_checkpointing, parallel.sequence_parallel,
-    )  # fmt: skip
+    stage = user_json["zero_optimization"]["stage"]
+    layout = layout_of(config.parallel, config.training, stage, world_size)
     planner = Planner(config, Cluster(find_gpu("A100-80"), 1, world_size), {stage: user_json}, CPU)
-    return [planner.load(layout, index) for index in range(pipeline)]
+    return [planner.load(layout, index) for index in range(layout.pipeline)]
 
 
 def planned(load: StageLoad, *axes: str) -> Bytes:
@@ -138,6 +135,42 @@ def test_tensor_parallel_bytes_are_the_counters(config: RunConfig, stage: int) -
     (load,) = planned_loads(config, settings(stage), 4)
     for messages, tensor_bytes in run_ranks(train_and_log, 4, config, settings(stage), timeout_s=120):
         assert tensor_bytes == planned(load, "tensor")
+        assert summed(messages) == planned(load, "data")
+
+
+def sharing_rows(family: str, context: int = 2, tensor: int = 1, **changes: Any) -> RunConfig:
+    """Four heads, so that 2 x 2 ranks have one each."""
+    base = config_of("fp32", family=family, context_parallel_size=context, tensor_parallel_size=tensor, **changes)
+    return base.with_values("model", num_attention_heads=4)
+
+
+BOTH = {"tensor": 2, "sequence_parallel": True, "recompute": True}
+
+
+@pytest.mark.parametrize(
+    ("config", "stage"),
+    [
+        (sharing_rows("bert"), 1),
+        (sharing_rows("gpt2", recompute=True), 2),
+        (sharing_rows("bert", **BOTH), 0),
+        *(
+            pytest.param(config, stage, marks=pytest.mark.soak)
+            for config, stage in (
+                (sharing_rows("bert", 4, recompute=True), 3), (sharing_rows("bert", micro_batch_size=1), 1),
+                (sharing_rows("bert", tensor=2), 2), (sharing_rows("gpt2"), 0), (sharing_rows("gpt2", 4), 3),
+                (sharing_rows("gpt2", **BOTH), 1), (sharing_rows("gpt2", tensor=2), 3),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_context_parallel_bytes_are_the_counters(config: RunConfig, stage: int) -> None:
+    """One row has fewer sequences than ranks: their slots are padded."""
+    (load,) = planned_loads(config, settings(stage), 4)
+    expected = planned(load, "tensor")
+    expected |= {CONTEXT + operation: size for operation, size in planned(load, "context").items()}
+    assert expected[CONTEXT + "all_to_all"]
+    for messages, sent in run_ranks(train_and_log, 4, config, settings(stage), timeout_s=180):
+        assert sent == expected
         assert summed(messages) == planned(load, "data")
 
 

@@ -126,6 +126,7 @@ def layout_of(parallel: ParallelConfig, training: TrainingConfig, zero_stage: in
         micro_batch_size=training.micro_batch_size,
         recompute=training.activation_checkpointing,
         sequence_parallel=parallel.sequence_parallel,
+        context=parallel.context_parallel_size,
     )
 
 
@@ -133,7 +134,8 @@ def run_lines(name: str, training: TrainingConfig, length: int, layout: Layout, 
     """Return batch, layout, steps and run directory of a checked recipe; tokens are positions, padding included."""
     rows, micro_batches = training.global_batch_size, layout.num_micro_batches(training.global_batch_size)
     ramp = f", from {training.batch_size_at(0):,} rows (batch_ramp)" if training.batch_ramp else ""
-    split = f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline}"
+    context = f" x context {layout.context}" if layout.context > 1 else ""
+    split = f"data {layout.data}{context} x tensor {layout.tensor} x pipeline {layout.pipeline}"
     switches = {"sequence parallel": layout.sequence_parallel, "recomputation": layout.recompute}
     extras = [switch for switch, on in switches.items() if on]
     steps = f"{training.max_steps:,}, {training.rows_after(training.max_steps) * length:,} tokens in all"

@@ -24,15 +24,22 @@ class Layout:
     micro_batch_size: int = 1
     recompute: bool = False
     sequence_parallel: bool = False
+    context: int = 1
 
     def __str__(self) -> str:
-        text = f"dp {self.data}, tp {self.tensor}, pp {self.pipeline}, ZeRO {self.zero_stage}"
+        rows = f"dp {self.data}, cp {self.context}" if self.context > 1 else f"dp {self.data}"
+        text = f"{rows}, tp {self.tensor}, pp {self.pipeline}, ZeRO {self.zero_stage}"
         text += f", micro-batch {self.micro_batch_size}{', recomputation' if self.recompute else ''}"
         return text + (", sequence parallelism" if self.sequence_parallel else "")
 
     @property
     def world_size(self) -> int:
-        return self.data * self.tensor * self.pipeline
+        return self.replicas * self.tensor * self.pipeline
+
+    @property
+    def replicas(self) -> int:
+        """Return the copies of the weights, over which ZeRO partitions and gradients are averaged."""
+        return self.data * self.context
 
     def num_micro_batches(self, global_batch_size: int) -> int:
         return global_batch_size // (self.data * self.micro_batch_size)
@@ -42,6 +49,7 @@ class Layout:
         parallel: dict[str, Any] = {
             "tensor_parallel_size": self.tensor,
             "pipeline_parallel_size": self.pipeline,
+            "context_parallel_size": self.context,
             "sequence_parallel": self.sequence_parallel,
         }
         if pipeline_layers is not None and len(pipeline_layers) != self.pipeline:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import chain, pairwise
 from typing import Any
 
@@ -31,7 +31,10 @@ from ctxlm_ds.training.measure import MeasuredModel, describe, measure, training
 from ctxlm_ds.training.optimizers.matrix_work import sent_bytes, update_bytes
 
 SECONDS_PER_DAY = 86_400
-TENSOR_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
+SENT = {name: ("tensor", name) for name in ("all_reduce", "all_gather", "reduce_scatter")} | {
+    f"context_{name}": ("context", name) for name in ("all_to_all", "all_gather", "reduce_scatter")
+}
+"""Field of Work -> axis and operation of its messages."""
 JsonByStage = dict[int, dict[str, Any]]
 
 
@@ -107,7 +110,7 @@ class Planner:
         self.names = layer_parameters(self.layers, self.model.shapes)
         # Several layouts share these results.
         self._cut, self._stage_layers = cache(self._cut_layers), cache(self._count_layers)
-        self._measured = cache(lambda tensor, split: measure(config, tensor, split, platform))
+        self._measured = cache(partial(measure, config, platform=platform))
 
     @cached_property
     def flops(self) -> float:
@@ -137,7 +140,7 @@ class Planner:
         busiest = max(loads, key=lambda load: sum(message.wire_bytes for message in load.messages))
         peak = self.cluster.gpu.flops_per_s(config.training.precision) * layout.world_size
         # A smaller step of a ramp has fewer micro-batches.
-        micro_batches_s = time.compute + time.tensor + time.pipeline
+        micro_batches_s = time.compute + time.tensor + time.context + time.pipeline
         run_s = time.total * config.training.max_steps - micro_batches_s * self._missing_steps
         return Plan(
             layout=layout,
@@ -203,17 +206,18 @@ class Planner:
     def load(self, layout: Layout, index: int) -> StageLoad:
         """Collect layers, parameters and messages of pipeline stage `index`."""
         config, stage, zero = self.recipe_of(layout), self.stages(layout)[index], self.zero[layout.zero_stage]
-        measured = self._measured(layout.tensor, layout.sequence_parallel)
+        measured = self._measure(layout)
         layers = self._stage_layers(measured, layout.recompute, stage)
         times = layout.num_micro_batches(config.training.global_batch_size)
         works = [(layer.run.at(layout.micro_batch_size), count) for layer, count in layers.items()]
-        sent = {name: times * sum(n * getattr(work, name) for work, n in works) for name in TENSOR_OPERATIONS}
         here, everywhere = self._tied(stage.start, stage.stop), self._tied(0, len(self.layers))
         used_twice = [size for key, count in here.items() if count > 1 for size in self._elements(layout, key)]
         messages = data_messages(config.training, layout, stage.parameters, zero, used_twice)
-        messages += [Message("tensor", name, size, layout.tensor) for name, size in sent.items() if size]
-        if moved := sent_bytes(stage.parameters.matrices, zero.stage, layout.data, layout.tensor):
-            messages.append(Message("data", "send", moved, layout.data * layout.tensor, "matrices"))
+        for name, (axis, operation) in SENT.items():
+            if size := times * sum(n * getattr(work, name) for work, n in works):
+                messages.append(Message(axis, operation, size, getattr(layout, axis)))
+        if moved := sent_bytes(stage.parameters.matrices, zero.stage, layout.replicas, layout.tensor):
+            messages.append(Message("data", "send", moved, layout.replicas * layout.tensor, "matrices"))
         if layout.pipeline > 1:
             with_gradient, without_gradient = self._crossing(layout, measured, stage)
             messages.append(Message("pipeline", "send", times * (with_gradient + without_gradient), 2, "tensors"))
@@ -221,7 +225,13 @@ class Planner:
             each = BYTES[config.training.grad_accum_dtype]
             for elements in (sum(self._elements(layout, key)) for key in here if here[key] < everywhere[key]):
                 messages.append(Message("pipeline", "all_reduce", each * elements, 2, "tied layer"))
-        return StageLoad(layers, sum(n * work.collectives for work, n in works), stage.parameters, messages)
+        collectives = sum(n * work.collectives for work, n in works)
+        exchanges = sum(n * work.context_collectives for work, n in works)
+        return StageLoad(layers, collectives, stage.parameters, messages, exchanges)
+
+    def _measure(self, layout: Layout) -> MeasuredModel:
+        sizes = {"context": layout.context, "rows": layout.micro_batch_size}
+        return self._measured(layout.tensor, layout.sequence_parallel, **sizes)
 
     def _crossing(self, layout: Layout, measured: MeasuredModel, stage: Stage) -> tuple[float, float]:
         """Return the bytes that cross the cut after a stage (the last: before it), with and without a gradient."""
@@ -243,15 +253,15 @@ class Planner:
     def _stage_memory(self, layout: Layout, index: int) -> Memory:
         config, stage = self.recipe_of(layout), self.stages(layout)[index]
         zero, parameters = self.zero[layout.zero_stage], stage.parameters
-        elements = count_states(config.training, config.optimizer, parameters, zero, layout.data)
-        backward, update = buffer_bytes(config.training, parameters, zero, layout.data)
+        elements = count_states(config.training, config.optimizer, parameters, zero, layout.replicas)
+        backward, update = buffer_bytes(config.training, parameters, zero, layout.replicas)
         if self.platform.device == "cpu" and uses_bf16_optimizer(config.training, zero):
             # Bf16Optimizer.waits_for_second
             several = layout.num_micro_batches(config.training.global_batch_size) > 1
             backward += BYTES["bf16"] * parameters.num_elements * several
-        update += workspace_bytes(config.optimizer, parameters, zero, layout.data)
+        update += workspace_bytes(config.optimizer, parameters, zero, layout.replicas)
         copies = config.optimizer.matrix_copies
-        update += update_bytes(parameters.matrices, copies, zero.stage, layout.data, layout.tensor)
+        update += update_bytes(parameters.matrices, copies, zero.stage, layout.replicas, layout.tensor)
         activations, workspace = self._activations(layout, stage)
         precision = config.training.precision
         frozen = BYTES[precision if config.teacher.precision == "run" else config.teacher.precision]
@@ -269,7 +279,7 @@ class Planner:
         1F1B holds one micro-batch for each stage from here on. A stage keeps the activations of its layers, the fields
         of the batch that they read (once), and the tensors that it sends.
         """
-        measured, rows = self._measured(layout.tensor, layout.sequence_parallel), layout.micro_batch_size
+        measured, rows = self._measure(layout), layout.micro_batch_size
         layers = self._stage_layers(measured, layout.recompute, stage)
         each = sum(count * layer.run.at(rows).kept for layer, count in layers.items())
         fields = {name for layer in layers for name in layer.run.fields}

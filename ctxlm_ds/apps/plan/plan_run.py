@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from ctxlm_ds.apps.plan.search import Search
 
 COLUMNS = (
-    "dp", "tp", "pp", "zero", "micro", "recompute", "seq.par", "params", "grads", "optim", "activ", "buffers",
-    "GiB/GPU", "dp MB", "tp MB", "pp MB", "s/step", "MFU", "days",
+    "dp", "cp", "tp", "pp", "zero", "micro", "recompute", "seq.par", "params", "grads", "optim", "activ", "buffers",
+    "GiB/GPU", "dp MB", "cp MB", "tp MB", "pp MB", "s/step", "MFU", "days",
 )  # fmt: skip
-NARROW_COLUMNS = ("dp", "tp", "pp", "zero", "micro", "recompute", "seq.par", "GiB/GPU", "s/step", "MFU", "days")
+NARROW_COLUMNS = ("dp", "cp", "tp", "pp", "zero", "micro", "recompute", "seq.par", "GiB/GPU", "s/step", "MFU", "days")
 """Columns that fit into 80 characters."""
 WIDE_TERMINAL = 175
 
@@ -103,10 +103,11 @@ def plan_row(plan: Plan) -> dict[str, str]:
     layout, memory = plan.layout, plan.memory
     parts = (memory.parameters, memory.gradients, memory.optimizer, memory.activations, memory.buffers, memory.total)
     cells = [
-        *map(str, (layout.data, layout.tensor, layout.pipeline, layout.zero_stage, layout.micro_batch_size)),
+        *map(str, (layout.data, layout.context, layout.tensor, layout.pipeline)),
+        *map(str, (layout.zero_stage, layout.micro_batch_size)),
         *("yes" if value else "-" for value in (layout.recompute, layout.sequence_parallel)),
         *(f"{part / GIB:.2f}" for part in parts),
-        *(f"{plan.axis_bytes(axis) / 1e6:,.0f}" for axis in ("data", "tensor", "pipeline")),
+        *(f"{plan.axis_bytes(axis) / 1e6:,.0f}" for axis in ("data", "context", "tensor", "pipeline")),
         f"{plan.time.total:.3g}",
         f"{100 * plan.mfu:.0f} %",
         f"{plan.days:.3g}",
@@ -131,12 +132,12 @@ def describe_search(
 ) -> list[str]:
     """Return what the planner prints: a table of plans, the other layouts by reason, and the recommendation.
 
-    `name` is the recipe's; `command` starts the recommended plan; without `show_all` the fastest layout per tp, pp and
-    ZeRO stage is listed.
+    `name` is the recipe's; `command` starts the recommended plan; without `show_all` the fastest layout per cp, tp, pp
+    and ZeRO stage is listed.
     """
     lines, usable = [], f"{cluster.usable_bytes / GIB:.1f} GiB"
     plans = found.plans if show_all else found.best_of_each()
-    which = "" if show_all else ", the fastest of each tp, pp and ZeRO stage (--all shows every one)"
+    which = "" if show_all else ", the fastest of each cp, tp, pp and ZeRO stage (--all shows every one)"
     lines += [
         f"{name} on {cluster.num_nodes} x {cluster.gpus_per_node} {cluster.gpu.name} "
         f"({usable} per GPU to plan with): {len(plans)} of {len(found.plans)} layouts that fit{which}",
@@ -163,8 +164,9 @@ def describe_recommendation(plan: Plan, command: str, max_steps: int) -> list[st
     """Return the recommended layout, its time and memory by part, and the command that starts it."""
     time = plan.time
     parts = {
-        "computing": time.compute, "tensor parallelism": time.tensor, "stage transfers": time.pipeline,
-        "pipeline idle": time.bubble, "data parallelism": time.data, "update": time.update,
+        "computing": time.compute, "tensor parallelism": time.tensor, "context parallelism": time.context,
+        "stage transfers": time.pipeline, "pipeline idle": time.bubble, "data parallelism": time.data,
+        "update": time.update,
     }  # fmt: skip
     shares = ", ".join(f"{name} {100 * part / time.total:.0f} %" for name, part in parts.items() if part)
     memory = ", ".join(f"{name} {size / GIB:.2f} GiB" for name, size in asdict(plan.memory).items())

@@ -16,6 +16,9 @@ from ctxlm_ds.recipe.layout import PIPELINE_ZERO_STAGES, layout_problems
 NEARLY_AS_FAST = 1.03
 """A simpler layout is recommended if its step takes at most this much longer than the fastest one's."""
 LARGEST_MICRO_BATCH = 512
+LONG_ROW = 2_048
+"""Ranks share the positions of longer rows, and of any if the batch has fewer rows than ranks: a micro-batch of shorter
+rows fits and fills a GPU without exchanges."""
 
 
 @dataclass(slots=True)
@@ -49,10 +52,11 @@ class Search:
         return min((plan for plan in pool if plan.time.total <= NEARLY_AS_FAST * fastest), key=_complexity)
 
     def best_of_each(self) -> list[Plan]:
-        """Return the fastest plan of each (tensor, pipeline, ZeRO stage), fastest first."""
-        best: dict[tuple[int, int, int], Plan] = {}
+        """Return the fastest plan of each (context, tensor, pipeline, ZeRO stage), fastest first."""
+        best: dict[tuple[int, ...], Plan] = {}
         for plan in self.plans:
-            best.setdefault((plan.layout.tensor, plan.layout.pipeline, plan.layout.zero_stage), plan)
+            one = plan.layout
+            best.setdefault((one.context, one.tensor, one.pipeline, one.zero_stage), plan)
         return list(best.values())
 
 
@@ -76,11 +80,14 @@ def search_layouts(planner: Planner) -> Search:
 
 
 def candidates(planner: Planner) -> Iterator[Layout]:
-    """Yield layouts: tensor parallelism within a node, stages up to the layers, micro-batches that divide."""
+    """Yield layouts: tensor x context within a node, stages up to the layers, micro-batches that divide."""
     config, world_size = planner.config, planner.cluster.world_size
-    for tensor, pipeline in product(_divisors(planner.cluster.gpus_per_node), _divisors(world_size)):
-        data, left = divmod(world_size, tensor * pipeline)
-        if left or pipeline > config.model.num_blocks:
+    inside, rows = _divisors(planner.cluster.gpus_per_node), config.training.global_batch_size
+    for tensor, context, pipeline in product(inside, inside, _divisors(world_size)):
+        data, left = divmod(world_size, tensor * context * pipeline)
+        if left or pipeline > config.model.num_blocks or tensor * context > planner.cluster.gpus_per_node:
+            continue
+        if context > 1 and config.data.seq_length <= LONG_ROW and data * context <= rows:
             continue
         micro_batches = _micro_batches(config.training.global_batch_size, data)
         splits = (False, True) if tensor > 1 else (False,)
@@ -89,7 +96,7 @@ def candidates(planner: Planner) -> Iterator[Layout]:
         if pipeline > 1:
             stages = [stage for stage in stages if stage in PIPELINE_ZERO_STAGES]
         for rest in product(stages, micro_batches, (False, True), splits):
-            yield Layout(data, tensor, pipeline, *rest)
+            yield Layout(data, tensor, pipeline, *rest, context)
 
 
 def _micro_batches(global_batch_size: int, data: int) -> list[int]:
@@ -136,5 +143,5 @@ def _divisors(number: int) -> list[int]:
 
 def _complexity(plan: Plan) -> tuple[int, int, bool, int, float]:
     layout = plan.layout
-    parts = layout.tensor * layout.pipeline
+    parts = layout.tensor * layout.context * layout.pipeline
     return parts, layout.zero_stage, layout.recompute, layout.sequence_parallel, plan.time.total

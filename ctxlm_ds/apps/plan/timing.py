@@ -4,7 +4,8 @@
 
 m micro-batches, p stages. A micro-batch is a forward and a backward pass (backward counts twice; recomputation adds a
 forward): products at the GPU's peak x its matrix efficiency x a factor for their sizes, element-wise passes at the
-memory's speed, tensor-parallel collectives and stage transfers in full. docs/planning.md explains the constants.
+memory's speed, tensor-parallel and context-parallel collectives and stage transfers in full. docs/planning.md explains
+the constants.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class StepTime:
     compute: float
     """Products and element-wise work of the slowest stage, all micro-batches."""
     tensor: float
+    context: float
     pipeline: float
     """Transfers between stages."""
     bubble: float
@@ -61,7 +63,7 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        return self.compute + self.tensor + self.pipeline + self.bubble + self.data + self.update
+        return self.compute + self.tensor + self.context + self.pipeline + self.bubble + self.data + self.update
 
 
 class StageLayer(NamedTuple):
@@ -88,6 +90,7 @@ class StageLoad:
     """Tensor-parallel collectives of one micro-batch."""
     parameters: StageParameters
     messages: Sequence[Message]
+    context_collectives: int = 0
 
     def wire_bytes(self, axis: str, word: str = "") -> float:
         """Return the bytes sent on an axis; `word` is an operation or a purpose, or empty for all."""
@@ -112,30 +115,33 @@ class StepTimer:
 
     def step(self, stages: Sequence[StageLoad]) -> StepTime:
         parts = [self._micro_batch(stage) for stage in stages]
-        compute, tensor, transfers = max(parts, key=sum)
+        compute, tensor, context, transfers = max(parts, key=sum)
         return StepTime(
             compute=self.micro_batches * compute,
             tensor=self.micro_batches * tensor,
+            context=self.micro_batches * context,
             pipeline=self.micro_batches * transfers,
-            bubble=(self.layout.pipeline - 1) * (compute + tensor + transfers),
+            bubble=(self.layout.pipeline - 1) * (compute + tensor + context + transfers),
             data=max(self._data(stage, sum(part)) for stage, part in zip(stages, parts, strict=True)),
             update=max(self._update(stage) for stage in stages),
         )
 
-    def _micro_batch(self, stage: StageLoad) -> tuple[float, float, float]:
-        """Return the seconds of one micro-batch on a stage: computing, tensor-parallel collectives, transfers."""
+    def _micro_batch(self, stage: StageLoad) -> tuple[float, float, float, float]:
+        """Return the seconds of one micro-batch on a stage: computing, collectives of tensors and rows, transfers."""
         compute = sum(count * self._layer(layer) for layer, count in stage.layers.items())
         layout, cluster = self.layout, self.cluster
-        tensor_s = transfer_s = 0.0
+        tensor_s = context_s = transfer_s = 0.0
         if layout.tensor > 1:
             sent = stage.wire_bytes("tensor") / self.micro_batches
             tensor_s = sent / cluster.ring_bytes_per_s(layout.tensor, 1) + stage.collectives * COLLECTIVE_LATENCY_S
+        if layout.context > 1:
+            sent = stage.wire_bytes("context") / self.micro_batches
+            speed = cluster.pair_bytes_per_s(layout.tensor * layout.context)
+            context_s = sent / speed + stage.context_collectives * COLLECTIVE_LATENCY_S
         if layout.pipeline > 1:
-            speed = cluster.nvlink_bytes_per_s
-            if layout.world_size > cluster.gpus_per_node:
-                speed = min(speed, cluster.node_bytes_per_s / cluster.gpus_per_node)
+            speed = cluster.pair_bytes_per_s(layout.world_size)
             transfer_s = stage.wire_bytes("pipeline", "send") / self.micro_batches / speed + 2 * COLLECTIVE_LATENCY_S
-        return compute, tensor_s, transfer_s
+        return compute, tensor_s, context_s, transfer_s
 
     def _layer(self, layer: StageLayer) -> float:
         """Return the seconds of a layer's forward and backward pass."""
@@ -160,9 +166,9 @@ class StepTimer:
         passes hide stage 3's gathers. Stages 1 and 2 gather after the update.
         """
         layout, zero = self.layout, self.zero
-        if layout.data == 1:
+        if layout.replicas == 1:
             return 0.0
-        speed = self.cluster.ring_bytes_per_s(layout.data, layout.tensor)
+        speed = self.cluster.ring_bytes_per_s(layout.replicas, layout.tensor)
         gradients, weights = (stage.wire_bytes("data", purpose) / speed for purpose in ("gradients", "weights"))
         if zero.stage == 3:
             hidden = self.micro_batches * micro_batch_s if zero.overlap_comm else 0.0
@@ -178,7 +184,7 @@ class StepTimer:
 
         An offloaded optimizer takes the seconds of PCIe and of the update in CPU memory.
         """
-        parameters, zero, ranks = stage.parameters, self.zero, self.layout.data
+        parameters, zero, ranks = stage.parameters, self.zero, self.layout.replicas
         summed = gradient_bytes(self.training, parameters, zero, ranks, self.micro_batches)
         summed_s = summed / self.cluster.memory_bytes_per_s
         if zero.offload_optimizer:
@@ -194,8 +200,8 @@ class StepTimer:
         if not matrices.elements:
             return 0.0
         speed = gpu.flops_per_s("fp32") * gpu.matrix_efficiency
-        sent = stage.wire_bytes("data", "matrices") / self.cluster.ring_bytes_per_s(layout.data, layout.tensor)
-        return matrices.flops / (layout.data * layout.tensor) / speed + sent
+        sent = stage.wire_bytes("data", "matrices") / self.cluster.ring_bytes_per_s(layout.replicas, layout.tensor)
+        return matrices.flops / (layout.replicas * layout.tensor) / speed + sent
 
 
 def _slowdown(product: Product) -> float:

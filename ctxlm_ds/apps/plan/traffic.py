@@ -4,7 +4,8 @@ They are counted in the two ways that tests compare with:
 
 - data-parallel collectives as DeepSpeed's comms logger (comm/comm.py: bytes of the tensor handed in): the complete
   tensor of an all-reduce or reduce-scatter, but of an all-gather the share that a rank contributes;
-- tensor-parallel ones as parallel/context.py: the complete tensor of each (the result of an all-gather).
+- tensor-parallel and context-parallel ones as parallel/context.py: the complete tensor of each (the result of an
+  all-gather).
 
 Data-parallel messages follow from the elements of the parameters, the others are measured (measure.py). What gradients
 and the update move in memory is in addition to the backward pass; tests/dist/test_updates.py counts it on engines.
@@ -28,9 +29,9 @@ class Message:
     """All messages of one kind of a rank during a step."""
 
     axis: str
-    """`data`, `tensor` or `pipeline`."""
+    """`data` (of context parallelism too), `tensor`, `context` or `pipeline`."""
     operation: str
-    """`all_reduce`, `all_gather`, `reduce_scatter` or `send`."""
+    """`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` or `send`."""
     num_bytes: float
     """Bytes as in the module's docstring."""
     ranks: int
@@ -50,13 +51,13 @@ class Message:
 def data_messages(
     training: TrainingConfig, layout: Layout, parameters: StageParameters, zero: ZeroSettings, tied: Sequence[int] = ()
 ) -> list[Message]:
-    """List gradients and weights over the data-parallel ranks of one stage.
+    """List gradients and weights over the ranks of one stage that have copies of the weights.
 
     `tied` has the elements of each parameter that the forward pass uses twice (stage 3 may gather it each time).
     """
-    if layout.data == 1:
+    if layout.replicas == 1:
         return []
-    weight, ranks = BYTES[training.precision], layout.data
+    weight, ranks = BYTES[training.precision], layout.replicas
     micro_batches = layout.num_micro_batches(training.global_batch_size)
     if zero.stage == 0:
         return [Message("data", "all_reduce", FLOAT * parameters.num_elements, ranks, "gradients")]

@@ -81,3 +81,4 @@ def test_rings_within_a_node_and_over_several() -> None:
     assert cluster.ring_bytes_per_s(32, 1) == node
     assert cluster.ring_bytes_per_s(4, 8) == node / 8
     assert cluster.ring_bytes_per_s(16, 2) == node / 2
+    assert (cluster.pair_bytes_per_s(8), cluster.pair_bytes_per_s(16)) == (nvlink, node / 8)

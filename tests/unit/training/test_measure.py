@@ -83,14 +83,16 @@ class RealRun:
         return sum(tensor.untyped_storage().nbytes() for tensor in self.kept.values())
 
 
-@pytest.mark.parametrize(("tensor", "split"), [(1, False), (2, False), (2, True)])
-def test_everything_lies_on_a_line_of_rows(tensor: int, split: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = config_of()
-    expected = measure(config, tensor, split)
+@pytest.mark.parametrize(("tensor", "split", "context"), [(1, False, 1), (2, False, 1), (2, True, 1), (2, True, 2)])
+def test_everything_lies_on_a_line_of_rows(
+    tensor: int, split: bool, context: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(num_attention_heads=4)
+    expected = measure(config, tensor, split, context=context)
     monkeypatch.setattr(measure_module, "_measured", {})
     monkeypatch.setattr(measure_module, "MEASURED_ROWS", 24)
-    direct = measure(config, tensor, split)
-    rows = 24 * tensor
+    direct = measure(config, tensor, split, context=context)
+    rows = 24 * tensor * context
     for one, other in zip((*expected.recomputed, expected.loss), (*direct.recomputed, direct.loss), strict=True):
         assert one.at(rows)._replace(kept=0) == other.at(rows)._replace(kept=0)
         assert one.at(rows).kept == pytest.approx(other.at(rows).kept, rel=1e-3)
@@ -113,6 +115,37 @@ def test_tensor_and_sequence_parallelism_divide_what_they_split() -> None:
     assert units(1) == pytest.approx(34, rel=0.01)
     assert units(4) == pytest.approx(10 + 24 / 4, rel=0.01)
     assert units(4, split=True) == pytest.approx(34 / 4, rel=0.01)
+
+
+def test_context_parallelism_divides_all_but_what_is_exchanged() -> None:
+    """Of 34 T·h (above) a rank has half, and once more the context, which its kernel and its output matrix keep."""
+    config = config_of(
+        training={"precision": "bf16"}, hidden_size=512, intermediate_size=2048, attention_dropout=0.1,
+        data={"seq_length": 64},
+    )  # fmt: skip
+    block = next(index for index, layer in enumerate(describe(config).layers) if layer.block)
+    one, two = (measure(config, context=size).layers[block].at(4) for size in (1, 2))
+    hidden = 4 * 64 * 512 * 2
+    assert two.kept == pytest.approx(one.kept / 2 + hidden / 2, rel=0.01)
+    assert one.flops == 2 * two.flops and one.scores == 2 * two.scores
+    assert two.context_all_to_all == 2 * 4 * hidden // 2 and two.context_collectives == 4
+    assert two.collectives == two.all_gather == 0 and one.context_collectives == 0
+
+
+def test_slots_are_padded_to_a_multiple_of_the_ranks_that_share_them() -> None:
+    """One sequence of a row for two ranks: they add up the vectors of two slots, as for two rows."""
+    config = config_of(data={"seq_length": 64})
+
+    def scattered(rows: int) -> int:
+        measured = measure(config, context=2, rows=rows)
+        return sum(layer.at(rows).context_reduce_scatter for layer in measured.layers)
+
+    slots = {field.name: field.columns for field in build_objective(config.objective).fields(config.data)}
+    predictions, sequences = slots["masked_lm_labels"], slots["next_sentence_labels"]
+    assert sequences % 2 == 1
+    for rows in (1, 2, 3):
+        padded = sum(-(-rows * each // 2) * 2 for each in (predictions, sequences))
+        assert scattered(rows) == padded * config.model.width * 4
 
 
 @pytest.mark.parametrize(("operation", "family"), [("dropout", "bert"), ("rotary", "llama"), ("bias_gelu", "llama")])

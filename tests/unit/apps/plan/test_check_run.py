@@ -68,6 +68,15 @@ def test_the_batch_is_the_product_of_its_factors() -> None:
     ]
 
 
+def test_the_ranks_that_share_rows_are_named() -> None:
+    changes = ["parallel.tensor_parallel_size=2", "parallel.context_parallel_size=2"]
+    config = load_config("bert-base", changes, 8)
+    layout = layout_of(config.parallel, config.training, 1, 8)
+    lines = run_lines(config.name, config.training, config.data.seq_length, layout, Path("run"))
+    assert lines[0] == "bert-base: the recipe is valid for 8 ranks" and " x 2 (data ranks) = " in lines[1]
+    assert lines[2].startswith("  layout: data 2 x context 2 x tensor 2 x pipeline 1; ")
+
+
 def test_a_ramp_reads_fewer_tokens() -> None:
     ramp = ["training.batch_ramp=[64,64,1000]", "training.max_steps=10", "training.micro_batch_size=64"]
     config = load_config("bert-base", ramp, 1)

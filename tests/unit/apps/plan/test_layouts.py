@@ -12,15 +12,18 @@ from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.load import load_config
 
 SPLIT = Layout(4, 2, 3, 1, 8, recompute=True, sequence_parallel=True)
+SHARED = Layout(2, 2, micro_batch_size=4, context=2)
 
 
 def test_ranks_and_micro_batches() -> None:
     assert SPLIT.world_size == 24 and SPLIT.num_micro_batches(256) == 8
     assert str(SPLIT) == "dp 4, tp 2, pp 3, ZeRO 1, micro-batch 8, recomputation, sequence parallelism"
+    assert (SHARED.world_size, SHARED.replicas, SHARED.num_micro_batches(256)) == (8, 4, 32)
+    assert str(SHARED) == "dp 2, cp 2, tp 2, pp 1, ZeRO 1, micro-batch 4"
     assert str(Layout(8)) == "dp 8, tp 1, pp 1, ZeRO 1, micro-batch 1"
 
 
-@pytest.mark.parametrize("layout", [SPLIT, Layout(8, micro_batch_size=2), Layout(1, 1, 2)])
+@pytest.mark.parametrize("layout", [SPLIT, SHARED, Layout(8, micro_batch_size=2), Layout(1, 1, 2)])
 @pytest.mark.parametrize("given", [[], ["parallel.pipeline_layers=[4,8]", "parallel.pipeline_parallel_size=2"]])
 def test_what_is_applied_is_what_the_printed_settings_load(layout: Layout, given: list[str]) -> None:
     recipe = load_config("bert-base", given)
@@ -28,6 +31,7 @@ def test_what_is_applied_is_what_the_printed_settings_load(layout: Layout, given
     assert load_config("bert-base", [*given, *layout.settings(recipe.parallel.pipeline_layers)]) == applied
     parallel = applied.parallel
     assert (parallel.tensor_parallel_size, parallel.pipeline_parallel_size) == (layout.tensor, layout.pipeline)
+    assert parallel.context_parallel_size == layout.context
     assert parallel.pipeline_layers == ([4, 8] if given and layout.pipeline == 2 else None)
     assert applied.model == recipe.model and applied.data == recipe.data
 

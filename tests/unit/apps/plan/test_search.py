@@ -132,3 +132,36 @@ def test_nothing_is_possible() -> None:
     found = search_layouts(planner_of("bert-base", cluster, "model.num_layers=2"))
     with pytest.raises(ConfigError, match="no layout is possible on 7 GPUs: .*1024 is not a multiple"):
         require_plan(found, cluster)
+
+
+def contexts_of(planner: Planner) -> set[int]:
+    return {layout.context for layout in candidates(planner)}
+
+
+def test_ranks_share_rows_that_are_long_or_fewer_than_ranks() -> None:
+    short = planner_of("bert-base", cluster_of())
+    assert contexts_of(short) == {1}
+    few = planner_of("bert-base", cluster_of(2), "training.global_batch_size=8", "training.micro_batch_size=1")
+    assert all(one.data * one.context > 8 for one in candidates(few) if one.context > 1)
+    assert contexts_of(few) == {1, 2, 4, 8}
+    long = planner_of("modernbert-base-phase2", cluster_of())
+    assert contexts_of(long) == {1, 2, 4, 8}
+    assert all(one.tensor * one.context <= 8 for one in candidates(long))
+
+
+@pytest.mark.long
+def test_a_batch_of_few_long_rows_is_shared() -> None:
+    """Two rows of 8,192 positions for eight GPUs: half of the positions on each, and half of every matrix."""
+    changes = "training.global_batch_size=2", "training.micro_batch_size=1"
+    found = search_layouts(planner_of("modernbert-large-phase2", cluster_of(), *changes))
+    best = require_plan(found, cluster_of()).layout
+    assert (best.data, best.context, best.tensor) == (2, 2, 2)
+    only = {plan.layout.context: plan for plan in found.plans if plan.layout.tensor == plan.layout.pipeline == 1}
+    assert only.keys() == {4, 8}
+
+
+def test_a_model_whose_rows_cannot_be_shared_is_refused_with_the_reason() -> None:
+    changes = "data.seq_length=16", "training.global_batch_size=1", "training.micro_batch_size=1"
+    found = search_layouts(planner_of("elmo-small", cluster_of(1, 2), *changes))
+    assert "read rows from end to end" in found.refused["parallel.context_parallel_size"].text
+    assert all(plan.layout.context == 1 for plan in found.plans)

@@ -8,11 +8,12 @@ import pytest
 
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.apps.plan.plan import Planner
+from ctxlm_ds.apps.plan.timing import COLLECTIVE_LATENCY_S
 from ctxlm_ds.models.meter import Platform
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.training.measure import measure, training_flops_per_row, useful_flops_per_row
 from tests.unit.apps.plan.test_plan import weigh
-from tests.unit.apps.plan.test_search import cluster_of
+from tests.unit.apps.plan.test_search import JSONS, cluster_of
 
 
 def test_the_pipelines_idle_time() -> None:
@@ -51,3 +52,33 @@ def test_causal_attention_leaves_out_later_positions() -> None:
     assert 3 * sum(p.flops - p.computed for p in products) == pytest.approx(left_out, rel=1e-3)
     before_flash = Planner(config, cluster_of(1, 1), platform=Platform(keeps_scores=True))
     assert before_flash.flops == 32 * training_flops_per_row(config)
+
+
+def test_rows_that_are_shared_cost_their_exchange() -> None:
+    """In full, by NVLink in a node; both forward and backward, of a half of every tensor."""
+    config = load_config(
+        "bert-large", ["training.global_batch_size=16", "training.micro_batch_size=2", "data.seq_length=512"]
+    )
+    alone, shared = (
+        weigh(config, Layout(8, micro_batch_size=2)),
+        weigh(config, Layout(4, micro_batch_size=2, context=2)),
+    )
+    (exchanged,) = (m for m in shared.messages if m.operation == "all_to_all")
+    hidden = 2 * 512 // 2 * config.model.hidden_size * 2
+    assert exchanged.num_bytes == 2 * config.model.num_layers * 2 * 4 * hidden
+    assert alone.time.context == 0.0 and alone.axis_bytes("context") == 0.0
+    sent_s = shared.axis_bytes("context") / cluster_of().nvlink_bytes_per_s
+    calls = shared.time.context - sent_s
+    assert calls == pytest.approx(2 * (4 * config.model.num_layers + 4) * COLLECTIVE_LATENCY_S)
+    assert shared.time.total > shared.time.compute + shared.time.context
+    # Gradients are averaged over all copies of the weights.
+    assert shared.axis_bytes("data") == alone.axis_bytes("data")
+
+
+def test_rows_that_nodes_share_are_exchanged_by_their_adapters() -> None:
+    config = load_config(
+        "bert-large", ["training.global_batch_size=16", "training.micro_batch_size=2", "data.seq_length=512"]
+    )
+    apart = Planner(config, cluster_of(8, 1), JSONS).weigh(Layout(4, micro_batch_size=2, context=2))
+    inside = weigh(config, Layout(4, micro_batch_size=2, context=2))
+    assert apart.messages == inside.messages and apart.time.context > inside.time.context
