@@ -266,8 +266,9 @@ def _save(args: argparse.Namespace) -> Iterable[str]:
     from tools.benchmark.saves import compare_saves
 
     init_process_group()
-    layout = (config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size)
-    topology = build_topology(ranks.local_rank, ranks.local_world_size, *layout)
+    layout = config.parallel
+    sizes = layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.context_parallel_size
+    topology = build_topology(ranks.local_rank, ranks.local_world_size, *sizes)
     return compare_saves(config, settings, topology, Path(args.output_dir), args.rounds, args.steps)
 
 

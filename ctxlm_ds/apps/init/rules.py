@@ -104,8 +104,8 @@ def _betas(result: Translation, names: Names) -> None:
 def _global_batch(result: Translation, names: Names) -> None:
     size = result.number(names[0])
     if size is None:
-        model_ranks = int(result.value("parallel.tensor_parallel_size") or 1)
-        model_ranks *= int(result.value("parallel.pipeline_parallel_size") or 1)
+        axes = ("tensor", "pipeline", "context")
+        model_ranks = math.prod(int(result.value(f"parallel.{axis}_parallel_size") or 1) for axis in axes)
         size = int(result.value("training.micro_batch_size") or 1) * max(1, result.ranks // model_ranks)
     source = result.given(*names) or f"micro batch x data-parallel ranks (--ranks {result.ranks})"
     result.set("training.global_batch_size", size, source)

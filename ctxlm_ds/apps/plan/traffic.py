@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from ctxlm_ds.apps.plan.layouts import BYTES, Layout
 from ctxlm_ds.apps.plan.states import FLOAT, StageParameters, averages_in_place, total_elements, uses_bf16_optimizer
+from ctxlm_ds.parallel.context import CONTEXT
 from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.schema import TrainingConfig
 from ctxlm_ds.recipe.sections import OptimizerSection
@@ -36,6 +37,11 @@ class Message:
     """Bytes as in the module's docstring."""
     ranks: int
     purpose: str = ""
+
+    @property
+    def counted(self) -> str | None:
+        """Name of the operation in a TrafficCounter; None if layers do not send it."""
+        return {"tensor": self.operation, "context": CONTEXT + self.operation}.get(self.axis)
 
     @property
     def wire_bytes(self) -> float:

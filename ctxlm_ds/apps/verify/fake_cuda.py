@@ -32,10 +32,12 @@ from ctxlm_ds.models.program import Program
 from ctxlm_ds.models.stages import plan_stages
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.random import DropoutStreams
+from ctxlm_ds.parallel.mappings import own_share
+from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.patches import replaced
-from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.engine.losses import TermLosses
+from ctxlm_ds.training.engine.runtime import parallel_context
 from ctxlm_ds.training.measure import describe, ranks_that_send_nothing
 
 DEVICE = torch.device("cuda", 0)
@@ -81,7 +83,7 @@ class FakeModel:
         """Choose the kernels and build the layers. Raises KernelError if one that the recipe names cannot run."""
         self._kernels_of = cache(lambda precision: KernelSet(dict(config.kernels), DEVICE.type, DTYPES[precision]))
         if parallel is None:
-            parallel = _context(config.parallel, DropoutStreams(config.training.seed, enabled=config.model.drops))
+            parallel = parallel_context(config.parallel, config.training, config.model.drops, Topology())
         self._config = config
         self._program = describe(config, parallel, kernels_of=self._kernels_of)
         layers = self._program.layers
@@ -103,8 +105,9 @@ class FakeModel:
         config, program = self._config, self._program
         fields, rows = build_objective(config.objective).fields(config.data), config.training.micro_batch_size
         with DEVICE:
-            batch = {f.name: torch.zeros(rows, f.columns, dtype=getattr(torch, f.dtype)) for f in fields}
+            complete = {f: torch.zeros(rows, f.columns, dtype=getattr(torch, f.dtype)) for f in fields}
             factors = torch.ones(len(program.terms))
+        batch = {f.name: own_share(values, f.shared, program.parallel) for f, values in complete.items()}
         losses = TermLosses(program.terms, program.outputs, program.parallel)
         forward, backward = _Operators(), _Operators()
         with forward:
@@ -149,18 +152,20 @@ class FakeModel:
         return found
 
 
-def _context(
-    layout: ParallelConfig, dropout: DropoutStreams, rank: int = 0, size: int = 1, group: Any = None
-) -> ParallelContext:
-    return ParallelContext(size, rank, group, layout.sequence_parallel, layout.vocab_multiple, dropout)
-
-
 @contextmanager
-def rank_that_sends_nothing(layout: ParallelConfig, seed: int, drops: bool, rank: int) -> Iterator[ParallelContext]:
-    """Yield one of the recipe's tensor-parallel ranks, in a process group whose collectives do nothing."""
-    size = layout.tensor_parallel_size
-    with ranks_that_send_nothing(size, rank) as group:
-        yield _context(layout, DropoutStreams(seed, rank, size, enabled=drops), rank, size, group)
+def rank_that_sends_nothing(config: RunConfig, rank: int) -> Iterator[ParallelContext]:
+    """Yield one of the recipe's tensor x context ranks, in process groups whose collectives do nothing."""
+    tensor, context = config.parallel.tensor_parallel_size, config.parallel.context_parallel_size
+    with ranks_that_send_nothing(tensor, context, rank) as (tensor_group, row_group):
+        topology = Topology(
+            tensor_parallel_rank=rank % tensor,
+            tensor_parallel_size=tensor,
+            context_parallel_rank=rank // tensor,
+            context_parallel_size=context,
+            tensor_group=tensor_group,
+            context_group=row_group,
+        )
+        yield parallel_context(config.parallel, config.training, config.model.drops, topology)
 
 
 def _place(value: Tensor) -> Place:

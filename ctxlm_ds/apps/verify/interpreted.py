@@ -27,7 +27,7 @@ from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.process.patches import replaced
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig
 from ctxlm_ds.training.engine.losses import TermLosses
 from ctxlm_ds.training.measure import describe
 
@@ -72,8 +72,7 @@ def compare(config: RunConfig, operations: Iterable[str]) -> dict[str, Any]:
 
     The weights are the run's first ones, rounded to its type.
     """
-    alone = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "sequence_parallel": False}
-    config, dtype = smaller(config.with_values("parallel", **alone)), DTYPES[config.training.precision]
+    config, dtype = smaller(config.model_copy(update={"parallel": ParallelConfig()})), DTYPES[config.training.precision]
     program = describe(config)
     weights = {name: program.initial_value(name, config.training.seed).to(dtype) for name in program.shapes}
     fields = build_objective(config.objective).fields(config.data)

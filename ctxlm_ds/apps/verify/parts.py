@@ -87,7 +87,9 @@ def smaller(config: RunConfig) -> RunConfig:
         config = config.with_values("teacher", model=teacher)
     slots = {name: min(MOST_POSITIONS, value) for name, value in config.objective if name in SLOTS and value}
     config = config.with_values("objective", **slots)
-    config = config.with_values("data", seq_length=min(MOST_POSITIONS, config.data.seq_length))
+    each = -(-MOST_POSITIONS // config.parallel.context_parallel_size)
+    length = min(each * config.parallel.context_parallel_size, config.data.seq_length)
+    config = config.with_values("data", seq_length=length)
     config = config.with_values("parallel", pipeline_layers=None)
     config = config.with_values("evaluation", continuations=0, prompts=[])
     config = config.model_copy(update={"kernels": KernelsConfig()})
@@ -135,27 +137,28 @@ def memory(planner: Planner, layout: Layout) -> Finding:
 
 
 def model(planner: Planner, layout: Layout, capability: tuple[int, int], apart: Executor) -> Iterator[Finding]:
-    """Run the model of the first and the last tensor-parallel rank forward and backward, and try its kernels."""
+    """Run the model of the first and the last of the ranks that share it, and try its kernels."""
     from ctxlm_ds.apps.verify.fake_cuda import FakeModel, fake_cuda, rank_that_sends_nothing
 
     config = planner.config
     launches: list[Launch] = []
-    for rank in sorted({0, layout.tensor - 1}):
-        name = "model" if layout.tensor == 1 else f"model, tensor-parallel rank {rank}"
+    ranks = layout.tensor * layout.context
+    for rank in sorted({0, ranks - 1}):
+        which = f"tensor-parallel rank {rank}" if layout.context == 1 else f"rank {rank} of a row"
+        name = "model" if ranks == 1 else f"model, {which}"
         with ExitStack() as stack:
             kept = _recorded(stack)
             try:
-                lone_rank = rank_that_sends_nothing(config.parallel, config.training.seed, config.model.drops, rank)
-                with lone_rank as parallel, fake_cuda(capability):
+                with rank_that_sends_nothing(config, rank) as parallel, fake_cuda(capability):
                     done = FakeModel(config, parallel).run()
             except (KernelError, VerifyError) as error:
                 yield Finding(name, WRONG, str(error))
                 return
         launches += kept
         yield _passed(name, done, layout.pipeline)
-        if layout.tensor > 1:
+        if ranks > 1:
             sent = {operation: parallel.traffic.num_bytes[operation] for operation in parallel.traffic.calls}
-            yield collectives(planned_bytes(planner, layout), sent, rank)
+            yield collectives(planned_bytes(planner, layout), sent, which)
     if not launches:
         yield Finding("triton kernels", CHECKED, "none is chosen (`auto` takes those that were measured faster)")
         return
@@ -219,19 +222,19 @@ def _passed(name: str, done: FakePass, stages: int = 1) -> Finding:
 
 
 def planned_bytes(planner: Planner, layout: Layout) -> dict[str, float]:
-    """Return the planner's bytes of tensor-parallel collectives of one micro-batch, over all pipeline stages."""
+    """Return the planner's bytes of layers' collectives of one micro-batch, over all pipeline stages."""
     times = layout.num_micro_batches(planner.config.training.global_batch_size)
     planned: dict[str, float] = {}
     for stage in planner.stages(layout):
         for message in planner.load(layout, stage.index).messages:
-            if message.axis == "tensor":
-                planned[message.operation] = planned.get(message.operation, 0) + message.num_bytes / times
+            if message.counted:
+                planned[message.counted] = planned.get(message.counted, 0) + message.num_bytes / times
     return planned
 
 
-def collectives(planned: dict[str, float], sent: dict[str, int], rank: int) -> Finding:
+def collectives(planned: dict[str, float], sent: dict[str, int], rank: str) -> Finding:
     """Compare the bytes that a rank's layers sent in a micro-batch with the plan's."""
-    name = f"collectives, tensor-parallel rank {rank}"
+    name = f"collectives, {rank}"
     parts = [f"{operation} {sent.get(operation, 0) / 1e6:,.1f} MB" for operation in sorted({*planned, *sent})]
     differing = [key for key in {*planned, *sent} if round(planned.get(key, 0)) != sent.get(key, 0)]
     if not differing:

@@ -38,6 +38,7 @@ from ctxlm_ds.process.patches import replaced
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.json_source import ZeroSettings
+from ctxlm_ds.recipe.layout import layout_problems
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.runtime import init_process_group
@@ -86,7 +87,8 @@ def rank_of(parallel: ParallelConfig, rank: int, num_ranks: int) -> Iterator[Top
     try:
         init_process_group()
         with replaced(topologies, "_gloo_group", lambda timeout: None):
-            found = build_topology(0, 1, parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
+            sizes = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.context_parallel_size
+            found = build_topology(0, 1, *sizes)
         yield LonelyTopology(**{field.name: getattr(found, field.name) for field in fields(Topology)})
     finally:
         parallel_state.destroy_model_parallel()
@@ -119,7 +121,7 @@ class Wire:
 
 
 def messages_of_a_step(engine: Engine, steps: Sequence[Step]) -> tuple[Bytes, Bytes]:
-    """Return the bytes that DeepSpeed's logger counts in the last of the steps, and those of tensor parallelism."""
+    """Return the bytes that DeepSpeed's logger counts in the last of the steps, and those of its layers."""
     import deepspeed.comm.comm as deepspeed_comm
 
     logged: list[tuple[str, int]] = []
@@ -142,12 +144,12 @@ def messages_of_a_step(engine: Engine, steps: Sequence[Step]) -> tuple[Bytes, By
 
 
 def planned(loads: Sequence[StageLoad], stage: int) -> tuple[Bytes, Bytes]:
-    """Return the planner's bytes of a step on a rank of a stage: what DeepSpeed logs, and tensor parallelism's."""
-    of_tensor: Counter[str] = Counter()
+    """Return the planner's bytes of a step on a rank of a stage: what DeepSpeed logs, and those of its layers."""
+    of_layers: Counter[str] = Counter()
     logged: Counter[str] = Counter()
     for message in loads[stage].messages:
-        if message.axis == "tensor":
-            of_tensor[message.operation] += int(message.num_bytes)
+        if message.counted:
+            of_layers[message.counted] += int(message.num_bytes)
         elif message.operation != "send" and (len(loads) == 1 or message.purpose not in NOT_LOGGED):
             logged[message.operation] += int(message.num_bytes)
     cuts = [(stage, "tensors")] if stage < len(loads) - 1 else []
@@ -155,7 +157,7 @@ def planned(loads: Sequence[StageLoad], stage: int) -> tuple[Bytes, Bytes]:
     for cut, purpose in cuts:
         crossing = (m for m in loads[cut].messages if m.axis == "pipeline" and m.purpose == purpose)
         logged["send"] += sum(int(message.num_bytes) for message in crossing)
-    return {name: size for name, size in logged.items() if size}, dict(of_tensor)
+    return {name: size for name, size in logged.items() if size}, dict(of_layers)
 
 
 def count(config: RunConfig, settings: dict[str, Any], layout: Layout) -> Iterator[dict[str, Any]]:
@@ -184,9 +186,9 @@ def count(config: RunConfig, settings: dict[str, Any], layout: Layout) -> Iterat
             engine = engine_of(config, logged, topology)
             wire.begin(stage)
             with replaced(p2p, "send", send_and_keep), replaced(p2p, "recv", wire.receive):
-                found, of_tensor = messages_of_a_step(engine, [step] * num_steps)
+                found, of_layers = messages_of_a_step(engine, [step] * num_steps)
         assert not wire.arriving, f"stage {stage} did not receive all that stage {stage - 1} sent"
-        yield {"stage": stage, "sent": [found, of_tensor], "planned": list(planned(loads, stage))}
+        yield {"stage": stage, "sent": [found, of_layers], "planned": list(planned(loads, stage))}
 
 
 def engine_of(config: RunConfig, settings: dict[str, Any], topology: Topology) -> Engine:
@@ -217,6 +219,9 @@ def main() -> None:
         user_json.get("zero_optimization", {}).pop(place, None)
     settings = build_deepspeed_config(config, user_json, num_ranks)
     layout = layout_of(config.parallel, config.training, ZeroSettings.of_json(settings).stage, num_ranks)
+    problem = next(layout_problems(config, num_ranks, layout.zero_stage), None)
+    if problem is not None:
+        sys.exit(f"the step is counted with rows of {config.data.seq_length} positions: {problem.path}: {problem.text}")
     print(json.dumps(list(count(config, settings, layout))))
 
 

@@ -50,6 +50,12 @@ def test_megatron_bert(tmp_path):
     assert list(result.without.values()) == [["--use-flash-attn"]]
 
 
+def test_ranks_that_share_rows_read_one_batch(tmp_path):
+    layout = "--tensor-model-parallel-size 2 --context-parallel-size 2"
+    config = _recipe(_translate(f"pretrain_gpt.py {SHAPE} --micro-batch-size 4 {layout}", ranks=16), tmp_path)
+    assert config.parallel.context_parallel_size == 2 and config.training.global_batch_size == 4 * 4
+
+
 def test_megatron_gpt_counts_samples_in_batches(tmp_path):
     text = f"pretrain_gpt.py {SHAPE} --micro-batch-size 4 --global-batch-size 16 --train-samples 1600 --lr 1e-3 --fp16"
     text += " --lr-warmup-samples 160 --min-lr 1e-5 --rampup-batch-size 8 4 320 --data-path 0.3 a 0.7 b --mask-prob 0.2"

@@ -46,6 +46,17 @@ def test_split_layers_on_fake_gpus_send_what_the_planner_counts() -> None:
     assert "compiled for sm_90" in found["triton kernels"][1]
 
 
+@pytest.mark.long
+def test_shared_rows_on_fake_gpus_send_what_the_planner_counts() -> None:
+    """One row of one sequence, whose slot is padded for two ranks."""
+    settings = *TINY, "parallel.context_parallel_size=2", "training.micro_batch_size=1"
+    status, found, said = verify("bert-tiny", "--gpus", "16", "--gpu", "H100", "--set", *settings)
+    assert status == 0, (found, said)
+    rank = "rank 1 of a row"
+    assert [found[part][0] for part in (f"model, {rank}", f"collectives, {rank}", "a step of 16 ranks")] == [PROVED] * 3
+    assert all("context.all_to_all" in found[part][1] for part in (f"collectives, {rank}", "a step of 16 ranks"))
+
+
 def test_what_is_wrong_gives_the_status_1() -> None:
     """In this process, which has imported torch: the command stops before the model."""
     done = call_here(main, "verify", "bert-tiny", "--gpus", "1", "--gpu", "V100-32", "--json", "--set", TINY[0])

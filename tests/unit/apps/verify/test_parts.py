@@ -48,8 +48,8 @@ def test_a_parameter_without_gradient_is_wrong() -> None:
 
 
 def test_collectives_must_equal_the_plan() -> None:
-    assert parts.collectives({"all_reduce": 2e6}, {"all_reduce": 2_000_000}, 0).state == PROVED
-    found = parts.collectives({"all_reduce": 2e6}, {"all_reduce": 1_000_000, "all_gather": 5}, 1)
+    assert parts.collectives({"all_reduce": 2e6}, {"all_reduce": 2_000_000}, "rank 0").state == PROVED
+    found = parts.collectives({"all_reduce": 2e6}, {"all_reduce": 1_000_000, "all_gather": 5}, "rank 1")
     told = "all_reduce 1.0 MB; the planner counts all_gather 0.0 MB, all_reduce 2.0 MB"
     assert found.state == WRONG and found.text.endswith(told)
 

@@ -22,4 +22,6 @@ def test_layers_keep_their_widths(stages: int) -> None:
         fields = build_objective(small.objective).fields(small.data)
         assert Batch.example(fields, 1, np.random.default_rng(0), 100).fields.keys() == {one.name for one in fields}
         depths = {"vocab_size", *(key for key in type(config.model).model_fields if key.endswith("_layers"))}
+        shared = smaller(config.with_values("parallel", context_parallel_size=3))
+        assert shared.data.seq_length in (33, config.data.seq_length)
         assert small.model.model_dump(exclude=depths) == config.model.model_dump(exclude=depths), name

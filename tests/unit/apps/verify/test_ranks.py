@@ -10,6 +10,7 @@ import torch
 from ctxlm_ds.apps.plan.timing import StageLoad
 from ctxlm_ds.apps.plan.traffic import Message
 from ctxlm_ds.apps.verify import parts
+from ctxlm_ds.parallel.context import CONTEXT
 from ctxlm_ds.recipe.json_source import load_deepspeed_json
 from ctxlm_ds.recipe.load import load_config
 
@@ -55,12 +56,13 @@ def test_the_plan_of_a_stage_is_what_its_rank_sends() -> None:
     def load(forward: int, backward: int) -> StageLoad:
         messages = [
             Message("data", "all_reduce", 100, 2, "gradients"), Message("data", "all_reduce", 8, 2, "gradient norm"),
-            Message("tensor", "all_gather", 5, 2), Message("pipeline", "send", forward, 2, "tensors"),
+            Message("tensor", "all_gather", 5, 2), Message("context", "all_to_all", 9, 2),
+            Message("pipeline", "send", forward, 2, "tensors"),
             Message("pipeline", "send", backward, 2, "gradients"),
         ]  # fmt: skip
         return StageLoad({}, 0, None, messages)  # type: ignore[arg-type]
 
     loads = [load(30, 20), load(7, 6), load(7, 6)]
-    assert planned(loads, 0) == ({"all_reduce": 100, "send": 30}, {"all_gather": 5})
+    assert planned(loads, 0) == ({"all_reduce": 100, "send": 30}, {"all_gather": 5, CONTEXT + "all_to_all": 9})
     assert planned(loads, 1)[0]["send"] == 7 + 20 and planned(loads, 2)[0]["send"] == 6
     assert planned(loads[:1], 0)[0] == {"all_reduce": 108}
