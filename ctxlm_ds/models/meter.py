@@ -46,7 +46,7 @@ class Platform:
     keeps_scores: bool = False
     """True if attention writes its s x s matrices and keeps them (before FlashAttention)."""
     reads_masks: bool = True
-    """True if attention takes a mask; False for kernels with bounds of sequences (`varlen`)."""
+    """True if attention takes masks of what a position sees; False for kernels with bounds of sequences (`varlen`)."""
 
 
 CUDA = Platform()
@@ -299,7 +299,8 @@ class DeviceFunctions(TorchFunctionMode):
         if enable_gqa:
             group = query.shape[1] // key.shape[1]
             key, value = (x.repeat_interleave(group, dim=1) for x in (key, value))
-        bias = attn_mask if self._platform.reads_masks else None
+        is_mask = attn_mask is not None and attn_mask.dtype == torch.bool
+        bias = None if is_mask and not self._platform.reads_masks and query.shape[-1] % 8 == 0 else attn_mask
         if bias is not None and bias.dtype == torch.bool:
             bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill(~bias, float("-inf"))
         if self._platform.device == "cpu":

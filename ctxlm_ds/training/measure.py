@@ -152,8 +152,7 @@ def measure(
     remainder = rows % context if pads else 0
     key = (config.model_dump_json(include=MEASURED), platform, tensor, sequence_parallel, context, remainder)
     if key not in _measured:
-        if config.kernels.attention in ("varlen", "flash3"):
-            platform = replace(platform, reads_masks=False)
+        platform = replace(platform, reads_masks=_reads_masks(config, platform))
         with ranks_that_send_nothing(tensor, context) as (group, row_group):
             parallel = ParallelContext(
                 size=tensor,
@@ -167,6 +166,13 @@ def measure(
             program = describe(config, parallel, platform)
             _measured[key] = _measure(program, fields, DTYPES[config.training.precision], platform, remainder)
     return _measured[key]
+
+
+def _reads_masks(config: RunConfig, platform: Platform) -> bool:
+    """Return whether attention takes masks: a GPU has FlashAttention by bounds in 16 bits, but not by ranks."""
+    by_bounds = ("varlen", "flash3", *(("auto",) if platform.device == "cuda" else ()))
+    takes_bounds = config.training.precision != "fp32" and not getattr(config.model, "ranked", False)
+    return not (config.kernels.attention in by_bounds and takes_bounds)
 
 
 @contextmanager

@@ -117,6 +117,15 @@ def test_tensor_and_sequence_parallelism_divide_what_they_split() -> None:
     assert units(4, split=True) == pytest.approx(34 / 4, rel=0.01)
 
 
+@pytest.mark.parametrize(("name", "linear"), [("llama-1b", True), ("modernbert-base", True), ("unilm-base", False)])
+def test_a_gpu_keeps_no_masks_of_packed_rows_and_windows(name: str, linear: bool) -> None:
+    """Ranks need a mask; twice the positions then keep more than twice the bytes."""
+    config = load_config(name, ["data.seq_length=512", "model.max_position_embeddings=1024"])
+    longer = config.with_values("data", seq_length=1024)
+    short, long = (max(layer.at(1).kept for layer in measure(one).layers) for one in (config, longer))
+    assert (long <= 2.01 * short) is linear
+
+
 def test_context_parallelism_divides_all_but_what_is_exchanged() -> None:
     """Of 34 T·h (above) a rank has half, and once more the context, which its kernel and its output matrix keep."""
     config = config_of(
