@@ -175,16 +175,17 @@ def test_context_parallel_bytes_are_the_counters(config: RunConfig, stage: int) 
 
 
 @pytest.mark.parametrize(
-    ("precision", "stage", "family"),
+    ("precision", "stage", "family", "context"),
     [
-        ("bf16", 1, "bert"),
-        pytest.param("fp32", 0, "bert", marks=pytest.mark.soak),
-        pytest.param("bf16", 1, "gpt2", marks=pytest.mark.soak),
+        ("bf16", 1, "bert", 1),
+        pytest.param("fp32", 0, "bert", 1, marks=pytest.mark.soak),
+        pytest.param("bf16", 1, "gpt2", 1, marks=pytest.mark.soak),
+        pytest.param("bf16", 1, "gpt2", 2, marks=pytest.mark.soak),
     ],
 )
-def test_pipeline_bytes_are_the_comms_loggers(precision: str, stage: int, family: str) -> None:
+def test_pipeline_bytes_are_the_comms_loggers(precision: str, stage: int, family: str, context: int) -> None:
     """Each stage logs what it sends: hidden states and row bounds onwards, gradients back."""
-    config = config_of(precision, family=family, pipeline_parallel_size=2)
+    config = config_of(precision, family=family, pipeline_parallel_size=2, context_parallel_size=context)
     loads = planned_loads(config, settings(stage), 4)
     forward, backward = (m.num_bytes for m in loads[0].messages if m.operation == "send")
     for rank, (messages, _) in enumerate(run_ranks(train_and_log, 4, config, settings(stage), timeout_s=120)):

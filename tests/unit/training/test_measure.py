@@ -16,6 +16,7 @@ from ctxlm_ds.models.layers import ModelBuild
 from ctxlm_ds.models.program import build_program
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.mappings import own_share
 from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.recipe.load import load_config, shipped_recipes
 from ctxlm_ds.recipe.schema import RunConfig
@@ -41,20 +42,24 @@ def config_of(family: str = "bert", **changes: Any) -> RunConfig:
 class RealRun:
     """A model with its loss on the CPU, and the storages that autograd saves of it."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, parallel: ParallelContext | None = None, rows: int = ROWS) -> None:
         self.objective = build_objective(config.objective)
+        self.parallel = parallel or ParallelContext(dropout=DropoutStreams(enabled=True))
         dtype = DTYPES[config.training.precision]
         build = ModelBuild(
             self.objective.outputs,
             KernelSet(dict(config.kernels), "cpu", dtype),
-            ParallelContext(dropout=DropoutStreams(enabled=True)),
+            self.parallel,
             recompute=config.training.activation_checkpointing,
             shares_rows=config.data.shares_rows,
         )
         program = build_program(config.model, build, self.objective)
         self.terms, self.model = program.terms, program.module(0).to(dtype).train()
         fields = self.objective.fields(config.data)
-        self.fields = {field.name: torch.zeros(ROWS, field.columns, dtype=torch.int64) for field in fields}
+        self.fields = {
+            field.name: own_share(torch.zeros(rows, field.columns, dtype=torch.int64), field.shared, self.parallel)
+            for field in fields
+        }
         self.parameters = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
         self.kept: dict[int, Tensor] = {}
 
@@ -70,7 +75,7 @@ class RealRun:
             [
                 load_object(term.reduce)(
                     [outputs[name] for name in term.outputs], [everything[name] for name in term.labels],
-                    ParallelContext(),
+                    self.parallel,
                 ).loss
                 for term in self.terms
             ]
