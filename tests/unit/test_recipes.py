@@ -54,9 +54,10 @@ def test_loads_and_is_possible(name: str) -> None:
     assert config.name == name
     assert config.data.train == []
     assert unused_settings(config) == []
-    for world_size in (None, 1, 2):
+    ranks = config.parallel.model_parallel_size
+    for world_size in (None, ranks, 2 * ranks):
         check_config(config, world_size)
-    built = build_deepspeed_config(config, load_deepspeed_json(config.deepspeed or "zero1"), 2)
+    built = build_deepspeed_config(config, load_deepspeed_json(config.deepspeed or "zero1"), 2 * ranks)
     assert built["train_batch_size"] == config.training.global_batch_size
 
 

@@ -65,11 +65,12 @@ LONG_LLAMA: Values = {
     "model.rotary_low_turns": 1.0, "model.rotary_high_turns": 4.0, "model.rotary_original_length": 8192,
     "optimizer.learning_rate": 3e-5, "schedule.name": "constant", "schedule.warmup_steps": 50,  # ours
     "schedule.final_learning_rate": 0.0, "schedule.decay_from": "no such setting",  # of another schedule
+    "training.activation_checkpointing": False,  # ours
     "training.global_batch_size": 128, "training.max_steps": 1192,  # Fu 2024 = arXiv:2402.10171: 5 billion tokens
 }  # fmt: skip
 LONGER_LLAMA: Values = {
     "model.max_position_embeddings": 131_072, "data.seq_length": 131_072, "data.max_sequences_per_row": 2048,  # ours
-    "training.global_batch_size": 32,
+    "training.global_batch_size": 32, "parallel.context_parallel_size": 4,
 }  # fmt: skip
 LONG_T5: Values = {
     "data.seq_length": 4096, "training.global_batch_size": 128,  # Guo 2022 = arXiv:2112.07916, section 4.1
