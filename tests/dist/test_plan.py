@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ctxlm_ds.apps.plan.layouts import Layout
+from ctxlm_ds.apps.plan.check_run import layout_of
 from ctxlm_ds.apps.plan.plan import Planner
 from ctxlm_ds.models.meter import CPU
 from ctxlm_ds.parallel import linear_cross_entropy
@@ -113,14 +113,23 @@ def test_the_planned_memory_of_many_words_is_that_of_a_chunk_of_logits(
         assert planned_bytes(config, 1) < 0.9 * planned_bytes(config.with_values("kernels", cross_entropy="full"), 1)
 
 
+@pytest.mark.parametrize(("stage", "recompute"), [(1, False), (2, True)])
+def test_the_planned_memory_of_shared_rows_is_the_peak_of_each_rank(stage: int, recompute: bool) -> None:
+    """ZeRO's partitions are those of all copies of the weights."""
+    alone = config_of("bf16", GLOBAL_BATCH, recompute, {"linear": "torch"})
+    config = alone.with_values("parallel", context_parallel_size=2)
+    for peak in run_ranks(peak_of_steps, 2, config, json_of(stage), timeout_s=120):
+        assert planned_bytes(config, stage) == pytest.approx(peak, rel=0.05)
+    assert planned_bytes(config, stage) < 0.8 * planned_bytes(alone, stage)
+
+
 def json_of(stage: int) -> dict[str, Any]:
     return {"zero_optimization": {"stage": stage, "reduce_bucket_size": 100_000}}
 
 
 def planned_bytes(config: RunConfig, stage: int) -> int:
-    rows, recompute = config.training.micro_batch_size, config.training.activation_checkpointing
     planner = Planner(config, Cluster(find_gpu("H100"), 1, 1), {stage: json_of(stage)}, CPU)
-    return planner.memory(Layout(1, zero_stage=stage, micro_batch_size=rows, recompute=recompute)).total
+    return planner.memory(layout_of(config.parallel, config.training, stage, 1)).total
 
 
 def peak_of(config: RunConfig, stage: int) -> int:
