@@ -64,5 +64,5 @@ def test_losses_are_those_of_transformers(data: Path, tmp_path: Path, capsys: py
     for row in context_use.rows_of(IndexedDataset(data), LENGTH, repeat=False):
         labels = row[None].clone()
         labels[:, :-SCORED] = -100
-        losses.append(float(model(row[None], labels=labels).loss))
+        losses.append(model(row[None], labels=labels).loss.item())
     assert f"after 24 tokens: loss {np.mean(losses):.4f}" in whole and "after 4 tokens: loss" in short and "[" in short
