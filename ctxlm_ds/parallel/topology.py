@@ -248,8 +248,7 @@ def build_topology(
         return Topology(local_rank=local_rank, local_world_size=local_world_size)
     cpu_group = None
     if world_size > 1:
-        timeout = timedelta(seconds=cpu_timeout_s)
-        cpu_group = dist.group.WORLD if dist.get_backend() == "gloo" else _gloo_group(timeout)
+        cpu_group = dist.group.WORLD if dist.get_backend() == "gloo" else _gloo_group(timedelta(seconds=cpu_timeout_s))
     data_parallel_size = world_size // model_size
     replicas = data_parallel_size * context_parallel_size
     tensor_group = replica_group = None
@@ -257,8 +256,7 @@ def build_topology(
         tensor_group, replica_group = _megatron_groups(tensor_parallel_size, pipeline_parallel_size)
     elif pipeline_parallel_size > 1:
         # The ranks of a stage are consecutive.
-        firsts = range(0, world_size, replicas)
-        groups = [dist.new_group(range(first, first + replicas)) for first in firsts]
+        groups = [dist.new_group(range(first, first + replicas)) for first in range(0, world_size, replicas)]
         replica_group = groups[rank // replicas]
     return Topology(
         rank=rank,
