@@ -27,13 +27,14 @@ Update = Callable[[int, Tensors], None]
 
 @dataclass(frozen=True)
 class Split:
-    """Ranks, ZeRO stage, tensor- and pipeline-parallel sizes, sequence parallelism."""
+    """Ranks, ZeRO stage, tensor- and pipeline-parallel sizes, sequence parallelism, context-parallel size."""
 
     world_size: int
     stage: int
     tensor: int = 1
     pipeline: int = 1
     sequence_parallel: bool = False
+    context: int = 1
 
 
 def assert_equals_alone(
@@ -42,7 +43,7 @@ def assert_equals_alone(
     """Losses of all ranks, and weights after them, are those of one process, which took as many steps."""
     parallel = ParallelConfig(
         tensor_parallel_size=split.tensor, pipeline_parallel_size=split.pipeline,
-        sequence_parallel=split.sequence_parallel,
+        sequence_parallel=split.sequence_parallel, context_parallel_size=split.context,
     )  # fmt: skip
     config = tiny_config(optimizer=optimizer, parallel=parallel)
     user = {"zero_optimization": {"stage": split.stage, **(zero or {})}}

@@ -33,14 +33,17 @@ class Layout:
     kernel: str = "auto"
     tensor: int = 1
     pipeline: int = 1
+    context: int = 1
     sequence_parallel: bool = False
     micro_batch_size: int = 4
     family: str = "bert"
     dropout: float = 0.1
+    heads: int = 2
 
     def __str__(self) -> str:
-        data = self.world_size // (self.tensor * self.pipeline)
+        data = self.world_size // (self.tensor * self.pipeline * self.context)
         words = [f"tp{self.tensor}", f"pp{self.pipeline}", f"dp{data}", f"zero{self.stage}", self.precision]
+        words += [f"cp{self.context}"] * (self.context > 1)
         return "-".join(words + ["sp"] * self.sequence_parallel + ["offload"] * self.offload)
 
     def config(self, optimizer: str = "adamw", seed: int = 1234) -> RunConfig:
@@ -50,12 +53,13 @@ class Layout:
         )  # fmt: skip
         parallel = ParallelConfig(
             tensor_parallel_size=self.tensor, pipeline_parallel_size=self.pipeline,
-            sequence_parallel=self.sequence_parallel,
+            context_parallel_size=self.context, sequence_parallel=self.sequence_parallel,
         )  # fmt: skip
-        return tiny_config(
+        config = tiny_config(
             self.family, self.dropout, training=training, kernels=KernelsConfig(optimizer=self.kernel),
             optimizer=choices.OPTIMIZER.make(name=optimizer, learning_rate=0.01, weight_decay=0.1), parallel=parallel,
         )  # fmt: skip
+        return config.with_values("model", num_attention_heads=self.heads)
 
     def user_json(self) -> dict[str, Any]:
         zero: dict[str, Any] = {"stage": self.stage}

@@ -31,7 +31,7 @@ SPIKE = Anomaly("spike", "the test says so")
 
 LAYOUTS = [
     Layout(2, 0), Layout(2, 3), Layout(2, 2, "bf16", offload=True),
-    Layout(2, 1, "bf16", tensor=2), Layout(2, 1, pipeline=2),
+    Layout(2, 1, "bf16", tensor=2), Layout(2, 1, pipeline=2), Layout(2, 1, context=2), Layout(2, 2, "bf16", context=2),
 ]  # fmt: skip
 SOAK_LAYOUTS = [
     Layout(1, 0), Layout(2, 1), Layout(2, 2), Layout(2, 1, "bf16"), Layout(2, 3, "bf16"), Layout(2, 2, "bf16"),
@@ -40,6 +40,8 @@ SOAK_LAYOUTS = [
     Layout(2, 1, "fp16"), Layout(2, 2, "fp16"), Layout(2, 2, "fp16", offload=True), Layout(2, 3, "fp16"),
     Layout(2, 3, "fp16", offload=True), Layout(2, 0, tensor=2), Layout(4, 3, tensor=2), Layout(4, 2, tensor=2),
     Layout(2, 0, pipeline=2), Layout(2, 1, "bf16", pipeline=2), Layout(4, 1, "bf16", tensor=2, pipeline=2),
+    Layout(2, 0, context=2), Layout(2, 3, context=2), Layout(2, 1, "fp16", context=2), Layout(2, 3, "fp16", context=2),
+    Layout(4, 1, "bf16", context=2, pipeline=2),
 ]  # fmt: skip
 
 

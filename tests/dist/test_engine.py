@@ -17,7 +17,7 @@ from tests.dist.runner import run_ranks
 from tests.dist.training import GLOBAL_BATCH, build_engine, step_of, tiny_config, train
 
 pytestmark = pytest.mark.dist
-STEPS, SOAK_STEPS = 3, 20
+STEPS, SOAK_STEPS, HEADS = 3, 20, 4
 FAMILIES = ("bert", "roberta", "gpt2", "gpt1")
 
 
@@ -32,13 +32,15 @@ class Case:
     micro_batch_size: int = 4
     sequence_parallel: bool = False
     recompute: bool = False
+    context: int = 1
 
     @property
     def world_size(self) -> int:
-        return self.tensor * self.pipeline * self.data
+        return self.tensor * self.pipeline * self.data * self.context
 
     def __str__(self) -> str:
         words = [f"tp{self.tensor}", f"pp{self.pipeline}", f"dp{self.data}", f"zero{self.stage}"]
+        words += [f"cp{self.context}"] * (self.context > 1)
         words += [f"mb{self.micro_batch_size}"] + ["sp"] * self.sequence_parallel + ["recompute"] * self.recompute
         return "-".join(words)
 
@@ -51,7 +53,7 @@ class Case:
             ),
             parallel=ParallelConfig(
                 tensor_parallel_size=self.tensor, pipeline_parallel_size=self.pipeline,
-                sequence_parallel=self.sequence_parallel, **parallel,
+                context_parallel_size=self.context, sequence_parallel=self.sequence_parallel, **parallel,
             ),
         )  # fmt: skip
         return config.model_copy(update={"model": four_by_four(config.model, dropout)})
@@ -63,21 +65,21 @@ class Case:
 
 def four_by_four(model: TransformerSection, dropout: float = 0.0) -> TransformerSection:
     """Four layers of four heads, so that four stages and four tensor-parallel ranks have something to hold."""
-    size = {"num_layers": 4, "num_attention_heads": 4, "hidden_dropout": dropout}
+    size = {"num_layers": 4, "num_attention_heads": HEADS, "hidden_dropout": dropout}
     return model.model_copy(update=size)
 
 
 def every_case() -> list[Case]:
     """Every layout of at most 8 ranks with each stage it allows; batch splits and recomputation take turns."""
     cases = []
-    for tensor, pipeline, data in itertools.product((1, 2, 4), (1, 2, 4), (1, 2)):
-        if tensor * pipeline * data > 8:
+    for context, tensor, pipeline, data in itertools.product((1, 2, 4), (1, 2, 4), (1, 2, 4), (1, 2)):
+        if context * tensor * pipeline * data > 8 or context * tensor > HEADS:
             continue
         for stage in range(4 if pipeline == 1 else 2):
             for turn, sequence_parallel in enumerate([False, True][: 1 + (tensor > 1)]):
                 micro = (4, 2, 8)[(stage + data + turn + pipeline) % 3]
                 recompute = (stage + tensor + turn) % 2 == 1
-                cases.append(Case(tensor, pipeline, data, stage, micro, sequence_parallel, recompute))
+                cases.append(Case(tensor, pipeline, data, stage, micro, sequence_parallel, recompute, context))
     return cases
 
 
@@ -85,8 +87,9 @@ EVERY_CASE = every_case()
 ALWAYS = {
     "bert": [
         Case(1, 1, 2, 0, 4), Case(2, 1, 2, 3, 4, sequence_parallel=True),
-        Case(2, 2, 2, 1, 4, sequence_parallel=True, recompute=True),
-    ]
+        Case(2, 2, 2, 1, 4, sequence_parallel=True, recompute=True), Case(1, 1, 1, 1, 1, context=2),
+    ],
+    "gpt2": [Case(1, 1, 1, 2, 4, recompute=True, context=2)],
 }  # fmt: skip
 """Without a soak: layouts that tests/families/test_contract.py lacks."""
 
@@ -193,7 +196,8 @@ def evaluate(rank: int, world_size: int, case: Case, family: str) -> list[dict[s
 @pytest.mark.parametrize("family", [pytest.param("bert", marks=pytest.mark.soak), "gpt2"])
 def test_evaluation_gives_the_same_figures(family: str) -> None:
     expected = run_ranks(evaluate, 1, Case(1, 1, 1, 0), family, timeout_s=120)[0]
-    for case in (Case(1, 2, 2, 1), Case(2, 1, 2, 3), Case(2, 2, 1, 0, sequence_parallel=True)):
+    cases = (Case(1, 2, 2, 1), Case(2, 1, 2, 3), Case(2, 2, 1, 0, sequence_parallel=True), Case(1, 1, 1, 1, context=2))
+    for case in cases:
         for figures in run_ranks(evaluate, case.world_size, case, family, timeout_s=120):
             for got, wanted in zip(figures, expected, strict=True):
                 assert got == pytest.approx(wanted, rel=1e-5)

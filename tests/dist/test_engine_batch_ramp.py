@@ -22,10 +22,10 @@ SIZES = (4, 8, 8, 16)
 ONE = Layout(1, 0, micro_batch_size=2)
 LAYOUTS = [
     Layout(2, 3, micro_batch_size=2), Layout(4, 1, tensor=2, pipeline=2, micro_batch_size=2),
-    Layout(2, 1, pipeline=2, micro_batch_size=1),
+    Layout(2, 1, pipeline=2, micro_batch_size=1), Layout(2, 2, context=2, micro_batch_size=1),
     *(pytest.param(layout, marks=pytest.mark.soak) for layout in (
         Layout(2, 1, micro_batch_size=2), Layout(2, 0, tensor=2, micro_batch_size=4), Layout(2, 2, micro_batch_size=1),
-        Layout(4, 0, pipeline=2, micro_batch_size=2),
+        Layout(4, 0, pipeline=2, micro_batch_size=2), Layout(4, 3, context=2, micro_batch_size=2),
     )),
 ]  # fmt: skip
 

@@ -170,16 +170,18 @@ def references() -> dict[str, tuple[list[float], Tensors]]:
         }
 
 
+CONTEXT = [Split(2, 0, context=2), Split(2, 1, context=2)]
 FEW = [Split(2, 3), Split(4, 1, 2, 2)]
 MORE = [Split(1, 0), Split(2, 1), Split(2, 2), Split(2, 3), Split(4, 1, 2), Split(2, 0, 1, 2)]
 SPLITS = {
-    "adafactor": MORE, "adagrad": FEW, "lamb": [*MORE, Split(4, 1, 2, 2)], "stable_adamw": FEW,
-    "muon": [*MORE, Split(4, 1, 2, 2)],
+    "adafactor": MORE + CONTEXT, "adagrad": FEW, "lamb": [*MORE, Split(4, 1, 2, 2), *CONTEXT],
+    "stable_adamw": FEW + CONTEXT[1:], "muon": [*MORE, Split(4, 1, 2, 2), *CONTEXT],
 }  # fmt: skip
 """In every run of the tests; a stage's shards are cut alike for all, what each does with whole matrices is its own."""
 MOST = [
     *MORE, Split(2, 0, 2), Split(4, 1, 2, 2), Split(8, 1, 2, 2), Split(2, 0), Split(4, 2, 2), Split(4, 3, 2, 1, True),
     Split(4, 1, 1, 2), Split(8, 1, 2, 2, True), Split(1, 3), Split(4, 0, 2),
+    *CONTEXT, Split(2, 3, context=2), Split(4, 2, context=2), Split(4, 1, 2, context=2),
 ]  # fmt: skip
 OFFLOAD, OFFLOAD_ALL = (
     {name: {"device": "cpu"} for name in ("offload_optimizer", "offload_param")[:n]} for n in (1, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,25 @@ OTHERS = [Layout(1, 0), Layout(4, 3), pytest.param(Layout(4, 1), marks=pytest.ma
 def test_another_layout_goes_on_alike(optimizer: str, saved_run: tuple[Path, dict[str, Any]], layout: Layout) -> None:
     run_dir, saved = saved_run
     resumed = resume_under(layout, run_dir, optimizer)
+    assert_states_equal(saved, resumed)
+    assert resumed["losses"] == pytest.approx(saved["losses"], rel=1e-5)
+
+
+CONTEXT, ONE_RANK = Layout(2, 1, context=2), Layout(1, 0)
+CONTEXT_PAIRS = [(CONTEXT, ONE_RANK), (ONE_RANK, Layout(2, 3, context=2))]
+CONTEXT_SOAK = [
+    (Layout(4, 3, tensor=2, context=2, sequence_parallel=True), Layout(2, 1)), (Layout(2, 0, context=2), CONTEXT),
+    (Layout(4, 1, pipeline=2, context=2), Layout(4, 2, context=2)), (Layout(4, 1, context=4), Layout(2, 1, tensor=2)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "layout"), [*CONTEXT_PAIRS, *(pytest.param(*pair, marks=pytest.mark.soak) for pair in CONTEXT_SOAK)],
+    ids=str,
+)
+def test_ranks_that_share_rows_go_on_alike(tmp_path: Path, before: Layout, layout: Layout) -> None:
+    saved = save_under(replace(before, heads=4), tmp_path)
+    resumed = resume_under(replace(layout, heads=4), tmp_path)
     assert_states_equal(saved, resumed)
     assert resumed["losses"] == pytest.approx(saved["losses"], rel=1e-5)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoTokenizer, BertForPreTraining, T5ForConditionalGeneration
 
@@ -21,7 +22,7 @@ SPANS = "the <extra_id_0> is about <extra_id_1>."
 
 def test_filled_masks(bert_route: Prepared, tmp_path: Path) -> None:
     recipe = bert_route.recipe(tmp_path / "tiny.yaml")  # with dropout, whose random words must stay the same
-    runs = {name: tmp_path / name for name in ("without", "one", "split")}
+    runs = {name: tmp_path / name for name in ("without", "one", "split", "shared")}
     texts = [f"evaluation.prompts=['{PROMPT}']", "evaluation.continuations=1"]
     call(*launcher("forked", 1), *pretrain_words(recipe, [f"run_dir={runs['without']}"]))
     one = call(*launcher("forked", 1), *pretrain_words(recipe, [f"run_dir={runs['one']}", *texts]))
@@ -29,10 +30,13 @@ def test_filled_masks(bert_route: Prepared, tmp_path: Path) -> None:
     for key in ("loss", "grad_norm", "eval/heldout/loss"):
         assert metrics(runs["one"], key) == metrics(runs["without"], key), key
 
-    split = [f"run_dir={runs['split']}", "parallel.tensor_parallel_size=2", *texts]
-    call(*launcher("forked", 2), *pretrain_words(recipe, split))
     written = metrics(runs["one"], "texts")
-    assert metrics(runs["split"], "texts") == written and list(written) == [6, 12]
+    for name, axis in (("split", "tensor"), ("shared", "context")):
+        words = [f"run_dir={runs[name]}", f"parallel.{axis}_parallel_size=2", *texts]
+        call(*launcher("forked", 2), *pretrain_words(recipe, words))
+        assert metrics(runs[name], "texts") == written and list(written) == [6, 12]
+    for key in ("loss", "grad_norm", "eval/heldout/loss", "eval/heldout/masked_lm_accuracy"):
+        assert metrics(runs["shared"], key) == pytest.approx(metrics(runs["one"], key), rel=1e-5), key
     assert PROMPT in (runs["one"] / "report.html").read_text()
 
     tool("convert_checkpoint.py", "to-hf", "--checkpoint", runs["one"], "--output", tmp_path / "hf")
@@ -75,8 +79,10 @@ def test_written_targets(tmp_path: Path) -> None:
     assert done.stderr.count("step 6 written: ") == 2
     parallel = [f"run_dir={split}", "parallel.tensor_parallel_size=2", "parallel.sequence_parallel=true"]
     call(*launcher("forked", 2), *pretrain_words(recipe, parallel))
+    shared = [f"run_dir={tmp_path / 'shared'}", "parallel.context_parallel_size=2"]
+    call(*launcher("forked", 2), *pretrain_words(recipe, shared))
     ((given, written), (held_out, restored)) = metrics(one, "texts")[6]
-    assert metrics(split, "texts") == metrics(one, "texts")
+    assert metrics(tmp_path / "shared", "texts") == metrics(split, "texts") == metrics(one, "texts")
     assert given.replace(" ", "") == SPANS.replace(" ", "")
     assert "<extra_id_0>" in held_out and " (was <extra_id_0>" in restored
 

@@ -9,10 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from ctxlm_ds.process.run_history import START, read_history
 from tests.integration.conftest import Prepared
-from tests.integration.route import call, kill_group, launcher, metrics, pretrain_words, start, wait_for
+from tests.integration.route import call, kill_group, launcher, metrics, pretrain_words, start, tool, wait_for
 
 STEPS = 24
 
@@ -66,6 +68,33 @@ def test_a_stop_signal_saves_and_the_next_start_goes_on(bert_route: Prepared, tm
     assert (tmp_path / "run" / "checkpoints" / f"step-{stopped_at:08d}").exists()
     call(*words(bert_route, tmp_path, "forked", 1, 2))
     assert sorted(metrics(tmp_path / "run")) == list(range(1, STEPS + 1))
+
+
+def test_ranks_that_share_rows_go_on_from_and_to_one(bert_route: Prepared, tmp_path: Path) -> None:
+    """Two ranks that are stopped, then one, then two again; and four: the losses and the model are those of one."""
+    long, half = ("training.max_steps=9", "schedule.total_steps=9"), ("training.max_steps=3", "schedule.total_steps=9")
+    then = ("training.max_steps=6", "schedule.total_steps=9")
+    shared = "parallel.context_parallel_size=2"
+    folders = {name: tmp_path / name for name in ("one", "turns", "four")}
+    for folder in folders.values():
+        folder.mkdir()
+    call(*words(bert_route, folders["one"], "forked", 1, 1, *long))
+    call(*words(bert_route, folders["turns"], "forked", 2, 1, *half, shared))
+    alone = call(*words(bert_route, folders["turns"], "forked", 1, 1, *then))
+    assert re.search(r"resuming exactly, but not bitwise: .*\bcontext_parallel_size 2 -> 1\b", alone.stderr)
+    call(*words(bert_route, folders["turns"], "forked", 2, 2, *long, shared))
+    call(*words(bert_route, folders["four"], "forked", 4, 1, *long, shared))
+    weights = {}
+    for name, folder in folders.items():
+        tool("convert_checkpoint.py", "to-hf", "--checkpoint", folder / "run", "--output", folder / "hf")
+        weights[name] = load_file(folder / "hf" / "model.safetensors")
+    for name in ("turns", "four"):
+        for key in ("loss", "grad_norm", "eval/heldout/loss"):
+            found, wanted = (metrics(folders[of] / "run", key) for of in (name, "one"))
+            assert {step: found[step] for step in wanted} == pytest.approx(wanted, rel=1e-5)
+        for parameter, weight in weights["one"].items():
+            torch.testing.assert_close(weights[name][parameter], weight, rtol=1e-3, atol=1e-4, msg=parameter)
+    assert "context" in (folders["four"] / "run" / "report.html").read_text()
 
 
 def test_changed_settings_are_reported_or_refused(bert_route: Prepared, tmp_path: Path) -> None:
