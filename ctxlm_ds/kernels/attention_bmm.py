@@ -31,9 +31,9 @@ CACHED_SCORES = 1 << 19
 """Scores that are computed together."""
 TILE_QUERIES = 256
 """Queries of a tile if keys are limited by place, or the row is long."""
-LONG_ROW = 2048
+LONG_ROW = 1024
 """Positions above which a row is long."""
-STORED_SCORES = 1 << 22
+STORED_SCORES = LONG_ROW**2
 """Scores of a head above which probabilities are not stored for the backward pass."""
 UNLIMITED = 1 << 40
 tag_compiled_code()

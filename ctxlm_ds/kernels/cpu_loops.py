@@ -218,21 +218,31 @@ def _raise(values: Any, scale: Any, powers: Any) -> tuple[Any, Any]:
 
 
 @inlined
-def _weigh(visible: Any, scale: Any, bias: Any, ranks: Any, rank: Any, powers: Any) -> tuple[Any, Any]:
-    """Do the same with values times the scale plus a bias, and 0 for keys of higher ranks; either may be empty."""
-    zero, one = scale - scale, scale / scale
-    for j in range(len(visible)):
+def _weigh(
+    visible: Any, scale: Any, limits: Any, draw: Draw, first: int, head: int, query: int, powers: Any
+) -> tuple[Any, Any]:
+    """Do the same with values times the scale plus a bias, and 0 for keys of higher ranks; `first` is the first key."""
+    (distances, ranks), row = limits, head // draw.heads
+    zero, one, count = scale - scale, scale / scale, len(visible)
+    for j in range(count):
         powers[j] = _read(visible[j]) * scale
-    for j in range(len(bias)):
-        powers[j] += _read(bias[j])
+    if len(distances) > 0:
+        begin = draw.rows - 1 - query + first
+        bias = distances[head % draw.heads, begin : begin + count]
+        for j in range(count):
+            powers[j] += _read(bias[j])
     if len(ranks) > 0:
         # A position of padding sees some key.
-        rank = max(rank, ranks.min())
-    for j in range(len(ranks)):
-        powers[j] = powers[j] if ranks[j] <= rank else -one / zero
+        seen = ranks[row, first : first + count]
+        rank = max(ranks[row, query], seen.min())
+        for j in range(count):
+            powers[j] = powers[j] if seen[j] <= rank else -one / zero
     largest, total = _raise(powers, one, powers)
-    for j in range(len(ranks)):
-        powers[j] = powers[j] if ranks[j] <= rank else zero
+    if len(ranks) > 0:
+        seen = ranks[row, first : first + count]
+        rank = max(ranks[row, query], seen.min())
+        for j in range(count):
+            powers[j] = powers[j] if seen[j] <= rank else zero
     return largest, total
 
 
@@ -253,7 +263,7 @@ def softmax_loop(
         begin: first of the r rows to compute.
         end: row after the last.
     """
-    (scale, factor), (distances, ranks) = scales, limits
+    scale, factor = scales
     first_query, end_query = tile.queries
     num_queries, width = end_query - first_query, tile.keys[1] - tile.keys[0]
     shift, lowest_lane = tile.keys[0] % 4, draw.threshold - HALF
@@ -261,22 +271,15 @@ def softmax_loop(
     lanes = words.view(np.int16)[shift : shift + width]
     exponentials = _numbers_of(scores[0])
     zero, one = scale - scale, scale / scale
-    no_bias, no_ranks = np.empty(0, distances.dtype), np.empty(0, ranks.dtype)
     for r in range(begin, end):
         head, number = tile.first_head + r // num_queries, r % num_queries
         low, high = _seen(tile, first_query + number)
         row = scores[r]
         # Loops from 0 to a length are vectorized; other bounds could be negative indices.
         visible, powers = row[low:high], exponentials[low:high]
-        if len(distances) > 0 or len(ranks) > 0:
-            query, first, last = first_query + number, tile.keys[0] + low, tile.keys[0] + high
-            bias, seen, rank = no_bias, no_ranks, 0
-            if len(distances) > 0:
-                near = draw.rows - 1 - query
-                bias = distances[head % draw.heads, near + first : near + last]
-            if len(ranks) > 0:
-                seen, rank = ranks[head // draw.heads, first:last], ranks[head // draw.heads, query]
-            largest, total = _weigh(visible, scale, bias, seen, rank, powers)
+        if len(limits[0]) > 0 or len(limits[1]) > 0:
+            first = tile.keys[0] + low
+            largest, total = _weigh(visible, scale, limits, draw, first, head, first_query + number, powers)
         else:
             largest, total = _raise(visible, scale, powers)
         # NaN if the largest score is not finite.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field
 from ctxlm_ds.objectives.base import STYLES, LossTerm, Objective, render_tokens, token_fields
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection
+from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection, SmallInt
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,13 +42,20 @@ class EncoderDecoderSection(ObjectiveSection):
 
     decoder_start: Literal["pad", "sep"] = "pad"
     """Token that the decoder reads first: `pad` (T5), or `sep`, the end of a text (BART)."""
+    target_multiple: SmallInt = 1
+    """Positions of a decoder's row are padded to a multiple of this, so that parallel.context_parallel_size divides
+    them."""
 
     def target_length(self, data: DataSection) -> int:
         """Return the most tokens of a row's targets."""
         return data.seq_length
 
+    def target_positions(self, data: DataSection) -> int:
+        """Return the positions of a decoder's row."""
+        return -(-self.target_length(data) // self.target_multiple) * self.target_multiple
+
     def stack_lengths(self, data: DataSection) -> tuple[int, ...]:
-        return data.seq_length, self.target_length(data)
+        return data.seq_length, self.target_positions(data)
 
     def packing_problems(self, data: DataSection, room: str, remedy: str = "set it to false") -> Iterator[Problem]:
         """Yield a problem if texts share rows, in which the objective leaves this room for one text."""
@@ -102,7 +109,7 @@ class EncoderDecoder(Objective):
         return {"decoder_start_token_id": self._start_id}
 
     def fields(self, data: DataSection) -> tuple[Field, ...]:
-        length, most = self.config.target_length(data), data.sequences_per_row
+        length, most = self.config.target_positions(data), data.sequences_per_row
         ids, positions, sequences, starts = DECODER_FIELDS
         return (
             *token_fields(data, self.pad_id),

@@ -122,7 +122,7 @@ class TextInfilling(EncoderDecoder):
             self._rules = infilling_rules(section, tokenizer)
 
     def fields(self, data: DataSection) -> tuple[Field, ...]:
-        length = self.config.target_length(data)
+        length = self.config.target_positions(data)
         reported = Field(REPLACED.labels[0], length, IGNORE_LABEL, shared="positions")
         return (*super().fields(data), *((reported,) if self.config.reports_replaced else ()))
 

@@ -47,8 +47,10 @@ def _context_problems(config: RunConfig) -> Iterator[Problem]:
         yield Problem(CONTEXT, text, ("data.sample_format",))
     uneven = next((length for length in objective.stack_lengths(data) if length % size), None)
     if uneven is not None:
-        row = f"data.seq_length {uneven}" if uneven == data.seq_length else f"the {uneven} positions of a decoder's row"
-        text = f"{size} does not divide {row}; set data.seq_length to a multiple, or choose another size"
+        is_input = uneven == data.seq_length
+        row = f"data.seq_length {uneven}" if is_input else f"the {uneven} positions of a decoder's row"
+        remedy = "data.seq_length to a multiple" if is_input else f"objective.target_multiple to {size}"
+        text = f"{size} does not divide {row}; set {remedy}, or choose another size"
         yield Problem(CONTEXT, text, ("data.seq_length",))
 
 

@@ -93,8 +93,7 @@ class TrainingConfig(Section):
     compile: bool = False
     """Apply torch.compile to every transformer layer (about 1.2x at length 512; a minute or more at the start)."""
     compile_mode: Literal["default", "reduce-overhead"] = "default"
-    """Mode of torch.compile; `reduce-overhead` replays each layer as a CUDA graph (one GPU a layer, bf16, ZeRO 1;
-    needs `compile: true`)."""
+    """Mode of `compile: true`; `reduce-overhead` replays each layer as a CUDA graph (one GPU a layer, bf16, ZeRO 1)."""
     deterministic: bool = False
     """Use deterministic CUDA algorithms: bitwise resume on GPUs, somewhat slower."""
 
@@ -120,8 +119,7 @@ class ParallelConfig(Section):
     pipeline_parallel_size: SmallInt = 1
     """Pipeline stages: consecutive groups of layers on different ranks (ZeRO stages 0 and 1)."""
     context_parallel_size: SmallInt = 1
-    """Ranks that share the positions of each row, for long rows; attention exchanges positions for heads, whose number
-    per tensor-parallel rank it must divide. Losses do not depend on it."""
+    """Ranks that share the positions of each long row; must divide the heads of a tensor-parallel rank."""
     sequence_parallel: bool = False
     """Split positions over tensor-parallel ranks in LayerNorm and dropout, whose weights are not split: less memory."""
     pipeline_partition: Literal["parameters", "uniform"] = "parameters"
@@ -129,8 +127,7 @@ class ParallelConfig(Section):
     pipeline_layers: list[SmallInt] | None = None
     """Number of transformer layers per stage; null lets pipeline_partition decide."""
     vocab_multiple: SmallInt | None = None
-    """Each tensor-parallel rank's vocabulary rows are padded to a multiple of this (not in checkpoints or exports);
-    null is 128 if a rank has at least 4,096 words, and else 1."""
+    """Rows of each rank's vocabulary are padded to a multiple of this (not in files); null: 128 from 4,096 rows on."""
 
     @property
     def model_parallel_size(self) -> int:

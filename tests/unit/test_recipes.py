@@ -68,8 +68,8 @@ def test_says_where_every_figure_comes_from(name: str) -> None:
     assert text.startswith("# ")
     assert any("Sources" in line for line in header)
     authors = ("Devlin", "Liu", "Turc", "You et al", "fairseq", "Radford", "Lan et al", "Joshi", "Sanh et al", "Clark")
-    later = ("Jiao", "Warner", "Conneau", "Touvron", "Raffel", "Lewis", "Yang", "Peters", "Dong", "Beltagy", "Fu et al", "Guo")
-    assert any(author in text for author in (*authors, *later))
+    later = ("Jiao", "Warner", "Conneau", "Touvron", "Raffel", "Lewis", "Yang", "Peters", "Dong")
+    assert any(author in text for author in (*authors, *later, "Beltagy", "Fu et al", "Guo"))
     assert max(map(len, text.splitlines())) <= 120
 
 
