@@ -187,6 +187,16 @@ def test_sequence_parallelism_must_split_both_stacks() -> None:
         check_config(config, None)
 
 
+def test_rows_of_targets_are_padded_for_ranks_that_share_them() -> None:
+    parallel = {"context_parallel_size": 4}
+    with pytest.raises(ConfigError, match=r"4 does not divide the 114 .*set objective\.target_multiple to 4"):
+        check_config(config_of(512, parallel=parallel), None)
+    config = config_of(512, parallel=parallel, objective={"target_multiple": 4})
+    check_config(config, None)
+    columns = {field.name: field.columns for field in build_objective(config.objective).fields(config.data)}
+    assert {columns[name] for name in columns if name.startswith("decoder") and "starts" not in name} == {116}
+
+
 def test_no_row_is_no_error() -> None:
     config = config_of()
     objective = build_objective(config.objective, FakeTokenizer())
