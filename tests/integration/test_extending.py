@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -67,8 +68,12 @@ def test_the_page_runs_as_written(folder: Path) -> None:
             "objective.name=causal_lm parallel.tensor_parallel_size=3",
             ["bag_mixer does not compute", "3 does not divide model.inner_size; 2 would do"],
         ),
+        (
+            "parallel.context_parallel_size=2",
+            ["parallel.context_parallel_size: 2, but layers of model.family bag_mixer read rows from end to end"],
+        ),
     ],
-    ids=["settings", "combinations"],
+    ids=["settings", "combinations", "shared rows"],
 )  # fmt: skip
 def test_mistakes_are_refused_by_name(folder: Path, overrides: str, messages: list[str]) -> None:
     words = f"-m ctxlm_ds.pretrain --config recipe.yaml --check --set {overrides}".split()
@@ -76,6 +81,31 @@ def test_mistakes_are_refused_by_name(folder: Path, overrides: str, messages: li
     assert done.returncode == 2
     for message in messages:
         assert message in " ".join(done.stderr.split()), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("shared", "message"),
+    [
+        ("", "missing 1 required keyword-only argument: 'shared'"),
+        (', shared="rows"', "field rare_labels of the objective"),
+    ],
+    ids=["missing", "misspelled"],
+)
+def test_a_field_says_how_ranks_share_it(folder: Path, tmp_path: Path, shared: str, message: str) -> None:
+    changed = shutil.copytree(folder, tmp_path / "toy", symlinks=True)
+    for module in (changed / "toy_family.py", changed / "site" / "toy_family.py"):
+        module.write_text(module.read_text().replace(', shared="slots"', shared))
+    words = [
+        "--config",
+        "recipe.yaml",
+        "--deepspeed_config",
+        "zero1",
+        "--set",
+        "run_dir=broken",
+        "training.max_steps=1",
+    ]
+    done = here(changed, "-m", "ctxlm_ds.pretrain", *words, check=False)
+    assert done.returncode and message in done.stderr and not (changed / "broken" / "checkpoints").exists()
 
 
 def test_a_kind_of_tokenizer_is_trained_and_opened(folder: Path) -> None:
