@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
+from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.families.base import TransformerSection
 from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
 from tests.dist.runner import run_ranks
-from tests.dist.training import GLOBAL_BATCH, build_engine, step_of, tiny_config, train
+from tests.dist.training import GLOBAL_BATCH, SEQ_LENGTH, build_engine, step_of, tiny_config, train
 
 pytestmark = pytest.mark.dist
 STEPS, SOAK_STEPS, HEADS = 3, 20, 4
@@ -201,6 +202,56 @@ def test_evaluation_gives_the_same_figures(family: str) -> None:
         for figures in run_ranks(evaluate, case.world_size, case, family, timeout_s=120):
             for got, wanted in zip(figures, expected, strict=True):
                 assert got == pytest.approx(wanted, rel=1e-5)
+
+
+def predict_on_one_side(rank: int, world_size: int, case: Case, family: str, first: bool) -> list[tuple[float, float]]:
+    """Losses and norms of full rows with predictions in one half alone."""
+    engine, figures = build_engine(case.config(family), case.user_json), []
+    for number in range(STEPS):
+        step = step_of(engine, number)
+        for batch in step.micro_batches:
+            fields = batch.fields
+            if family == "bert":
+                fields["sequence_ids"][:], fields["sequence_starts"][:, 1] = 1, SEQ_LENGTH
+                fields["prediction_positions"] += 0 if first else SEQ_LENGTH // 2
+            else:
+                other = slice(SEQ_LENGTH // 2, None) if first else slice(SEQ_LENGTH // 2)
+                fields["causal_lm_labels"][:, other] = IGNORE_LABEL
+        counts = {
+            name: sum(int((batch.fields[f"{name}_labels"] != IGNORE_LABEL).sum()) for batch in step.micro_batches)
+            for name in step.counts
+            if not name.endswith("_z")
+        }
+        result = engine.train_step(replace(step, counts=step.counts | counts), number, 0.01)
+        figures.append((result.loss, result.grad_norm))
+    return figures
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_one_rank_of_a_row_may_have_all_predictions(family: str) -> None:
+    for first in (True, False):
+        wanted, *found = (
+            run_ranks(predict_on_one_side, case.world_size, case, family, first)[-1]
+            for case in (Case(1, 1, 1, 0), Case(1, 1, 1, 1, context=2))
+        )
+        assert sum(found[0], ()) == pytest.approx(sum(wanted, ()), rel=1e-5)
+
+
+@pytest.mark.parametrize(("family", "stage"), [("bert", 1), ("gpt2", 2)])
+def test_ranks_of_a_row_train_in_bf16(family: str, stage: int, references: dict[str, dict[str, Any]]) -> None:
+    case = Case(1, 1, 1, stage, context=2)
+    config = case.config(family).with_values("training", precision="bf16")
+    for result in run_ranks(train, 2, config, case.user_json, STEPS):
+        assert result["losses"] == pytest.approx(reference_of(family, STEPS, references)["losses"], rel=5e-3)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("family", ["bert", "gpt2"])
+def test_ranks_of_a_row_run_compiled_layers(family: str, references: dict[str, dict[str, Any]]) -> None:
+    case = Case(1, 1, 1, 1, context=2)
+    config = case.config(family).with_values("training", compile=True)
+    result = run_ranks(train, 2, config, case.user_json, STEPS, timeout_s=400)[0]
+    assert result["losses"] == pytest.approx(reference_of(family, STEPS, references)["losses"], rel=1e-5)
 
 
 def test_clipping_bounds_the_update() -> None:
