@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from ctxlm_ds.checkpoint.reader import CheckpointReader
+from ctxlm_ds.training.hooks.history import environment
 from tests.dist.runner import run_ranks
-from tests.dist.states import SAVED_STEP, Layout, assert_states_equal, resume_under, save_under
+from tests.dist.states import SAVED_STEP, Layout, assert_states_equal, checkpoints_of, resume_under, save_under
 from tests.dist.training import build_engine
 
 pytestmark = pytest.mark.dist
@@ -75,7 +76,8 @@ CONTEXT_SOAK = [
 
 
 @pytest.mark.parametrize(
-    ("before", "layout"), [*CONTEXT_PAIRS, *(pytest.param(*pair, marks=pytest.mark.soak) for pair in CONTEXT_SOAK)],
+    ("before", "layout"),
+    [*CONTEXT_PAIRS, *(pytest.param(*pair, marks=pytest.mark.soak) for pair in CONTEXT_SOAK)],
     ids=str,
 )
 def test_ranks_that_share_rows_go_on_alike(tmp_path: Path, before: Layout, layout: Layout) -> None:
@@ -83,6 +85,20 @@ def test_ranks_that_share_rows_go_on_alike(tmp_path: Path, before: Layout, layou
     resumed = resume_under(replace(layout, heads=4), tmp_path)
     assert_states_equal(saved, resumed)
     assert resumed["losses"] == pytest.approx(saved["losses"], rel=1e-5)
+
+
+def differences_from_before_the_axis(rank: int, world_size: int, layout: Layout, run_dir: Path) -> list[str]:
+    """What a resume would say of a checkpoint of this layout whose environment has no context_parallel_size."""
+    engine, config = build_engine(layout.config(), layout.user_json()), layout.config()
+    saved = environment(engine, config.training)
+    del saved["context_parallel_size"]
+    return checkpoints_of(engine, config, run_dir)._changed_environment(saved)
+
+
+@pytest.mark.parametrize(("layout", "wanted"), [(ONE_RANK, []), (CONTEXT, ["context_parallel_size 1 -> 2"])], ids=str)
+def test_checkpoints_from_before_the_axis_are_of_whole_rows(tmp_path: Path, layout: Layout, wanted: list[str]) -> None:
+    found = run_ranks(differences_from_before_the_axis, layout.world_size, layout, tmp_path)
+    assert found == [wanted] * layout.world_size
 
 
 def test_bf16_reads_what_fp32_wrote_and_keeps_it_whole(optimizer: str, saved_run: tuple[Path, dict[str, Any]]) -> None:
