@@ -98,7 +98,7 @@ class ModelSection(Section):
 
     def context_parallel_problems(self, size: int, tensor: int) -> Iterator[Problem]:
         """Yield reasons why `size` ranks cannot share the positions of a row; each has the heads of 1 / `tensor`."""
-        text = f"{size}, but layers of model.family {self.family} read rows from end to end; set it to 1"
+        text = f"{size}, but layers of model.family {self.family} read complete rows; set it to 1"
         yield Problem("parallel.context_parallel_size", text, ("model.family",))
 
 

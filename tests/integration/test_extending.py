@@ -70,7 +70,7 @@ def test_the_page_runs_as_written(folder: Path) -> None:
         ),
         (
             "parallel.context_parallel_size=2",
-            ["parallel.context_parallel_size: 2, but layers of model.family bag_mixer read rows from end to end"],
+            ["parallel.context_parallel_size: 2, but layers of model.family bag_mixer read complete rows"],
         ),
     ],
     ids=["settings", "combinations", "shared rows"],

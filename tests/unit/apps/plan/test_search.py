@@ -163,5 +163,5 @@ def test_a_batch_of_few_long_rows_is_shared() -> None:
 def test_a_model_whose_rows_cannot_be_shared_is_refused_with_the_reason() -> None:
     changes = "data.seq_length=16", "training.global_batch_size=1", "training.micro_batch_size=1"
     found = search_layouts(planner_of("elmo-small", cluster_of(1, 2), *changes))
-    assert "read rows from end to end" in found.refused["parallel.context_parallel_size"].text
+    assert "read complete rows" in found.refused["parallel.context_parallel_size"].text
     assert all(plan.layout.context == 1 for plan in found.plans)
