@@ -13,22 +13,25 @@ import argparse
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from scipy.stats import bootstrap
-from torch.nn import functional as F
-from transformers import AutoModelForCausalLM
-
-from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.process.library_noise import quiet_libraries
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from ctxlm_ds.data.dataset.reader import IndexedDataset
 
 SEED = 5
 
 
 def rows_of(dataset: IndexedDataset, length: int, repeat: bool) -> Iterator[torch.Tensor]:
     """Yield rows of `length` tokens, none of two documents; with `repeat` the second half repeats the first."""
+    import numpy as np
+    import torch
+
     for document in range(dataset.num_documents):
         tokens = torch.from_numpy(np.concatenate(list(dataset.document(document))).astype(np.int64))
         step = length // 2 if repeat else length
@@ -36,12 +39,14 @@ def rows_of(dataset: IndexedDataset, length: int, repeat: bool) -> Iterator[torc
             yield torch.cat((row, row)) if repeat else row
 
 
-@torch.no_grad()
 def loss_of(model: torch.nn.Module, row: torch.Tensor, scored: int, context: int | None, block: int) -> float:
     """Return the mean loss of the last `scored` tokens of a row.
 
     They are scored in one pass, or with a `context` in blocks, each after that many tokens.
     """
+    import torch
+    from torch.nn import functional as F
+
     if context is None:
         logits = model(row[None]).logits[0, -scored - 1 : -1]
         return float(F.cross_entropy(logits.float(), row[-scored:]))
@@ -63,6 +68,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeat", action="store_true", help="make rows whose second half repeats the first")
     asked = parser.parse_args(argv)
     quiet_libraries()
+    import numpy as np
+    import torch
+    from scipy.stats import bootstrap
+    from transformers import AutoModelForCausalLM
+
+    from ctxlm_ds.data.dataset.reader import IndexedDataset
+
+    torch.set_grad_enabled(False)
     rows = list(islice(rows_of(IndexedDataset(asked.data), asked.length, asked.repeat), asked.rows))
     cases = [(asked.models[0], None), *((model, asked.context) for model in asked.models)]
     first: NDArray[np.float64] | None = None

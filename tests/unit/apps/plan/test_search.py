@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.apps.plan.layouts import launch_command
+from ctxlm_ds.apps.plan.layouts import Layout, launch_command
 from ctxlm_ds.apps.plan.plan import Planner
 from ctxlm_ds.apps.plan.search import Search, candidates, require_plan, search_layouts
 from ctxlm_ds.errors import ConfigError
@@ -16,6 +16,7 @@ from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.json_source import load_deepspeed_json
+from ctxlm_ds.recipe.layout import layout_problems
 from ctxlm_ds.recipe.load import load_config
 
 JSONS = {stage: load_deepspeed_json(f"zero{stage}") for stage in range(4)}
@@ -149,7 +150,7 @@ def test_ranks_share_rows_that_are_long_or_fewer_than_ranks() -> None:
     assert all(one.tensor * one.context <= 8 for one in candidates(long))
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_a_batch_of_few_long_rows_is_shared() -> None:
     """Two rows of 8,192 positions for eight GPUs: a quarter of the positions on each."""
     changes = "training.global_batch_size=2", "training.micro_batch_size=1"
@@ -160,8 +161,20 @@ def test_a_batch_of_few_long_rows_is_shared() -> None:
     assert only.keys() == {4, 8}
 
 
+def test_ranks_that_share_a_row_take_half_of_its_memory_and_time() -> None:
+    changes = "training.global_batch_size=1", "training.micro_batch_size=1"
+    planner = planner_of("modernbert-large-phase2", cluster_of(1, 2), *changes)
+    alone, shared = (planner.weigh(Layout(1, context=context)) for context in (1, 2))
+    assert shared.memory.activations == pytest.approx(alone.memory.activations / 2, rel=0.06)
+    assert shared.time.compute == pytest.approx(alone.time.compute / 2, rel=0.1)
+    assert 0.0 == alone.time.context < shared.time.context < 0.1 * shared.time.compute
+
+
 def test_a_model_whose_rows_cannot_be_shared_is_refused_with_the_reason() -> None:
     changes = "data.seq_length=16", "training.global_batch_size=1", "training.micro_batch_size=1"
-    found = search_layouts(planner_of("elmo-small", cluster_of(1, 2), *changes))
-    assert "read complete rows" in found.refused["parallel.context_parallel_size"].text
-    assert all(plan.layout.context == 1 for plan in found.plans)
+    planner = planner_of("elmo-small", cluster_of(1, 2), *changes)
+    shared = [layout for layout in candidates(planner) if layout.context > 1]
+    for layout in shared:
+        problem = next(layout_problems(planner.recipe_of(layout), 2, layout.zero_stage))
+        assert (problem.path, "read complete rows" in problem.text) == ("parallel.context_parallel_size", True)
+    assert shared

@@ -46,7 +46,7 @@ def test_split_layers_on_fake_gpus_send_what_the_planner_counts() -> None:
     assert "compiled for sm_90" in found["triton kernels"][1]
 
 
-@pytest.mark.long
+@pytest.mark.soak
 def test_shared_rows_on_fake_gpus_send_what_the_planner_counts() -> None:
     """One row of one sequence, whose slot is padded for two ranks."""
     settings = *TINY, "parallel.context_parallel_size=2", "training.micro_batch_size=1"
