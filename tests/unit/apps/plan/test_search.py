@@ -162,11 +162,12 @@ def test_a_batch_of_few_long_rows_is_shared() -> None:
 
 
 def test_ranks_that_share_a_row_take_half_of_its_memory_and_time() -> None:
+    """Smaller products are slower for their size."""
     changes = "training.global_batch_size=1", "training.micro_batch_size=1"
     planner = planner_of("modernbert-large-phase2", cluster_of(1, 2), *changes)
     alone, shared = (planner.weigh(Layout(1, context=context)) for context in (1, 2))
     assert shared.memory.activations == pytest.approx(alone.memory.activations / 2, rel=0.06)
-    assert shared.time.compute == pytest.approx(alone.time.compute / 2, rel=0.1)
+    assert shared.time.compute == pytest.approx(alone.time.compute / 2, rel=0.15)
     assert 0.0 == alone.time.context < shared.time.context < 0.1 * shared.time.compute
 
 
