@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TeacherConfig, TrainingConfig
-from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection
+from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection
 
 MAX_WORLD_SIZE = 10**6
 PIPELINE_ZERO_STAGES = (0, 1)
@@ -25,7 +25,7 @@ def layout_problems(
         yield from config.model.tensor_parallel_problems(size)
         yield from config.optimizer.tensor_parallel_problems(size, config.kernels.optimizer)
     if parallel.context_parallel_size > 1:
-        yield from _context_problems(config)
+        yield from _context_problems(parallel, config.model, config.data, config.objective)
     if parallel.sequence_parallel:
         yield from _sequence_problems(parallel, training, config.data, config.objective)
     yield from _pipeline_problems(parallel, config.model.num_blocks)
@@ -35,10 +35,11 @@ def layout_problems(
         yield from stage_problems(parallel, training, config.teacher, zero_stage)
 
 
-def _context_problems(config: RunConfig) -> Iterator[Problem]:
-    size, tensor = config.parallel.context_parallel_size, config.parallel.tensor_parallel_size
-    yield from config.model.context_parallel_problems(size, tensor)
-    data, objective = config.data, config.objective
+def _context_problems(
+    parallel: ParallelConfig, model: ModelSection, data: DataSection, objective: ObjectiveSection
+) -> Iterator[Problem]:
+    size = parallel.context_parallel_size
+    yield from model.context_parallel_problems(size, parallel.tensor_parallel_size)
     if not objective.shares_positions:
         text = f"{size}, but objective.name {objective.name} compares attention scores of complete rows; set it to 1"
         yield Problem(CONTEXT, text, ("objective.name",))

@@ -152,7 +152,8 @@ def measure(
     remainder = rows % context if pads else 0
     key = (config.model_dump_json(include=MEASURED), platform, tensor, sequence_parallel, context, remainder)
     if key not in _measured:
-        platform = replace(platform, reads_masks=_reads_masks(config, platform))
+        reads_masks = _reads_masks(config.kernels.attention, config.training.precision, config.model, platform)
+        platform = replace(platform, reads_masks=reads_masks)
         with ranks_that_send_nothing(tensor, context) as (group, row_group):
             parallel = ParallelContext(
                 size=tensor,
@@ -168,11 +169,10 @@ def measure(
     return _measured[key]
 
 
-def _reads_masks(config: RunConfig, platform: Platform) -> bool:
+def _reads_masks(kernel: str, precision: str, model: ModelSection, platform: Platform) -> bool:
     """Return whether attention takes masks: a GPU has FlashAttention by bounds in 16 bits, but not by ranks."""
     by_bounds = ("varlen", "flash3", *(("auto",) if platform.device == "cuda" else ()))
-    takes_bounds = config.training.precision != "fp32" and not getattr(config.model, "ranked", False)
-    return not (config.kernels.attention in by_bounds and takes_bounds)
+    return not (kernel in by_bounds and precision != "fp32" and not getattr(model, "ranked", False))
 
 
 @contextmanager

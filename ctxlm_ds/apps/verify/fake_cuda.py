@@ -35,7 +35,7 @@ from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.mappings import own_share
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.patches import replaced
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
 from ctxlm_ds.training.engine.losses import TermLosses
 from ctxlm_ds.training.engine.runtime import parallel_context
 from ctxlm_ds.training.measure import describe, ranks_that_send_nothing
@@ -153,9 +153,11 @@ class FakeModel:
 
 
 @contextmanager
-def rank_that_sends_nothing(config: RunConfig, rank: int) -> Iterator[ParallelContext]:
-    """Yield one of the recipe's tensor x context ranks, in process groups whose collectives do nothing."""
-    tensor, context = config.parallel.tensor_parallel_size, config.parallel.context_parallel_size
+def rank_that_sends_nothing(
+    layout: ParallelConfig, training: TrainingConfig, drops: bool, rank: int
+) -> Iterator[ParallelContext]:
+    """Yield one of the layout's tensor x context ranks, in process groups whose collectives do nothing."""
+    tensor, context = layout.tensor_parallel_size, layout.context_parallel_size
     with ranks_that_send_nothing(tensor, context, rank) as (tensor_group, row_group):
         topology = Topology(
             tensor_parallel_rank=rank % tensor,
@@ -165,7 +167,7 @@ def rank_that_sends_nothing(config: RunConfig, rank: int) -> Iterator[ParallelCo
             tensor_group=tensor_group,
             context_group=row_group,
         )
-        yield parallel_context(config.parallel, config.training, config.model.drops, topology)
+        yield parallel_context(layout, training, drops, topology)
 
 
 def _place(value: Tensor) -> Place:

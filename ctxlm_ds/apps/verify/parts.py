@@ -149,7 +149,8 @@ def model(planner: Planner, layout: Layout, capability: tuple[int, int], apart: 
         with ExitStack() as stack:
             kept = _recorded(stack)
             try:
-                with rank_that_sends_nothing(config, rank) as parallel, fake_cuda(capability):
+                one = rank_that_sends_nothing(config.parallel, config.training, config.model.drops, rank)
+                with one as parallel, fake_cuda(capability):
                     done = FakeModel(config, parallel).run()
             except (KernelError, VerifyError) as error:
                 yield Finding(name, WRONG, str(error))
