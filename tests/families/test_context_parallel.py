@@ -9,6 +9,7 @@ import pytest
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.check import check_config
+from tests.dist.runner import Groups
 from tests.families import packages, runs
 from tests.families.runs import Layout
 from tests.families.test_contract import RECIPES, Results, case, differences
@@ -48,6 +49,20 @@ def test_ranks_that_share_rows_train_like_one(results: Results, family: str, lay
     for figure in ("losses", "norms"):
         assert got[figure] == pytest.approx(wanted[figure], rel=1e-5)
     assert differences(got["weights"], wanted["weights"], runs.STEPS) == []
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"] if SHARED else [])
+def test_probabilities_are_dropped_by_the_number_of_the_head(
+    results: Results, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CPU draws them by key, so that they do not depend on the ranks either."""
+    run = results.run(family, dropout=True)
+    without = results.of(runs.train, run, NUM_STEPS)
+    monkeypatch.setattr(runs, "NO_KEY", "")
+    fresh = Results(results.folder, Groups())
+    wanted, got = (fresh.of(runs.train, of, NUM_STEPS) for of in (run, run.on(TWO)))
+    assert got["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
+    assert got["losses"] != pytest.approx(without["losses"], rel=1e-4)
 
 
 @pytest.mark.parametrize(("family", "reason"), REFUSED.items())
