@@ -223,7 +223,7 @@ def _weigh(
 ) -> tuple[Any, Any]:
     """Do the same with values times the scale plus a bias, and 0 for keys of higher ranks; `first` is the first key."""
     (distances, ranks), row = limits, head // draw.heads
-    zero, one, count = scale - scale, scale / scale, len(visible)
+    zero, one, count, rank = scale - scale, scale / scale, len(visible), 0
     for j in range(count):
         powers[j] = _read(visible[j]) * scale
     if len(distances) > 0:
@@ -240,7 +240,6 @@ def _weigh(
     largest, total = _raise(powers, one, powers)
     if len(ranks) > 0:
         seen = ranks[row, first : first + count]
-        rank = max(ranks[row, query], seen.min())
         for j in range(count):
             powers[j] = powers[j] if seen[j] <= rank else zero
     return largest, total
