@@ -205,14 +205,17 @@ def test_evaluation_gives_the_same_figures(family: str) -> None:
 
 
 def predict_on_one_side(rank: int, world_size: int, case: Case, family: str, first: bool) -> list[tuple[float, float]]:
-    """Losses and norms of full rows with predictions in one half alone."""
+    """Losses and norms of full rows with predictions in one half alone; BERT's have a sequence over the middle."""
+    borders = torch.tensor([0, SEQ_LENGTH // 4, 3 * SEQ_LENGTH // 4, SEQ_LENGTH])
+    sequences = torch.arange(1, 4).repeat_interleave(borders.diff())
     engine, figures = build_engine(case.config(family), case.user_json), []
     for number in range(STEPS):
         step = step_of(engine, number)
         for batch in step.micro_batches:
-            fields = batch.fields
+            fields, batch_size = batch.fields, len(batch.fields["input_ids"])
             if family == "bert":
-                fields["sequence_ids"][:], fields["sequence_starts"][:, 1] = 1, SEQ_LENGTH
+                fields["sequence_ids"][:] = sequences
+                fields["sequence_starts"] = borders.to(fields["sequence_starts"]).expand(batch_size, -1)
                 fields["prediction_positions"] += 0 if first else SEQ_LENGTH // 2
             else:
                 other = slice(SEQ_LENGTH // 2, None) if first else slice(SEQ_LENGTH // 2)
