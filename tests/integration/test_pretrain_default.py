@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -22,7 +24,7 @@ from ctxlm_ds.apps.demo.pretrain_default import (
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.load import load_config, shipped_recipes
 from tests.integration.forked import can_fork
-from tests.integration.route import ROOT, Finished, call, call_here, launcher
+from tests.integration.route import ROOT, call, call_here, launcher
 from tests.text import write_corpus
 
 TINY = ("model.hidden_size=32", "model.num_layers=1", "model.num_attention_heads=2", "model.intermediate_size=64",
@@ -34,14 +36,26 @@ TINY = ("model.hidden_size=32", "model.num_layers=1", "model.num_attention_heads
 def in_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The job's commands run as typed, in forks of this process; test_babylm.py starts real ones."""
 
-    def run(command: list[str], env: dict[str, str], check: bool) -> Finished:
-        done = call(*launcher("forked", 1)[:2], "-m", "ctxlm_ds.cli", *command[1:], check=check, **env)
+    def run(command: list[str], environ: dict[str, str]) -> int:
+        done = call(*launcher("forked", 1)[:2], "-m", "ctxlm_ds.cli", *command[1:], check=False, **environ)
         print(done.stdout, end="")
         print(done.stderr, end="", file=sys.stderr)
-        return done
+        return done.returncode
 
     can_fork()  # DeepSpeed speaks when it is imported
-    monkeypatch.setattr(pretrain_default, "subprocess", SimpleNamespace(run=run))
+    monkeypatch.setattr(pretrain_default, "run_process", run)
+
+
+def test_a_signal_stops_the_step_that_runs(tmp_path: Path) -> None:
+    save = f"trap 'echo saved > {tmp_path}/said; exit 143' TERM"
+    step = f"{save}; touch {tmp_path}/ready; while :; do sleep 0.1; done"
+    job = f"from {pretrain_default.__name__} import run_step; run_step('bash', '-c', {step!r})"
+    with subprocess.Popen([sys.executable, "-c", job]) as process:
+        while not (tmp_path / "ready").exists() and process.poll() is None:
+            time.sleep(0.05)
+        process.terminate()
+    assert (tmp_path / "said").read_text() == "saved\n"
+    assert process.returncode == 128 + signal.SIGTERM
 
 
 def test_the_whole_job_and_again(in_forks: None, tmp_path: Path) -> None:
