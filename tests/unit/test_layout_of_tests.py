@@ -70,7 +70,6 @@ OF_SEVERAL_MODULES = {
     "apps/cluster/test_route_sh.py": "slurm/route.sh",
     "export/test_fuzz_folders.py": "mutated run folders and Hugging Face folders",
     "export/test_hostile_folders.py": "run folders and Hugging Face folders",
-    "objectives/test_statistics.py": "corruptions and pairs beside the published rules",
     "apps/test_fuzz_commands.py": "damaged files of commands",
     "apps/plan/test_published.py": "the planner beside published runs",
     "recipe/test_fuzz_recipes.py": "mutated recipes and DeepSpeed files",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import count
 
@@ -28,31 +27,8 @@ from ctxlm_ds.objectives.corruption.infilling import (
 MASK_TOKENS, PLACE_TOKENS = MASK_PLACES + 1, PLACES + 1
 
 
-class Draws(ABC):
-    """Random numbers by purpose."""
-
-    @abstractmethod
-    def uniform(self, purpose: int) -> Iterator[float]: ...
-
-    @abstractmethod
-    def below(self, purpose: int, bound: int, number: int = 0) -> int: ...
-
-    @abstractmethod
-    def token(self, purpose: int, number: int) -> int:
-        """A random token."""
-
-    def different(self, purpose: int, among: int, number: int) -> list[int]:
-        """`randperm(among)[:number]`."""
-        left, chosen = list(range(among)), []
-        for turn in range(number):
-            place = turn + self.below(purpose, among - turn, turn)
-            left[turn], left[place] = left[place], left[turn]
-            chosen.append(left[turn])
-        return chosen
-
-
-class StreamDraws(Draws):
-    """The draws of a sample's stream."""
+class StreamDraws:
+    """The draws of a sample's stream, by purpose."""
 
     def __init__(self, state: np.uint64, tokens: Sequence[int]) -> None:
         self._state, self._tokens = state, tokens
@@ -64,26 +40,20 @@ class StreamDraws(Draws):
         return self._word(purpose, number) // 2**32 * bound // 2**32
 
     def token(self, purpose: int, number: int) -> int:
+        """A random token."""
         return self._tokens[self.below(purpose, len(self._tokens), number)]
+
+    def different(self, purpose: int, among: int, number: int) -> list[int]:
+        """`randperm(among)[:number]`."""
+        left, chosen = list(range(among)), []
+        for turn in range(number):
+            place = turn + self.below(purpose, among - turn, turn)
+            left[turn], left[place] = left[place], left[turn]
+            chosen.append(left[turn])
+        return chosen
 
     def _word(self, purpose: int, number: int) -> int:
         return int(np.uint64(word_at(self._state, purpose + PURPOSES * number)))
-
-
-class NumpyDraws(Draws):
-    """numpy's; every random token is the same."""
-
-    def __init__(self, rng: np.random.Generator, token: int) -> None:
-        self._rng, self._token = rng, token
-
-    def uniform(self, purpose: int) -> Iterator[float]:
-        return (float(self._rng.random()) for _ in count())
-
-    def below(self, purpose: int, bound: int, number: int = 0) -> int:
-        return int(self._rng.integers(bound))
-
-    def token(self, purpose: int, number: int) -> int:
-        return self._token
 
 
 def sentences_of(text: Sequence[int], end: int) -> list[list[int]]:
@@ -94,7 +64,7 @@ def sentences_of(text: Sequence[int], end: int) -> list[list[int]]:
     return [list(range(first, after)) for first, after in zip(bounds, bounds[1:], strict=False)]
 
 
-def permuted(text: Sequence[int], rules: InfillingRules, draws: Draws) -> list[int]:
+def permuted(text: Sequence[int], rules: InfillingRules, draws: StreamDraws) -> list[int]:
     """The places of the text after sentences have changed theirs."""
     *sentences, rest = sentences_of(text, rules.sentence_end)
     moved = math.ceil(len(sentences) * rules.permute_ratio)
@@ -104,7 +74,7 @@ def permuted(text: Sequence[int], rules: InfillingRules, draws: Draws) -> list[i
     return found + rest
 
 
-def span_lengths(budget: int, rules: InfillingRules, draws: Draws) -> list[int]:
+def span_lengths(budget: int, rules: InfillingRules, draws: StreamDraws) -> list[int]:
     """Lengths until their sum is the budget."""
     if not len(rules.length_ends):
         return [1] * budget
@@ -116,7 +86,7 @@ def span_lengths(budget: int, rules: InfillingRules, draws: Draws) -> list[int]:
     return [*lengths[:-1], budget - sum(lengths[:-1])]
 
 
-def infilled(places: list[int], text: Sequence[int], begins: set[int], rules: InfillingRules, draws: Draws
+def infilled(places: list[int], text: Sequence[int], begins: set[int], rules: InfillingRules, draws: StreamDraws
              ) -> tuple[list[int], int, set[int]]:  # fmt: skip
     """The text with its spans replaced, the spans of no word, and the places of replaced tokens."""
     words: list[list[tuple[int, int]]] = []
@@ -141,7 +111,7 @@ def infilled(places: list[int], text: Sequence[int], begins: set[int], rules: In
     return written, len(lengths) - len(kept), replaced
 
 
-def inserted(text: list[int], number: int, purpose: int, rules: InfillingRules, draws: Draws) -> list[int]:
+def inserted(text: list[int], number: int, purpose: int, rules: InfillingRules, draws: StreamDraws) -> list[int]:
     places = draws.different(purpose, len(text) + number, number)
     random = math.ceil(number * rules.random_ratio)
     new = {p: draws.token(purpose + 1, turn) if turn < random else rules.mask_id for turn, p in enumerate(places)}
@@ -149,7 +119,7 @@ def inserted(text: list[int], number: int, purpose: int, rules: InfillingRules, 
     return [new[place] if place in new else next(left) for place in range(len(text) + number)]
 
 
-def by_rule(text: list[int], begins: set[int], rules: InfillingRules, draws: Draws) -> tuple[list[int], set[int]]:
+def by_rule(text: list[int], begins: set[int], rules: InfillingRules, draws: StreamDraws) -> tuple[list[int], set[int]]:
     """The input without its frame, and the places of tokens that it lacks."""
     places, replaced = list(range(len(text))), set[int]()
     if rules.permute_ratio:

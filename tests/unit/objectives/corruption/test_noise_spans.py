@@ -19,7 +19,7 @@ from tests.ragged import Sample, each, samples_from
 KEY = stream_key(1, "mask")
 VOCABULARY, END = 32_100, 1
 SENTINELS = np.arange(VOCABULARY - 1, VOCABULARY - 101, -1, dtype=np.int32)
-T5, PREFIX = Denoiser(0.15, 3.0), Denoiser(0.5, None)
+T5, LONG, PREFIX = Denoiser(0.15, 3.0), Denoiser(0.5, 64.0), Denoiser(0.5, None)
 
 
 def texts(count: int, length: int) -> list[Sample]:
@@ -49,9 +49,9 @@ def random_segmentation(items: int, segments: int, state: np.uint64, first: int)
     return np.bincount(np.cumsum(starts), minlength=segments)
 
 
-def noise_mask(length: int, state: np.uint64) -> NDArray[np.bool_]:
-    noise = min(max(int(np.rint(np.float32(length) * np.float32(0.15))), 1), length - 1)
-    spans = max(int(np.rint(np.float32(noise) / np.float32(3.0))), 1)
+def noise_mask(length: int, state: np.uint64, denoiser: Denoiser) -> NDArray[np.bool_]:
+    noise = min(max(int(np.rint(np.float32(length) * np.float32(denoiser.noise_density))), 1), length - 1)
+    spans = max(int(np.rint(np.float32(noise) / np.float32(denoiser.mean_span_length))), 1)
     noise_lengths = random_segmentation(noise, spans, state, FIRST_TOKEN_WORD)
     other_lengths = random_segmentation(length - noise, spans, state, FIRST_TOKEN_WORD + noise)
     interleaved = np.stack([other_lengths, noise_lengths], axis=1).reshape(-1)
@@ -67,12 +67,13 @@ def to_unique_sentinel(tokens: NDArray[np.int32], mask: NDArray[np.bool_]) -> li
     return replaced[~later].tolist()
 
 
+@pytest.mark.parametrize("denoiser", [T5, LONG], ids=["T5", "long spans"])
 @pytest.mark.parametrize("length", [2, 3, 7, 40, 200, 567, 568])
-def test_the_published_algorithm_gives_the_same(length: int) -> None:
+def test_the_published_algorithm_gives_the_same(length: int, denoiser: Denoiser) -> None:
     samples = texts(20, length)
     keys = samples_from(samples).keys
-    for sample, key, example in zip(samples, keys, each(corrupt(samples)), strict=True):
-        mask = noise_mask(length, np.uint64(stream(KEY, *key)))
+    for sample, key, example in zip(samples, keys, each(corrupt(samples, (denoiser,))), strict=True):
+        mask = noise_mask(length, np.uint64(stream(KEY, *key)), denoiser)
         assert example.input_ids.tolist() == [*to_unique_sentinel(sample.input_ids, mask), END]
         assert example.target_ids.tolist() == [*to_unique_sentinel(sample.input_ids, ~mask), END]
 

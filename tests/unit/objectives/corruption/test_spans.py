@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -17,7 +17,6 @@ from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.objectives.corruption.spans import geometric_shares
 from ctxlm_ds.recipe.check import check_config
-from tests.objective_statistics import choose_ngrams, choose_spans
 from tests.ragged import Rows, Sample, collate, each, pair_sample, samples_from, single_sample
 from tests.sample_data import FIRST_WORD_ID, FakeTokenizer
 from tests.sections import changed_config, objective_section
@@ -72,32 +71,64 @@ def words_of(sample: Sample) -> list[list[int]]:
     return words
 
 
-def spanbert_positions(sample: Sample, rng: np.random.Generator) -> set[int]:
-    words = words_of(sample)
-    return choose_spans(words, math.ceil(0.15 * sum(map(len, words))), objective_section(**SPANBERT), rng)
+def state_of(number: int) -> np.uint64:
+    return np.uint64(stream(stream_key(1, "mask"), number, 0, 0))
 
 
-def albert_positions(sample: Sample, rng: np.random.Generator) -> set[int]:
-    wanted = max(1, round(0.15 * len(sample.input_ids)))
-    return choose_ngrams(words_of(sample), wanted, objective_section(**ALBERT), rng)
+def pairs(count: int, seed: int) -> list[Sample]:
+    """Pairs of texts, some shorter than a span."""
+    rng = np.random.default_rng(seed)
+    return [pair_sample(text(rng, int(rng.integers(1, 40))), text(rng, 30)) for _ in range(count)]
 
 
-@pytest.mark.parametrize(("settings", "reference"), [(SPANBERT, spanbert_positions), (ALBERT, albert_positions)])
-def test_run_lengths_are_those_of_the_published_rule(
-    settings: dict[str, object], reference: Callable[[Sample, np.random.Generator], set[int]]
-) -> None:
-    """Histograms of runs over the same texts differ by at most four standard errors of a share."""
-    samples, rng = texts(1500, 100), np.random.default_rng(5)
-    wanted: Counter[int] = Counter()
-    got: Counter[int] = Counter()
-    for sample, example in zip(samples, corrupt(samples, **settings), strict=True):
-        wanted.update(last - first + 1 for first, last in runs_of(sorted(reference(sample, rng))))
-        got.update(last - first + 1 for first, last in runs_of(example.prediction_positions.tolist()))
-    totals = sum(wanted.values()), sum(got.values())
-    for length in range(1, 25):
-        share = (wanted[length] + got[length]) / sum(totals)
-        error = math.sqrt(share * (1 - share) * (1 / totals[0] + 1 / totals[1]))
-        assert abs(wanted[length] / totals[0] - got[length] / totals[1]) <= 4 * error, length
+def spanbert_corruption(sample: Sample, number: int, share: float) -> tuple[set[int], list[int]]:
+    """masking.py, PairWithSpanMaskingScheme, with this project's draws.
+
+    Returns:
+        The positions predicted, and the corrupted tokens: one draw of mask, kept or random for each run.
+    """
+    state, words, masked, draw = state_of(number), words_of(sample), set[int](), 0
+    owners = {position: place for place, word in enumerate(words) for position in word}
+    ends = np.cumsum(0.8 ** np.arange(10)) / np.sum(0.8 ** np.arange(10))
+    first, after = words[0][0], words[-1][-1] + 1
+    while len(masked) < math.ceil(share * len(owners)):
+        word = np.uint64(word_at(state, 1 + 2 * draw))
+        draw += 1
+        anchor = first + int(below(word, after - first))
+        if anchor not in owners or anchor in masked:
+            continue
+        length = 1 + int((ends[:-1] <= int(word) % 2**32 / 2**32).sum())
+        run = [position for member in words[owners[anchor] : owners[anchor] + length] for position in member]
+        for place, position in enumerate(run):
+            if position - place != run[0]:
+                break  # a special token
+            if len(masked) < math.ceil(share * len(owners)):
+                masked.add(position)
+    ids, drawable, action = sample.input_ids.tolist(), range(FIRST_WORD_ID, TOKENIZER.vocab_size), 0.0
+    for position in sorted(masked):
+        drawn = int(np.uint64(word_at(state, 2 + 2 * position)))
+        if position - 1 not in masked:
+            action = (drawn >> 32) / 2**32
+        if action < 0.8:
+            ids[position] = TOKENIZER.mask_id
+        elif action >= 0.9:
+            ids[position] = drawable[(drawn % 2**32) * len(drawable) >> 32]
+    return masked, ids
+
+
+@pytest.mark.parametrize("share", [0.15, 0.6])
+def test_spans_are_those_of_the_published_code_with_the_same_draws(share: float) -> None:
+    samples, kinds = [*texts(200, 100), *pairs(400, 4)], Counter[str]()
+    examples = corrupt(samples, mask_prob=share, **SPANBERT)
+    for number, (sample, example) in enumerate(zip(samples, examples, strict=True)):
+        positions, ids = spanbert_corruption(sample, number, share)
+        assert example.prediction_positions.tolist() == sorted(positions)
+        assert example.input_ids.tolist() == ids
+        for first, last in runs_of(sorted(positions)):
+            seen, before = ids[first : last + 1], sample.input_ids[first : last + 1].tolist()
+            kind = "mask" if set(seen) == {TOKENIZER.mask_id} else "kept" if seen == before else "random"
+            kinds[kind] += last > first
+    assert min(kinds.values()) > 20 and len(kinds) == 3
 
 
 def test_lengths_of_spans_are_geometric() -> None:
@@ -107,16 +138,9 @@ def test_lengths_of_spans_are_geometric() -> None:
     assert (shares * np.arange(1, 11)).sum() == pytest.approx(3.8, abs=0.01)
 
 
-def test_spans_that_meet_mark_as_many_tokens_as_wanted() -> None:
-    samples = texts(200, 60)
-    for sample, example in zip(samples, corrupt(samples, mask_prob=0.6, **SPANBERT), strict=True):
-        assert len(example.prediction_positions) == math.ceil(0.6 * sum(map(len, words_of(sample))))
-
-
 def albert_positions_drawn(sample: Sample, number: int, wanted: int) -> set[int]:
     """create_pretraining_data.py, create_masked_lm_predictions, with this project's draws."""
-    state = np.uint64(stream(stream_key(1, "mask"), number, 0, 0))
-    words = words_of(sample)
+    state, words = state_of(number), words_of(sample)
     order, masked = list(range(len(words))), set()
     for turn in range(len(words)):
         word = np.uint64(word_at(state, 1 + 2 * turn))
@@ -136,7 +160,7 @@ def albert_positions_drawn(sample: Sample, number: int, wanted: int) -> set[int]
 
 
 def test_ngrams_are_those_of_the_published_code_with_the_same_draws() -> None:
-    samples = texts(200, 60)
+    samples = [*texts(200, 60), *pairs(200, 4)]
     for number, (sample, example) in enumerate(zip(samples, corrupt(samples, mask_prob=0.4, **ALBERT), strict=True)):
         wanted = max(1, round(0.4 * len(sample.input_ids)))
         assert set(example.prediction_positions.tolist()) == albert_positions_drawn(sample, number, wanted)
@@ -144,7 +168,7 @@ def test_ngrams_are_those_of_the_published_code_with_the_same_draws() -> None:
 
 def unilm_positions(sample: Sample, number: int, wanted: int, p: float) -> set[int]:
     """loader_utils.py, get_masked_pos of tokens: shuffled candidates, each alone or with one or two after it."""
-    state = np.uint64(stream(stream_key(1, "mask"), number, 0, 0))
+    state = state_of(number)
     special = {place for place in range(len(sample.input_ids)) if sample.special_mask[place]}
     candidates = [place for place in range(len(sample.input_ids)) if place not in special]
     masked: set[int] = set()
@@ -171,20 +195,11 @@ def unilm_positions(sample: Sample, number: int, wanted: int, p: float) -> set[i
 
 @pytest.mark.parametrize("p", [0.2, 0.9])
 def test_skipgrams_are_those_of_the_published_code_with_the_same_draws(p: float) -> None:
-    rng = np.random.default_rng(8)
-    samples = [pair_sample(text(rng, int(rng.integers(1, 40))), text(rng, 30)) for _ in range(400)]
+    samples = pairs(400, 8)
     examples = corrupt(samples, span_prob=p, mask_prob=0.4, **UNILM)
     for number, (sample, example) in enumerate(zip(samples, examples, strict=True)):
         wanted = max(1, round(0.4 * len(sample.input_ids)))
         assert set(example.prediction_positions.tolist()) == unilm_positions(sample, number, wanted, p)
-
-
-def test_spans_end_at_special_tokens_and_never_contain_them() -> None:
-    rng = np.random.default_rng(4)
-    samples = [pair_sample(text(rng, 20), text(rng, 20)) for _ in range(500)]
-    for settings in (SPANBERT, ALBERT):
-        for sample, example in zip(samples, corrupt(samples, mask_prob=0.6, **settings), strict=True):
-            assert not sample.special_mask[example.prediction_positions].any()
 
 
 def test_a_budget_above_the_text_predicts_all_of_it() -> None:
