@@ -6,67 +6,15 @@ import math
 from typing import Any
 
 import pytest
-import torch
-from torch.nn import functional as F
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
-from ctxlm_ds.data.fields import IGNORE_LABEL
-from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.parallel import linear_cross_entropy
-from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.layers import VocabParallelEmbedding
-from ctxlm_ds.parallel.mappings import own_tokens
-from ctxlm_ds.parallel.topology import build_topology
 from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
-from tests.dist.runner import ranks_of_this_file, run_ranks  # noqa: F401 (the chunks become small)
+from tests.dist.runner import run_ranks
 from tests.dist.test_engine import Case
-from tests.dist.test_megatron import INIT, drawn
 from tests.dist.training import GLOBAL_BATCH, build_engine, step_of, train
 
 pytestmark = pytest.mark.dist
-RANKS, WORDS, WIDTH, ROWS, STEPS = 2, 61, 8, 300, 3
-
-
-def check_decoder(rank: int, world_size: int, sequence_parallel: bool) -> None:
-    """Several chunks; the second rank's rows are most of the padding, the bias has its own gradient."""
-    linear_cross_entropy.CPU_CHUNK = linear_cross_entropy.TILE * 40
-    group = build_topology(rank, RANKS, RANKS).tensor_group
-    parallel = ParallelContext(RANKS, rank, group, sequence_parallel, vocab_multiple=40)
-    kernels = KernelSet({"cross_entropy": "chunked"}, "cpu", torch.float32)
-    table = VocabParallelEmbedding(WORDS, WIDTH, INIT, kernels, parallel)
-    rows = slice(table.first_row, table.first_row + table.num_words)
-    exact: list[Any] = [drawn(1, ROWS, WIDTH), drawn(2, WORDS, WIDTH), drawn(3, WORDS)]
-    exact = [x.double().requires_grad_() for x in exact]
-    labels = torch.randint(WORDS, (ROWS,), generator=torch.Generator().manual_seed(4))
-    labels[::7] = IGNORE_LABEL
-    logits = F.linear(*exact)
-    expected = F.cross_entropy(logits, labels, ignore_index=IGNORE_LABEL, reduction="sum")
-    squared = logits.logsumexp(-1).square()[labels != IGNORE_LABEL].sum()
-    (0.3 * (expected + 0.2 * squared)).backward()
-
-    bias = torch.zeros(table.num_rows)
-    with torch.no_grad():
-        table.weight[: table.num_words] = exact[1][rows].float()
-        bias[: table.num_words] = exact[2][rows].float()
-    bias.requires_grad_()
-    hidden = exact[0].detach().float()
-    hidden = (own_tokens(hidden, parallel).clone() if sequence_parallel else hidden).requires_grad_()
-    loss, hits, squares = table.compare(hidden, labels, bias, sequence_parallel, z_loss=0.2)
-    (0.3 * loss).backward()
-    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
-    assert float(squares) == pytest.approx(float(squared.detach()), rel=1e-6)
-    assert float(hits) == float((logits.argmax(-1) == labels).sum()) > 0
-    of_hidden = exact[0].grad.float()
-    wanted = (own_tokens(of_hidden, parallel) if sequence_parallel else of_hidden, exact[1].grad[rows].float(),
-              exact[2].grad[rows].float())  # fmt: skip
-    for found, value in zip((hidden, table.weight, bias), wanted, strict=True):
-        torch.testing.assert_close(found.grad[: len(value)], value, rtol=1e-4, atol=1e-5)
-        assert not found.grad[len(value) :].any()
-
-
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_a_split_decoder(sequence_parallel: bool) -> None:
-    run_ranks(check_decoder, RANKS, sequence_parallel)
+STEPS = 3
 
 
 def chunked(config: RunConfig) -> RunConfig:

@@ -105,21 +105,6 @@ def test_shares_of_the_heads_drop_what_all_heads_drop(kind: type) -> None:
         compare([torch.where(real, got, 0.0)], [whole[0][:, :, first : first + half]], 1e-12)
 
 
-def test_keys_drop_differently_and_dropout_keeps_the_mean() -> None:
-    inputs, sequences = inputs_of(PLAIN), sequences_of(PLAIN)
-    without = BmmAttention(PLAIN)(*inputs, AttentionCall(sequences))
-    number = 0x9E3779B97F4A7C15
-    drawn = torch.stack([
-        BmmAttention(PLAIN)(
-            *inputs,
-            AttentionCall(sequences, 0.2, keys=ProbabilityKeys(torch.tensor(i * number % (1 << 62)), 0, NUM_HEADS)),
-        )
-        for i in range(400)
-    ])  # fmt: skip
-    assert drawn.std(0).max() > 0.1
-    torch.testing.assert_close(drawn.mean(0), without, rtol=0, atol=0.25)
-
-
 @pytest.mark.parametrize("spec", SPECS[:10], ids=name_of)
 def test_rows_of_padding_alone_give_no_nan(spec: AttentionSpec) -> None:
     check_rows_of_padding(BmmAttention(spec), spec)

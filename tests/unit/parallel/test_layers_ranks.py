@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.layers import HiddenDropout, InnerDropout, VocabParallelEmbedding
+from ctxlm_ds.parallel.layers import HiddenDropout, VocabParallelEmbedding
 from ctxlm_ds.parallel.parameters import ZEROS
-from tests.local_ranks import LocalRanks, assert_each, drawn, local_ranks, needs_local_tensors, of_leaf, values
+from tests.local_ranks import LocalRanks, assert_each, drawn, local_ranks, needs_local_tensors, of_leaf
 
 pytestmark = [needs_local_tensors, pytest.mark.long]
 SIZE, WIDTH, WORDS, TOKENS = 8, 12, 4, 3
@@ -62,13 +62,3 @@ def test_dropout_of_split_tokens_is_that_of_one_rank() -> None:
     assert 0.1 < float((whole == 0).double().mean()) < 0.5
     assert_each(found, list(whole.detach().chunk(SIZE)))
     assert_each(of_leaf(own), list(of_leaf(x).chunk(SIZE)))
-
-
-def test_dropout_of_a_split_width_differs_between_ranks() -> None:
-    """The parts of a token are 8 rows of elements, each of which has its own draws."""
-    with local_ranks(SIZE) as ranks:
-        ones = ranks.each(lambda rank: torch.ones(TOKENS, WIDTH))
-        found = values(InnerDropout(0.5, KERNELS, ranks.context())(ones))
-    assert len({tuple(value.flatten().tolist()) for value in found}) == SIZE
-    kept = torch.stack(found) != 0
-    assert 0.3 < float(kept.double().mean()) < 0.7
