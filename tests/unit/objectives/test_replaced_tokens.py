@@ -92,12 +92,12 @@ def test_a_certain_generator_replaces_nothing() -> None:
     assert torch.equal(ids, given["originals"]) and int((replaced == 1).sum()) == 0
 
 
-def test_the_loss_is_the_weighted_sum_of_two_means() -> None:
+def test_loss_and_gradients_are_those_of_the_weighted_sum_of_two_means() -> None:
     objective = build_objective(objective_section(name=NAME, generator_weight=0.5, discriminator_weight=20.0))
     given, generator = fields(), torch.Generator().manual_seed(5)
-    logits = torch.randn(ROWS, SLOTS, WORDS, generator=generator)
-    scores = torch.randn(ROWS, LENGTH, generator=generator)
-    _, replaced = sample(logits, given)
+    logits = torch.randn(ROWS, SLOTS, WORDS, generator=generator).requires_grad_()
+    scores = torch.randn(ROWS, LENGTH, generator=generator).requires_grad_()
+    _, replaced = sample(logits.detach(), given)
     outputs = dict(zip(objective.outputs, (logits, scores, replaced), strict=True))
     positions = objective.terms[1].count({"sequence_ids": given["sequence_ids"].numpy()})
     counts = [int((given["labels"] != IGNORE_LABEL).sum()), positions]
@@ -108,7 +108,11 @@ def test_the_loss_is_the_weighted_sum_of_two_means() -> None:
     inside = given["sequence_ids"] > 0
     words = functional.cross_entropy(logits.flatten(0, 1).double(), given["labels"].flatten())
     found = functional.binary_cross_entropy_with_logits(scores[inside].double(), replaced[inside].double())
-    assert float(loss) == pytest.approx(float(0.5 * words + 20.0 * found), rel=1e-6)
+    wanted = 0.5 * words + 20.0 * found
+    assert float(loss.detach()) == pytest.approx(float(wanted.detach()), rel=1e-6)
+    gradients = (torch.autograd.grad(total, (logits, scores)) for total in (loss, wanted))
+    for ours, exact in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, exact, rtol=1e-5, atol=1e-5 * float(exact.abs().max()))
 
 
 def test_binary_sums_by_hand() -> None:
