@@ -29,7 +29,7 @@ from ctxlm_ds.process.library_noise import quiet_libraries
 from ctxlm_ds.recipe.problems import raise_problems
 
 
-def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("--task", required=True, help="name of a shipped task, or a YAML description")
@@ -43,11 +43,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add("--calibrate", action="store_true", help="divide by the probabilities for content-free inputs")
     add("--max-length", type=at_least(8), metavar="N", help="longest prompt in tokens; default: the model's")
     add("--split-special-tokens", action="store_true", default=None, help="names such as </s> in texts stay text")
-    return parser.parse_args(argv)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    arguments = parse_arguments(argv)
+    arguments = parser.parse_args(argv)
     setup_logging()
     quiet_libraries()
     name, task = load_task(arguments.task)

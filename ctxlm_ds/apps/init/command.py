@@ -24,7 +24,7 @@ FEW_STEPS = 50
 """Steps below which the hours are too few for a run that learns anything."""
 
 
-def build_parser() -> argparse.ArgumentParser:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="ctxlm init", description=__doc__)
     add = parser.add_argument
     add("--family", default="bert", metavar="NAME", help="family of the model (default: bert)")
@@ -44,11 +44,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--from-megatron", **file, help="arguments of pretrain_bert.py or pretrain_gpt.py: FILE, or what follows --")
     add("--from-run-mlm", **file, help="the same of run_mlm.py, run_clm.py, or their _no_trainer forms")
     add("--slurm", type=Path, metavar="DIR", help="copy the Slurm scripts to a folder named slurm; write no recipe")
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = build_parser()
     arguments = sys.argv[1:] if argv is None else list(argv)
     end = arguments.index("--") if "--" in arguments else len(arguments)
     args = parser.parse_args(arguments[:end])

@@ -20,7 +20,7 @@ ABSENT = "-"
 MAX_LINE = 100
 
 
-def build_parser() -> argparse.ArgumentParser:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", metavar="list | show | diff")
     commands.add_parser("list", help="list the shipped recipes (as without a word)")
@@ -29,11 +29,7 @@ def build_parser() -> argparse.ArgumentParser:
     show.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help="override settings")
     diff = commands.add_parser("diff", help="print the settings that differ between two recipes")
     diff.add_argument("recipes", nargs=2, metavar="RECIPE")
-    return parser
-
-
-def main() -> None:
-    args = build_parser().parse_args()
+    args = parser.parse_args()
     from ctxlm_ds.recipe.load import RECIPE_DIR, dump_config, load_config
 
     if args.command in (None, "list"):

@@ -134,18 +134,14 @@ class ReportHook(Hook):
         logger.info("  curves: %s", self._run_dir / PAGE_NAME)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def main() -> None:
+    from ctxlm_ds.apps.cluster.run_status import find_runs
+
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("run_dirs", nargs="+", metavar="RUN", help="run directory or folder of runs; several runs are overlaid")
     add("--output", type=Path, metavar="FILE", help="page (default: RUN/report.html, here if several are named)")
-    return parser
-
-
-def main() -> None:
-    from ctxlm_ds.apps.cluster.run_status import find_runs
-
-    args = build_parser().parse_args()
+    args = parser.parse_args()
     folders = find_runs(args.run_dirs)
     begun = [path for path in folders if not path.is_dir() or any(read_lines(path / METRICS_NAME))] or folders
     for folder in [path for path in folders if path not in begun]:

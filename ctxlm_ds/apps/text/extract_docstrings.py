@@ -205,7 +205,7 @@ def _prose(block: list[str]) -> str:
     return text if letters >= 0.8 * len(text) and symbols <= 0.06 * len(text) else ""
 
 
-def build_parser() -> argparse.ArgumentParser:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("--output-dir", required=True, metavar="DIR", help="new folder for train.jsonl and heldout.jsonl")
@@ -213,11 +213,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--packages", nargs="*", metavar="NAME", help=packages)
     cores = os.cpu_count() or 1
     add("--workers", type=at_least(1), default=cores, metavar="N", help="default: all cores")
-    return parser
-
-
-def main() -> None:
-    args = build_parser().parse_args()
+    args = parser.parse_args()
     setup_logging()
     for split, (num_modules, num_bytes) in extract_docstrings(args.output_dir, args.packages, args.workers).items():
         print(f"{args.output_dir}/{FILES[split]}: {num_modules:,} modules, {num_bytes / 1e6:.2f} MB")

@@ -14,18 +14,6 @@ ROWS_SHOWN = 8
 CONFIG_NAME = "config.yaml"
 
 
-def batch_parser() -> argparse.ArgumentParser:
-    what = "Show rows of a run's training stream as the model read them: those of a recorded bad batch, or any stretch."
-    other = "Without --step and --first-row: one line for each bad batch of RUN/history.jsonl."
-    parser = argparse.ArgumentParser(description=what, epilog=other)
-    parser.add_argument("run_dir", metavar="RUN", help="run directory")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument("--step", type=at_least(1), metavar="N", help="show the recorded bad batch of this step")
-    which.add_argument("--first-row", type=at_least(0), metavar="P", help="show rows from this place of the stream")
-    parser.add_argument("--count", type=at_least(1), metavar="C", help=f"rows (default: all; {ROWS_SHOWN} from P)")
-    return parser
-
-
 def check_run(run_dir: Path) -> None:
     """Refuse a folder that is no run. Raises DataError."""
     from ctxlm_ds.apps.cluster.run_status import is_run
@@ -90,7 +78,14 @@ def show(run_dir: Path, first: int, count: int) -> None:
 
 
 def batch() -> None:
-    parser = batch_parser()
+    what = "Show rows of a run's training stream as the model read them: those of a recorded bad batch, or any stretch."
+    other = "Without --step and --first-row: one line for each bad batch of RUN/history.jsonl."
+    parser = argparse.ArgumentParser(description=what, epilog=other)
+    parser.add_argument("run_dir", metavar="RUN", help="run directory")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--step", type=at_least(1), metavar="N", help="show the recorded bad batch of this step")
+    which.add_argument("--first-row", type=at_least(0), metavar="P", help="show rows from this place of the stream")
+    parser.add_argument("--count", type=at_least(1), metavar="C", help=f"rows (default: all; {ROWS_SHOWN} from P)")
     args = parser.parse_args()
     if args.count is not None and args.step is None and args.first_row is None:
         parser.error("--count goes with --step or --first-row")

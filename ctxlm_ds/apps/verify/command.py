@@ -22,7 +22,8 @@ CAPABILITIES = {"V100": (7, 0), "A100": (8, 0), "H100": (9, 0), "H200": (9, 0)}
 """Beginning of a GPU's name -> its compute capability."""
 
 
-def build_parser() -> argparse.ArgumentParser:
+def main() -> None:
+    """Print the findings, on a terminal each part as soon as it is done; exit with status 1 if one is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("config", metavar="RECIPE", help="recipe: a path, or a shipped one's name")
@@ -33,12 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--capability", metavar="X.Y", help="compute capability of the GPU of a YAML file")
     add("--deepspeed_config", "--deepspeed-config", metavar="JSON", help="DeepSpeed JSON: a path or a shipped name")
     add("--json", action="store_true", help="print JSON")
-    return parser
-
-
-def main() -> None:
-    """Print the findings, on a terminal each part as soon as it is done; exit with status 1 if one is wrong."""
-    args = build_parser().parse_args()
+    args = parser.parse_args()
     findings = []
     for finding in verify(args):
         findings.append(finding)
