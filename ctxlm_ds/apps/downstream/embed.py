@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain, islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 Unit: TypeAlias = "tuple[list[str], Vectors]"
 """The words of a sentence (or its text) and their vectors [words, layers, width]."""
-
-BLOCK = 1024
-"""Sentences that are computed before they are written."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -103,14 +100,12 @@ def vectors_of(
     sentences: Iterator[list[str]], source: FeatureSource, choice: LayerChoice, join: bool
 ) -> Iterator[Unit]:
     """Yield words and vectors of each sentence; with `join` its text and the mean of its words' vectors."""
-    number = 0
+    texts, read = tee(sentences)
     with byte_progress("vectors", 0) as progress:
-        while block := list(islice(sentences, BLOCK)):
-            for words, layers in zip(block, source.vectors(block), strict=True):
-                vectors = choice.select(layers).swapaxes(0, 1)
-                yield ([" ".join(words)], vectors.mean(axis=0, keepdims=True)) if join else (words, vectors)
-                number += 1
-                progress.update(0, counted(number, "sentence"))
+        for number, (words, layers) in enumerate(zip(texts, source.vectors(read), strict=True), 1):
+            vectors = choice.select(layers).swapaxes(0, 1)
+            yield ([" ".join(words)], vectors.mean(axis=0, keepdims=True)) if join else (words, vectors)
+            progress.update(0, counted(number, "sentence"))
 
 
 def write_vectors(path: Path, units: Iterator[Unit], facts: dict[str, str]) -> tuple[int, int]:

@@ -8,13 +8,14 @@ import sys
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Iterator, Sequence
-from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import AutoModel
 
 from ctxlm_ds.apps.downstream.examples import OPENERS
@@ -38,6 +39,7 @@ BATCH = 32
 LONGEST = 512
 """Most tokens of a window."""
 BINARY = ".bin"
+SPLITTER = BertPreTokenizer()
 DAMAGED = (EOFError, OSError, lzma.LZMAError, zlib.error)
 """What reading a damaged file raises, plain or compressed."""
 
@@ -50,10 +52,11 @@ class FeatureSource(ABC):
         self.num_layers = num_layers
         self.width = width
 
-    def vectors(self, sentences: Sequence[Words]) -> Iterator[Vectors]:
+    def vectors(self, sentences: Iterable[Words]) -> Iterator[Vectors]:
         """Yield [layers, words, width] of each sentence, in order; 0 for a word that the source does not know."""
-        for start in range(0, len(sentences), BLOCK):
-            yield from self.block(sentences[start : start + BLOCK])
+        left = iter(sentences)
+        while block := list(islice(left, BLOCK)):
+            yield from self.block(block)
 
     @abstractmethod
     def block(self, sentences: Sequence[Words]) -> Iterable[Vectors]:
@@ -282,11 +285,4 @@ def _read_binary(path: Path, vocabulary: Container[str] | None) -> StaticSource:
 
 def split_words(text: str) -> list[str]:
     """Split a text at white space and around punctuation marks, as BERT's and ELMo's first step does."""
-    return [sys.intern(word) for word, _ in _splitter().pre_tokenize_str(text)]
-
-
-@cache
-def _splitter() -> Any:
-    from tokenizers import pre_tokenizers
-
-    return pre_tokenizers.BertPreTokenizer()
+    return [sys.intern(word) for word, _ in SPLITTER.pre_tokenize_str(text)]
