@@ -124,7 +124,7 @@ def make_trainer(model_folder: Path, kind: Kind, sets: Sets, point: Point, setti
     """Return transformers' Trainer, ready to train."""
     tuning = settings.tuning
     if kind.new_tokens and tuning.frozen_by:
-        raise ConfigError(f"{tuning.frozen_by}: the embeddings of the new tokens must be trained, which this option "
+        raise ConfigError(f"{tuning.frozen_by[0]}: the embeddings of the new tokens must be trained, which this option "
                           "freezes")  # fmt: skip
     if tuning.gradual and settings.deepspeed:
         raise ConfigError("--gradual: DeepSpeed's optimizer fixes what is trained at the start; drop --deepspeed")

@@ -62,7 +62,7 @@ class Tuning:
     """Rank of LoRA's matrices (Hu et al. 2021) in all linear layers of the blocks; 0 uses none."""
 
     def __post_init__(self) -> None:
-        if len(self._freezing) > 1:
+        if len(self.frozen_by) > 1:
             raise ConfigError("--train-layers, --gradual and --lora exclude each other; give one")
         if self.lora_rank and self.layer_decay < 1:
             raise ConfigError("--lora and --layer-decay exclude each other: LoRA trains few weights, all at one rate")
@@ -70,14 +70,10 @@ class Tuning:
             raise ConfigError(f"--layer-decay {self.layer_decay}: a factor above 0 and up to 1 (1: one rate)")
 
     @property
-    def _freezing(self) -> list[str]:
+    def frozen_by(self) -> list[str]:
+        """Return the given options that keep the embeddings as they are, one at most."""
         given = {"--train-layers": self.layers is not None, "--gradual": self.gradual, "--lora": self.lora_rank > 0}
         return [name for name, is_given in given.items() if is_given]
-
-    @property
-    def frozen_by(self) -> str | None:
-        """Return the option that keeps the embeddings as they are, if one is given."""
-        return next(iter(self._freezing), None)
 
 
 @dataclass(frozen=True)
