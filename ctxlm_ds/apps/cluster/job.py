@@ -17,25 +17,11 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from pathlib import Path
 
+from ctxlm_ds.apps.cluster import rank_start
 from ctxlm_ds.apps.cluster import slurm_commands as slurm
 from ctxlm_ds.apps.cluster.job_context import JobContext, JobSignals, log, read_context, show
 from ctxlm_ds.apps.cluster.rank_output import OUTPUT_NAME, LogFilter, gather_failures, report
-from ctxlm_ds.apps.cluster.rank_start import (
-    CANCELLED,
-    CUT_SHORT,
-    Outcome,
-    RankStart,
-    begin,
-    finish,
-    fruitless_starts,
-    list_starts,
-    newest_checkpoint,
-    note_cut_short,
-    read_outcome,
-    srun_command,
-    start_srun,
-    step_environment,
-)
+from ctxlm_ds.apps.cluster.rank_start import Outcome, RankStart
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_UNEXPECTED, EXIT_USER_ERROR, ClusterError, ConfigError, CtxlmError
 from ctxlm_ds.process.run_files import read_status
@@ -106,7 +92,7 @@ def refuse_run_of_another(run_dir: Path, own_id: str | None, show: Callable[[str
 
     Without `own_id`, before a job is queued, a job that was queued and is still waiting has it too.
     """
-    newest = next(reversed(list_starts(run_dir)), None)
+    newest = next(reversed(rank_start.list_starts(run_dir)), None)
     job_ids = [] if own_id is not None else [read_status(run_dir).get("submitted")]
     job_ids += [newest.job_id] if newest is not None and not is_completed(run_dir) else []
     for job_id in map(str, filter(None, job_ids)):
@@ -134,12 +120,12 @@ class Supervisor:
         """Return the job's exit status."""
         context, run_dir = self._context, self._run_dir
         if context.in_series and is_completed(run_dir):
-            if (newest_checkpoint(run_dir) or 0) >= context.max_steps:
+            if (rank_start.newest_checkpoint(run_dir) or 0) >= context.max_steps:
                 log(f"{run_dir} is complete; nothing is left for this task of the array")
                 return 0
         elif not context.restarts and not context.in_series:
             refuse_run_of_another(run_dir, context.job_id)
-        for line in note_cut_short(run_dir, context.job_id):
+        for line in rank_start.note_cut_short(run_dir, context.job_id):
             log(line)
         while True:
             start = self._start()
@@ -154,7 +140,7 @@ class Supervisor:
         """Run the ranks to their end and judge it. Raises OSError if the run directory cannot be written."""
         context, signals = self._context, self._signals
         name = f"{JOB_ATTEMPT}{context.job_id}-{context.restarts}-{self._tries}"
-        record = begin(context.run_dir, name, context.job_id, context.node_list)
+        record = rank_start.begin(context.run_dir, name, context.job_id, context.node_list)
         self._tries += 1
         again = f", restart {context.restarts}" if context.restarts else ""
         log(f"start {name} on {context.node_list}{again}; {record.describe()}")
@@ -164,14 +150,14 @@ class Supervisor:
         # Before the user's own option, which wins.
         wait = ["--wait-for-lock", str(WAIT_FOR_LOCK_S)]
         words = [context.settings.python, "-m", "ctxlm_ds.pretrain", *wait, *context.words]
-        command = srun_command(words, context.settings, *context.task_words)
+        command = rank_start.srun_command(words, context.settings, *context.task_words)
         with LogFilter(folder / OUTPUT_NAME, show) as lines:
-            step = start_srun(command, step_environment(context.environ, name, context.nodes[0]))
+            step = rank_start.start_srun(command, rank_start.step_environment(context.environ, name, context.nodes[0]))
             status = self.watch(step, lines.line)
         if status < 0:
             slurm.cancel_steps(context.job_id)
         failures = gather_failures(folder, lines.slurm_lines, lines.held)
-        return RankStart(record, *read_outcome(context, before, status, failures, bool(signals)), failures)
+        return RankStart(record, *rank_start.read_outcome(context, before, status, failures, bool(signals)), failures)
 
     def watch(self, step: subprocess.Popen[str], on_line: Callable[[str], None]) -> int:
         """Return srun's exit status when all its output has been read; negative if a signal ended it.
@@ -218,7 +204,8 @@ class Supervisor:
         context, record = self._context, start.record
         job = slurm.show_job(context.job_id)
         # This start is not on record yet.
-        this_one = record.checkpoint_step == newest_checkpoint(self._run_dir)
+        this_one = record.checkpoint_step == rank_start.newest_checkpoint(self._run_dir)
+        fruitless = rank_start.fruitless_starts(self._run_dir, record)
         return decide(
             start.outcome,
             still_ours=job.restarts <= context.restarts and slurm.still_ours(job),
@@ -227,12 +214,12 @@ class Supervisor:
             or slurm.time_left_s(job, time.time()) < slurm.LEAST_TIME_S,
             broken_nodes=start.outcome is Outcome.FAILED and slurm.has_broken(context.nodes),
             may_continue=context.settings.restarts,
-            gives_up=len(fruitless_starts(self._run_dir, record)) + this_one >= context.settings.max_restarts,
+            gives_up=len(fruitless) + this_one >= context.settings.max_restarts,
         )
 
     def _pause(self, start: RankStart) -> None:
         """Wait before a restart in this allocation, longer with each start without progress, unless a signal comes."""
-        fruitless = len(fruitless_starts(self._run_dir, start.record))
+        fruitless = len(rank_start.fruitless_starts(self._run_dir, start.record))
         delay_s = min(MAX_DELAY_S, self._context.settings.restart_delay_s * DELAY_GROWTH ** max(0, fruitless - 1))
         if delay_s and not self._signals:
             log(f"starting again in {format_duration(delay_s)}")
@@ -267,7 +254,7 @@ class Supervisor:
         except ClusterError as error:
             self._note_failure(start, str(error))
             raise
-        finish(self._run_dir, start.record, REQUEUE, start.why, how)
+        rank_start.finish(self._run_dir, start.record, REQUEUE, start.why, how)
         log(how)
 
     def _put_back(self) -> str:
@@ -288,11 +275,11 @@ class Supervisor:
         """Leave a job that Slurm or a person has requeued or cancelled."""
         if slurm.show_job(self._context.job_id).restarts > self._context.restarts:
             how = "Slurm has requeued the job"
-            finish(self._run_dir, start.record, REQUEUE, start.why, how)
+            rank_start.finish(self._run_dir, start.record, REQUEUE, start.why, how)
             log(f"{start.describe()}; {how}")
         else:
-            self._note_failure(start, CANCELLED)
-            log(f"{start.describe()}; {CANCELLED}; to resume: submit the same command again")
+            self._note_failure(start, rank_start.CANCELLED)
+            log(f"{start.describe()}; {rank_start.CANCELLED}; to resume: submit the same command again")
 
     def _on_term(self) -> None:
         """Put the job back when Slurm ends it at its time limit: SIGKILL may come before the ranks have saved."""
@@ -301,13 +288,14 @@ class Supervisor:
             may_continue = self._context.settings.restarts and job.restarts <= self._context.restarts
             if job.state != "RUNNING" and slurm.still_ours(job) and may_continue:
                 why = f"Slurm ends the job ({job.given('Reason') or 'preempted'})"
-                append_event(self._run_dir, CUT_SHORT, why=why, attempt=list_starts(self._run_dir)[-1].name)
+                attempt = rank_start.list_starts(self._run_dir)[-1].name
+                append_event(self._run_dir, rank_start.CUT_SHORT, why=why, attempt=attempt)
                 log(f"{why}: {self._put_back()}")
         except ClusterError as error:
             log(str(error))
 
     def _give_up(self, start: RankStart) -> None:
-        fruitless = fruitless_starts(self._run_dir, start.record)
+        fruitless = rank_start.fruitless_starts(self._run_dir, start.record)
         self._report(start)
         why = f"gave up: {len(fruitless)} starts in a row made no progress; {start.record.describe()}"
         append_event(self._run_dir, GIVE_UP, why=why, job_id=self._context.job_id)
@@ -325,7 +313,7 @@ class Supervisor:
     def _note_failure(self, start: RankStart, how: str | None = None) -> None:
         first = start.failures[0].rank if start.failures else None
         details = {"exit_status": start.exit_status, "first_rank": first}
-        finish(self._run_dir, start.record, FAILURE, start.why, how, **details)
+        rank_start.finish(self._run_dir, start.record, FAILURE, start.why, how, **details)
 
 
 if __name__ == "__main__":
