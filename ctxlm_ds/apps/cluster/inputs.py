@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.apps.plan.inputs import index_places
+from ctxlm_ds.apps.plan.check_run import index_places, parse_arguments
 from ctxlm_ds.errors import CtxlmError, DataError
 from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.untrusted_json import read_json_object
@@ -82,7 +82,6 @@ def main() -> None:
     """Print the lines for slurm/stage.sh."""
     from ctxlm_ds.apps.cluster.job_context import pretrain_words
     from ctxlm_ds.apps.cluster.sweep import of_task
-    from ctxlm_ds.apps.plan.check_run import parse_arguments
     from ctxlm_ds.recipe.load import load_config
 
     arguments = parse_arguments(pretrain_words(of_task(sys.argv[2:], os.environ)))

@@ -22,8 +22,7 @@ from pathlib import Path
 from ctxlm_ds.apps.cluster.job import refuse_run_of_another
 from ctxlm_ds.apps.cluster.slurm_commands import show_job
 from ctxlm_ds.apps.cluster.sweep import OPTION, RUN_DIR, SWEEP_NAME, SweepTask, read_sweep, tasks_of_array
-from ctxlm_ds.apps.plan.check_run import check_only
-from ctxlm_ds.apps.plan.inputs import input_lines
+from ctxlm_ds.apps.plan.check_run import check_only, input_lines
 from ctxlm_ds.checkpoint.saved_state import read_progress
 from ctxlm_ds.console import at_least, counted, run_command
 from ctxlm_ds.errors import ConfigError

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.apps.plan.inputs import input_lines
+from ctxlm_ds.apps.plan.check_run import input_lines
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.console import aligned
 from ctxlm_ds.errors import ConfigError, KernelError, VerifyError

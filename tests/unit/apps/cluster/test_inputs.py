@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.apps.cluster.inputs import ROOT_NAME, staging_lines
-from ctxlm_ds.apps.plan.inputs import index_places
+from ctxlm_ds.apps.plan.check_run import index_places
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.unit.apps.run_inputs import config_of, rows_of
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.apps.plan.inputs import input_lines
+from ctxlm_ds.apps.plan.check_run import input_lines
 from ctxlm_ds.data.stream.run_datasets import build_run_rows
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.base import build_objective
