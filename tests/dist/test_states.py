@@ -13,7 +13,7 @@ import torch
 
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.apps.plan.plan import Planner
-from ctxlm_ds.apps.plan.states import state_elements
+from ctxlm_ds.apps.plan.states import Partition
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
 from tests.dist.forks import fork_ranks
@@ -83,7 +83,7 @@ def planned(config: RunConfig, user_json: dict[str, Any], world_size: int) -> li
     )  # fmt: skip
     planner = Planner(config, Cluster(find_gpu("A100-80"), 1, world_size), {stage: user_json})
     stages = [
-        state_elements(config.training, config.optimizer, cut.parameters, planner.zero[stage], layout.data)
+        Partition(config.training, config.optimizer, planner.zero[stage], layout.data).state_elements(cut.parameters)
         for cut in planner.stages(layout)
     ]
     names = ("parameters", "gradients", "master", "moments")

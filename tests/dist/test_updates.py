@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.apps.plan.plan import Planner
-from ctxlm_ds.apps.plan.traffic import gradient_bytes, update_bytes
+from ctxlm_ds.apps.plan.states import Partition
 from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
@@ -135,21 +135,22 @@ def test_moved_bytes_are_those_of_the_operations(
     layout = Layout(1, zero_stage=stage, micro_batch_size=micro_batch_size)
     planner = Planner(config, Cluster(find_gpu("H100"), 1, 1), {stage: user_json})
     (cut,) = planner.stages(layout)
-    sizes, zero = cut.parameters, planner.zero[stage]
-    planned_gradients = gradient_bytes(config.training, sizes, zero, 1, GLOBAL_BATCH // micro_batch_size)
+    sizes, partition = cut.parameters, Partition(config.training, config.optimizer, planner.zero[stage], 1)
+    planned_gradients = partition.gradient_bytes(sizes, GLOBAL_BATCH // micro_batch_size)
     # DeepSpeed divides an empty bucket by a number.
     assert planned_gradients == pytest.approx(gradients, rel=error, abs=8)
-    assert update_bytes(config.training, config.optimizer, sizes, zero, 1) == pytest.approx(update, rel=error)
+    assert partition.update_bytes(sizes) == pytest.approx(update, rel=error)
 
 
 def test_ranks_share_the_update_and_not_the_sums() -> None:
     config, user_json = config_of("bf16", "adamw", 4), {"zero_optimization": {"stage": 1}}
     planner = Planner(config, Cluster(find_gpu("H100"), 1, 2), {1: user_json})
     (cut,) = planner.stages(Layout(2, micro_batch_size=4))
-    training, sizes, zero = config.training, cut.parameters, planner.zero[1]
-    planned_gradients = gradient_bytes(training, sizes, zero, 2, 2)
+    one, two = (Partition(config.training, config.optimizer, planner.zero[1], ranks) for ranks in (1, 2))
+    sizes = cut.parameters
+    planned_gradients = two.gradient_bytes(sizes, 2)
     for found in fork_ranks(count_in_step, 2, config, user_json, timeout_s=120):
-        assert update_bytes(training, config.optimizer, sizes, zero, 2) == pytest.approx(found[1], rel=0.01)
+        assert two.update_bytes(sizes) == pytest.approx(found[1], rel=0.01)
         # gloo's reduce-scatter and the average of the own partition are not counted.
         assert planned_gradients == pytest.approx(found[0], rel=0.5)
-        assert planned_gradients == gradient_bytes(training, sizes, zero, 1, 2)
+        assert planned_gradients == one.gradient_bytes(sizes, 2)

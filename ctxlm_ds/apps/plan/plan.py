@@ -9,18 +9,8 @@ from itertools import chain, pairwise
 from typing import Any
 
 from ctxlm_ds.apps.plan.layouts import BYTES, Layout
-from ctxlm_ds.apps.plan.states import (
-    FLOAT,
-    StageParameters,
-    buffer_bytes,
-    local_elements,
-    stage_parameters,
-    uses_bf16_optimizer,
-    workspace_bytes,
-)
-from ctxlm_ds.apps.plan.states import state_elements as count_states
+from ctxlm_ds.apps.plan.states import FLOAT, Message, Partition, StageParameters, local_elements, stage_parameters
 from ctxlm_ds.apps.plan.timing import StageLayer, StageLoad, StepTime, StepTimer
-from ctxlm_ds.apps.plan.traffic import Message, data_messages
 from ctxlm_ds.models.layers import repeated_layers
 from ctxlm_ds.models.meter import CUDA, Platform
 from ctxlm_ds.models.stages import blocks_per_stage, layer_parameters, plan_stages
@@ -130,18 +120,21 @@ class Planner:
             config = config.with_values(section, **values)
         return config
 
+    def _partition(self, layout: Layout) -> Partition:
+        config = self.recipe_of(layout)
+        return Partition(config.training, config.optimizer, self.zero[layout.zero_stage], layout.replicas)
+
     def weigh(self, layout: Layout) -> Plan:
         """Return memory, traffic and time of a layout that recipe/layout.py accepts."""
-        config, zero = self.recipe_of(layout), self.zero[layout.zero_stage]
+        partition = self._partition(layout)
+        training = partition.training
         loads = [self.load(layout, index) for index in self._telling_stages(layout)]
-        time = StepTimer(
-            config.training, config.optimizer, layout, zero, self.cluster, self.platform.keeps_scores
-        ).step(loads)
+        time = StepTimer(partition, layout, self.cluster, self.platform.keeps_scores).step(loads)
         busiest = max(loads, key=lambda load: sum(message.wire_bytes for message in load.messages))
-        peak = self.cluster.gpu.flops_per_s(config.training.precision) * layout.world_size
+        peak = self.cluster.gpu.flops_per_s(training.precision) * layout.world_size
         # A smaller step of a ramp has fewer micro-batches.
         micro_batches_s = time.compute + time.tensor + time.context + time.pipeline
-        run_s = time.total * config.training.max_steps - micro_batches_s * self._missing_steps
+        run_s = time.total * training.max_steps - micro_batches_s * self._missing_steps
         return Plan(
             layout=layout,
             memory=self.memory(layout),
@@ -205,24 +198,23 @@ class Planner:
 
     def load(self, layout: Layout, index: int) -> StageLoad:
         """Collect layers, parameters and messages of pipeline stage `index`."""
-        config, stage, zero = self.recipe_of(layout), self.stages(layout)[index], self.zero[layout.zero_stage]
-        measured = self._measure(layout)
+        partition, stage, measured = self._partition(layout), self.stages(layout)[index], self._measure(layout)
         layers = self._stage_layers(measured, layout.recompute, stage)
-        times = layout.num_micro_batches(config.training.global_batch_size)
+        times = layout.num_micro_batches(partition.training.global_batch_size)
         works = [(layer.run.at(layout.micro_batch_size), count) for layer, count in layers.items()]
         here, everywhere = self._tied(stage.start, stage.stop), self._tied(0, len(self.layers))
         used_twice = [size for key, count in here.items() if count > 1 for size in self._elements(layout, key)]
-        messages = data_messages(config.training, layout, stage.parameters, zero, used_twice)
+        messages = partition.messages(layout, stage.parameters, used_twice)
         for name, (axis, operation) in SENT.items():
             if size := times * sum(n * getattr(work, name) for work, n in works):
                 messages.append(Message(axis, operation, size, getattr(layout, axis)))
-        if moved := sent_bytes(stage.parameters.matrices, zero.stage, layout.replicas, layout.tensor):
+        if moved := sent_bytes(stage.parameters.matrices, layout.zero_stage, layout.replicas, layout.tensor):
             messages.append(Message("data", "send", moved, layout.replicas * layout.tensor, "matrices"))
         if layout.pipeline > 1:
             with_gradient, without_gradient = self._crossing(layout, measured, stage)
             messages.append(Message("pipeline", "send", times * (with_gradient + without_gradient), 2, "tensors"))
             messages.append(Message("pipeline", "send", times * with_gradient, 2, "gradients"))
-            each = BYTES[config.training.grad_accum_dtype]
+            each = BYTES[partition.training.grad_accum_dtype]
             for elements in (sum(self._elements(layout, key)) for key in here if here[key] < everywhere[key]):
                 messages.append(Message("pipeline", "all_reduce", each * elements, 2, "tied layer"))
         collectives = sum(n * work.collectives for work, n in works)
@@ -251,23 +243,22 @@ class Planner:
         return [local_elements(self.model, name, layout.tensor, multiple) for name in self.names[number]]
 
     def _stage_memory(self, layout: Layout, index: int) -> Memory:
-        config, stage = self.recipe_of(layout), self.stages(layout)[index]
-        zero, parameters = self.zero[layout.zero_stage], stage.parameters
-        elements = count_states(config.training, config.optimizer, parameters, zero, layout.replicas)
-        backward, update = buffer_bytes(config.training, parameters, zero, layout.replicas)
-        if self.platform.device == "cpu" and uses_bf16_optimizer(config.training, zero):
+        partition, stage, teacher = self._partition(layout), self.stages(layout)[index], self.config.teacher
+        parameters, training = stage.parameters, partition.training
+        elements = partition.state_elements(parameters)
+        backward, update = partition.buffer_bytes(parameters)
+        if self.platform.device == "cpu" and partition.uses_bf16_optimizer:
             # Bf16Optimizer.waits_for_second
-            several = layout.num_micro_batches(config.training.global_batch_size) > 1
+            several = layout.num_micro_batches(training.global_batch_size) > 1
             backward += BYTES["bf16"] * parameters.num_elements * several
-        update += workspace_bytes(config.optimizer, parameters, zero, layout.replicas)
-        copies = config.optimizer.matrix_copies
-        update += update_bytes(parameters.matrices, copies, zero.stage, layout.replicas, layout.tensor)
+        update += partition.workspace_bytes(parameters)
+        copies = partition.optimizer.matrix_copies
+        update += update_bytes(parameters.matrices, copies, layout.zero_stage, layout.replicas, layout.tensor)
         activations, workspace = self._activations(layout, stage)
-        precision = config.training.precision
-        frozen = BYTES[precision if config.teacher.precision == "run" else config.teacher.precision]
+        frozen = partition.weight if teacher.precision == "run" else BYTES[teacher.precision]
         return Memory(
-            parameters=BYTES[precision] * elements.parameters + frozen * parameters.frozen,
-            gradients=BYTES[config.training.grad_accum_dtype] * elements.gradients,
+            parameters=partition.weight * elements.parameters + frozen * parameters.frozen,
+            gradients=BYTES[training.grad_accum_dtype] * elements.gradients,
             optimizer=FLOAT * (elements.master + elements.moments),
             activations=activations,
             buffers=max(workspace + backward, update - activations),

@@ -16,13 +16,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ctxlm_ds.apps.plan.layouts import Layout
-from ctxlm_ds.apps.plan.states import FLOAT, StageParameters, uses_bf16_optimizer
-from ctxlm_ds.apps.plan.traffic import Message, gradient_bytes, optimizer_bytes, update_bytes
+from ctxlm_ds.apps.plan.states import FLOAT, Message, Partition, StageParameters
 from ctxlm_ds.models.meter import Product
 from ctxlm_ds.recipe.hardware import Cluster
-from ctxlm_ds.recipe.json_source import ZeroSettings
-from ctxlm_ds.recipe.schema import TrainingConfig
-from ctxlm_ds.recipe.sections import OptimizerSection
 from ctxlm_ds.training.measure import BACKWARD_FACTOR, LayerWork
 
 HALF_FILLING_WIDTH = 128
@@ -101,17 +97,15 @@ class StageLoad:
 class StepTimer:
     """Predicts the seconds of a step of one layout."""
 
-    training: TrainingConfig
-    optimizer: OptimizerSection
+    partition: Partition
     layout: Layout
-    zero: ZeroSettings
     cluster: Cluster
     keeps_scores: bool = False
     """True if attention writes its s x s matrices (published runs before FlashAttention)."""
 
     @property
     def micro_batches(self) -> int:
-        return self.layout.num_micro_batches(self.training.global_batch_size)
+        return self.layout.num_micro_batches(self.partition.training.global_batch_size)
 
     def step(self, stages: Sequence[StageLoad]) -> StepTime:
         parts = [self._micro_batch(stage) for stage in stages]
@@ -147,12 +141,12 @@ class StepTimer:
         """Return the seconds of a layer's forward and backward pass."""
         rows, forwards = self.layout.micro_batch_size, 2 if layer.again else 1
         passes = forwards + (0 if layer.frozen else BACKWARD_FACTOR)
-        gpu = self.cluster.gpu
-        speed = gpu.flops_per_s(self.training.precision) * gpu.matrix_efficiency
+        gpu, training = self.cluster.gpu, self.partition.training
+        speed = gpu.flops_per_s(training.precision) * gpu.matrix_efficiency
         products_s = sum(_slowdown(product) * product.computed / speed for product in layer.plain.products(rows))
         work = layer.plain.at(rows)
         moved: float = forwards * work.forward_bytes + work.backward_bytes
-        moved *= COMPILED_SHARE if self.training.compile and layer.repeated else 1.0
+        moved *= COMPILED_SHARE if training.compile and layer.repeated else 1.0
         if self.keeps_scores:
             moved += passes * SCORE_BYTES * work.scores
         seconds = passes * products_s + moved / self.cluster.memory_bytes_per_s
@@ -165,7 +159,7 @@ class StepTimer:
         one micro-batch in stage 1), but not in a pipeline, with the BF16_Optimizer or in stage 0. Forward and backward
         passes hide stage 3's gathers. Stages 1 and 2 gather after the update.
         """
-        layout, zero = self.layout, self.zero
+        layout, zero = self.layout, self.partition.zero
         if layout.replicas == 1:
             return 0.0
         speed = self.cluster.ring_bytes_per_s(layout.replicas, layout.tensor)
@@ -173,7 +167,7 @@ class StepTimer:
         if zero.stage == 3:
             hidden = self.micro_batches * micro_batch_s if zero.overlap_comm else 0.0
             return max(0.0, gradients + weights - hidden) + COLLECTIVE_LATENCY_S
-        reduces_late = zero.stage == 0 or uses_bf16_optimizer(self.training, zero) or layout.pipeline > 1
+        reduces_late = zero.stage == 0 or self.partition.uses_bf16_optimizer or layout.pipeline > 1
         backward = micro_batch_s * BACKWARD_FACTOR / (1 + BACKWARD_FACTOR + layout.recompute)
         hidden = 0.0 if reduces_late or not zero.overlap_comm else backward
         hidden *= self.micro_batches if zero.stage == 2 else 1
@@ -184,14 +178,13 @@ class StepTimer:
 
         An offloaded optimizer takes the seconds of PCIe and of the update in CPU memory.
         """
-        parameters, zero, ranks = stage.parameters, self.zero, self.layout.replicas
-        summed = gradient_bytes(self.training, parameters, zero, ranks, self.micro_batches)
-        summed_s = summed / self.cluster.memory_bytes_per_s
-        if zero.offload_optimizer:
+        parameters, partition, ranks = stage.parameters, self.partition, self.layout.replicas
+        summed_s = partition.gradient_bytes(parameters, self.micro_batches) / self.cluster.memory_bytes_per_s
+        if partition.zero.offload_optimizer:
             share = parameters.padded(ranks) // ranks
-            updated_s = optimizer_bytes(self.optimizer, parameters, zero, ranks) / CPU_UPDATE_BYTES_PER_S
+            updated_s = partition.optimizer_bytes(parameters) / CPU_UPDATE_BYTES_PER_S
             return summed_s + share * 2 * FLOAT / PCIE_BYTES_PER_S + updated_s
-        updated = update_bytes(self.training, self.optimizer, parameters, zero, ranks)
+        updated = partition.update_bytes(parameters)
         return summed_s + updated / self.cluster.memory_bytes_per_s + self._orthogonalize(stage)
 
     def _orthogonalize(self, stage: StageLoad) -> float:

@@ -8,7 +8,7 @@ import pytest
 
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.apps.plan.plan import Plan, Planner
-from ctxlm_ds.apps.plan.states import StageParameters, workspace_bytes
+from ctxlm_ds.apps.plan.states import Partition, StageParameters
 from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
@@ -52,9 +52,11 @@ def test_adafactors_update_holds_the_largest_matrix_twice(stage: int, offload: s
     zero = {"stage": stage, "offload_optimizer": {"device": offload}}
     settings = ZeroSettings.of_json({"zero_optimization": zero}, 8)
     parameters = StageParameters((Counter({1000: 3}), Counter({8: 2})))
-    assert workspace_bytes(config.optimizer, parameters, settings, 1) == (8 * 1000 if elements else 0)
-    assert workspace_bytes(config.optimizer, parameters, settings, 16) == 8 * elements
-    assert workspace_bytes(load_config("bert-base").optimizer, parameters, settings, 1) == 0
+    alone, shared = (Partition(config.training, config.optimizer, settings, ranks) for ranks in (1, 16))
+    assert alone.workspace_bytes(parameters) == (8 * 1000 if elements else 0)
+    assert shared.workspace_bytes(parameters) == 8 * elements
+    other = load_config("bert-base").optimizer
+    assert Partition(config.training, other, settings, 1).workspace_bytes(parameters) == 0
 
 
 def test_days_and_utilisation_follow_from_the_step() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ctxlm_ds.apps.plan.states import StageParameters, workspace_bytes
+from ctxlm_ds.apps.plan.states import Partition, StageParameters
 from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.load import load_config
@@ -66,7 +66,7 @@ def test_an_update_holds_what_is_counted(name: str, stage: int) -> None:
     if stage:  # one partition of each group
         groups = [[sum(group) // ranks] for group in groups]
     settings = ZeroSettings.of_json({"zero_optimization": {"stage": stage}}, 8)
-    counted = workspace_bytes(config.optimizer, parameters, settings, ranks)
+    counted = Partition(config.training, config.optimizer, settings, ranks).workspace_bytes(parameters)
     assert counted <= held_by_an_update(name, groups) <= counted + 500
 
 
@@ -75,6 +75,5 @@ def test_other_updates_hold_nothing_more() -> None:
     for name, device in (("adamw", "none"), ("lamb", "cpu")):
         config = load_config("bert-base", [f"optimizer.name={name}"])
         zero = {"stage": 1, "offload_optimizer": {"device": device}}
-        assert (
-            workspace_bytes(config.optimizer, parameters, ZeroSettings.of_json({"zero_optimization": zero}, 8), 4) == 0
-        )
+        settings = ZeroSettings.of_json({"zero_optimization": zero}, 8)
+        assert Partition(config.training, config.optimizer, settings, 4).workspace_bytes(parameters) == 0

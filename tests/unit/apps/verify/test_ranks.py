@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from ctxlm_ds.apps.plan.states import Message
 from ctxlm_ds.apps.plan.timing import StageLoad
-from ctxlm_ds.apps.plan.traffic import Message
 from ctxlm_ds.apps.verify import parts
 from ctxlm_ds.parallel.context import CONTEXT
 from ctxlm_ds.recipe.json_source import load_deepspeed_json
