@@ -15,31 +15,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ctxlm_ds.apps.downstream import results
 from ctxlm_ds.apps.downstream.examples import read_files
-from ctxlm_ds.apps.downstream.features.options import (
-    GRID,
-    NOT_NEGATIVE,
-    POSITIVE,
-    SHARE,
-    add_features,
-    check_options,
-    recorded_options,
-)
+from ctxlm_ds.apps.downstream.features import options
+from ctxlm_ds.apps.downstream.features.options import NOT_NEGATIVE, POSITIVE, SHARE
 from ctxlm_ds.apps.downstream.kinds.entries import CRF_FORM, GPT1_FORM, TEXT_FORM
 from ctxlm_ds.apps.downstream.metrics import check_packages
-from ctxlm_ds.apps.downstream.results import (
-    PUBLISHED,
-    RESULT_NAME,
-    FitSettings,
-    Point,
-    Tuning,
-    grid_points,
-    is_done,
-    read_results,
-    result_rows,
-    summarize,
-    write_report,
-)
+from ctxlm_ds.apps.downstream.results import FitSettings, Point, Tuning
 from ctxlm_ds.apps.downstream.task import TaskDescription, data_folder, load_task
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import aligned, at_least, counted, logger, program, run_command, setup_logging
@@ -73,9 +55,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     _add_forms(parser)
     _add_grid(parser)
     _add_tuning(parser)
-    add_features(parser)
+    options.add_features(parser)
     arguments = parser.parse_args(argv)
-    check_options(parser, arguments)
+    options.check_options(parser, arguments)
     return arguments
 
 
@@ -148,27 +130,27 @@ def main(argv: Sequence[str] | None = None) -> None:
         "settings": asdict(settings),
         "max_train_examples": arguments.max_train_examples,
         "words": [arguments.train_on, arguments.read_from],
-        **recorded_options(arguments),
+        **options.recorded_options(arguments),
     }
     if form[0] is not None:
         wanted["form"] = list(form)
     folders = {point: Path(arguments.output) / "points" / point.name for point in _points(arguments, task)}
-    missing = {point: folder for point, folder in folders.items() if not is_done(folder, wanted)}
+    missing = {point: folder for point, folder in folders.items() if not results.is_done(folder, wanted)}
     if len(missing) < len(folders):
         logger.info("%s of %d have a result already", counted(len(folders) - len(missing), "point"), len(folders))
     if missing:
         _run_points(arguments, task, form, settings, missing, wanted)
     if int(os.environ.get("RANK", "0")) != 0:
         return
-    results = read_results(arguments.output, wanted)
+    points = results.read_results(arguments.output, wanted)
     summary = {"task": name, "model": str(source), "published": task.published}
     summary |= {"random": arguments.random, "max_train_examples": arguments.max_train_examples}
     if arguments.features is not None:
         summary["method"] = f"frozen vectors, layers {arguments.layers}"
-    summary |= summarize(results, task.judged_by[0])
-    write_text(arguments.output / RESULT_NAME, json.dumps(summary, indent=1) + "\n")
-    write_report(arguments.output, task, summary, results)
-    sys.stdout.write("\n".join(aligned(result_rows(summary))) + "\n")
+    summary |= results.summarize(points, task.judged_by[0])
+    write_text(arguments.output / results.RESULT_NAME, json.dumps(summary, indent=1) + "\n")
+    results.write_report(arguments.output, task, summary, points)
+    sys.stdout.write("\n".join(aligned(results.result_rows(summary))) + "\n")
     models = "points/*/model" if arguments.save_model else "no model was kept (--save-model keeps it)"
     logger.info("%s: report.html, metrics.json, points/*/dev_predictions.jsonl; %s", arguments.output, models)
 
@@ -177,13 +159,13 @@ def _points(arguments: argparse.Namespace, task: TaskDescription) -> list[Point]
     given = {name: getattr(arguments, name) for name in DEFAULT_GRID if getattr(arguments, name)}
     if given and arguments.published_grid:
         raise ConfigError(f"--published-grid and --{next(iter(given)).replace('_', '-')} exclude each other")
-    default: dict[str, Any] = DEFAULT_GRID if arguments.features is None else GRID
+    default: dict[str, Any] = DEFAULT_GRID if arguments.features is None else options.GRID
     if default is DEFAULT_GRID and not arguments.published_grid and not arguments.epochs:
         examples = len(read_files(task, arguments.data).train[: arguments.max_train_examples])
         steps = math.ceil(examples / max((default | given)["batch_sizes"]))
         default = default | {"epochs": [float(max(3, min(MOST_EPOCHS, math.ceil(FEW_STEPS / steps))))]}
-    grid: dict[str, Any] = PUBLISHED if arguments.published_grid else default | given
-    points = grid_points(grid["batch_sizes"], grid["learning_rates"], grid["epochs"], arguments.seeds)
+    grid: dict[str, Any] = results.PUBLISHED if arguments.published_grid else default | given
+    points = results.grid_points(grid["batch_sizes"], grid["learning_rates"], grid["epochs"], arguments.seeds)
     if arguments.point is None:
         return points
     if arguments.point >= len(points):

@@ -12,16 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ctxlm_ds.apps.downstream import results
 from ctxlm_ds.apps.downstream.prompt_task import PromptDescription, draw_examples, load_prompt
-from ctxlm_ds.apps.downstream.results import (
-    RESULT_NAME,
-    is_done,
-    prediction_rows,
-    read_results,
-    result_rows,
-    summarize,
-    write_point,
-)
 from ctxlm_ds.apps.downstream.task import TaskDescription, data_folder, load_task
 from ctxlm_ds.atomic import output_folder, write_text
 from ctxlm_ds.console import aligned, at_least, counted, logger, setup_logging
@@ -58,14 +50,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     }  # fmt: skip
     seeds = arguments.seeds if arguments.shots else [0]
     folders = {seed: arguments.output / "points" / f"shots{arguments.shots}-seed{seed}" for seed in seeds}
-    missing = {seed: folder for seed, folder in folders.items() if not is_done(folder, wanted)}
+    missing = {seed: folder for seed, folder in folders.items() if not results.is_done(folder, wanted)}
     if missing:
         answer(arguments, task, prompt, missing, wanted)
-    found = summarize(read_results(arguments.output, wanted), task.judged_by[0], ("shots",))
+    found = results.summarize(results.read_results(arguments.output, wanted), task.judged_by[0], ("shots",))
     method = f"{counted(found['chosen']['shots'], 'shot')}{', calibrated' if arguments.calibrate else ''}"
     summary = {"task": name, "model": str(arguments.model), "method": method, "published": task.published, **found}
-    write_text(arguments.output / RESULT_NAME, json.dumps(summary, indent=1) + "\n")
-    print("\n".join(aligned(result_rows(summary, {"shots": "shots"}))))
+    write_text(arguments.output / results.RESULT_NAME, json.dumps(summary, indent=1) + "\n")
+    print("\n".join(aligned(results.result_rows(summary, {"shots": "shots"}))))
 
 
 def answer(
@@ -92,4 +84,4 @@ def answer(
                   "point": {"shots": arguments.shots, "seed": seed}, "dev": scores,
                   "most_frequent": kind.most_frequent(parts.train, parts.dev)}  # fmt: skip
         with output_folder(folder) as partial:
-            write_point(partial, wanted, result, {"dev": prediction_rows(kind, predictions, parts.dev)})
+            results.write_point(partial, wanted, result, {"dev": results.prediction_rows(kind, predictions, parts.dev)})

@@ -59,31 +59,24 @@ def show_objective(args: argparse.Namespace) -> None:
 def inspect() -> None:
     args = parse_inspection()
     setup_logging()
-    from ctxlm_ds.data.dataset.inspection import (
-        count_unknown,
-        describe,
-        open_tokenizer,
-        show_documents,
-        unknown_advice,
-        verify_dataset,
-    )
+    from ctxlm_ds.data.dataset import inspection
     from ctxlm_ds.data.dataset.reader import IndexedDataset
 
     dataset = IndexedDataset(args.prefix)
-    print("\n".join(describe(dataset)))
-    tokenizer = open_tokenizer(dataset, args.tokenizer) if args.tokenizer or args.show else None
-    if (found := count_unknown(dataset, tokenizer)) is not None:
+    print("\n".join(inspection.describe(dataset)))
+    tokenizer = inspection.open_tokenizer(dataset, args.tokenizer) if args.tokenizer or args.show else None
+    if (found := inspection.count_unknown(dataset, tokenizer)) is not None:
         unknown, tokens = found
         print(f"unknown       {unknown:,} of {tokens:,} tokens ({unknown / max(1, tokens):.2%})")
-        if advice := unknown_advice(unknown, tokens, dataset.metadata):
+        if advice := inspection.unknown_advice(unknown, tokens, dataset.metadata):
             logger.warning("%s: %s", args.prefix, advice)
     if args.verify or args.write_manifest:
-        for proof in verify_dataset(dataset, args.tokenizer, args.write_manifest):
+        for proof in inspection.verify_dataset(dataset, args.tokenizer, args.write_manifest):
             print(f"verified      {proof}")
     if args.objective:
         show_objective(args)
     elif args.show:
-        for line in show_documents(dataset, tokenizer, args.show, args.first):
+        for line in inspection.show_documents(dataset, tokenizer, args.show, args.first):
             print(line)
 
 
