@@ -80,8 +80,7 @@ def _finished_indexes(places: Iterable[IndexPlace | CtxlmError]) -> dict[Path, s
 
 def main() -> None:
     """Print the lines for slurm/stage.sh."""
-    from ctxlm_ds.apps.cluster.job_context import pretrain_words
-    from ctxlm_ds.apps.cluster.sweep import of_task
+    from ctxlm_ds.apps.cluster.job_context import of_task, pretrain_words
     from ctxlm_ds.recipe.load import load_config
 
     arguments = parse_arguments(pretrain_words(of_task(sys.argv[2:], os.environ)))

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ctxlm_ds.apps.cluster.job_context import SWEEP_NAME
 from ctxlm_ds.apps.cluster.slurm_commands import call
-from ctxlm_ds.apps.cluster.sweep import SWEEP_NAME
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, verify
 from ctxlm_ds.console import aligned, format_duration

@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 
 from ctxlm_ds.apps.cluster.job import refuse_run_of_another
+from ctxlm_ds.apps.cluster.job_context import RUN_DIR, SWEEP_NAME, SWEEP_OPTION, SweepTask, read_sweep, tasks_of_array
 from ctxlm_ds.apps.cluster.slurm_commands import show_job
-from ctxlm_ds.apps.cluster.sweep import OPTION, RUN_DIR, SWEEP_NAME, SweepTask, read_sweep, tasks_of_array
 from ctxlm_ds.apps.plan.check_run import check_only, input_lines
 from ctxlm_ds.checkpoint.saved_state import read_progress
 from ctxlm_ds.console import at_least, counted, run_command
@@ -43,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command; what it does not know is sbatch's."""
     parser = argparse.ArgumentParser(
         prog=f"{sys.argv[0]}" if sys.argv[0].startswith("ctxlm ") else "ctxlm submit",
-        usage="%(prog)s RECIPE [OPTIONS] [--OPTION=VALUE of sbatch ...]",
+        usage="%(prog)s RECIPE [OPTIONS] [--SWEEP_OPTION=VALUE of sbatch ...]",
         description=__doc__,
         allow_abbrev=False,
         parents=[_sizes_parser()],
@@ -195,7 +195,7 @@ def _job_words(args: argparse.Namespace, run_dir: Path, tasks: list[SweepTask], 
     log = str(run_dir).replace("%", "%%") + ("/%a/slurm-%A.log" if tasks else "/slurm-%j.log")
     words = [f"--job-name={run_dir.name}", f"--output={log}", *job, args.recipe]
     words += [] if args.deepspeed_config is None else ["--deepspeed_config", args.deepspeed_config]
-    words += [OPTION, str(run_dir / SWEEP_NAME)] if tasks else []
+    words += [SWEEP_OPTION, str(run_dir / SWEEP_NAME)] if tasks else []
     return [*words, "--set", *args.set] if args.set else words
 
 

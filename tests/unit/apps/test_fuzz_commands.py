@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.apps.cluster import run_status, submit
+from ctxlm_ds.apps.cluster.job_context import read_sweep, tasks_of_array
 from ctxlm_ds.apps.cluster.rank_start import list_starts, note_cut_short
-from ctxlm_ds.apps.cluster.sweep import read_sweep, tasks_of_array
 from ctxlm_ds.apps.init import command as init
 from ctxlm_ds.apps.report import run_report
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, step_name

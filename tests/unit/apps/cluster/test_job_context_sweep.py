@@ -1,4 +1,4 @@
-"""ctxlm_ds.apps.cluster.sweep: which settings a task of an array has."""
+"""Sweeps of ctxlm_ds.apps.cluster.job_context: which settings a task of an array has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.cluster.sweep import MAX_TASKS, of_task, read_sweep, tasks_of_array
+from ctxlm_ds.apps.cluster.job_context import MAX_TASKS, of_task, read_sweep, tasks_of_array
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.load import load_config
 
