@@ -24,17 +24,8 @@ from ctxlm_ds.apps.cluster.rank_output import OUTPUT_NAME, LogFilter, gather_fai
 from ctxlm_ds.apps.cluster.rank_start import Outcome, RankStart
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_UNEXPECTED, EXIT_USER_ERROR, ClusterError, ConfigError, CtxlmError
+from ctxlm_ds.process import run_history as history
 from ctxlm_ds.process.run_files import read_status
-from ctxlm_ds.process.run_history import (
-    ATTEMPTS_DIR,
-    FAILURE,
-    GIVE_UP,
-    JOB_ATTEMPT,
-    REQUEUE,
-    append_event,
-    is_completed,
-    read_history,
-)
 
 DELAY_GROWTH, MAX_DELAY_S = 4.0, 600.0
 WAIT_FOR_LOCK_S = 180
@@ -94,7 +85,7 @@ def refuse_run_of_another(run_dir: Path, own_id: str | None, show: Callable[[str
     """
     newest = next(reversed(rank_start.list_starts(run_dir)), None)
     job_ids = [] if own_id is not None else [read_status(run_dir).get("submitted")]
-    job_ids += [newest.job_id] if newest is not None and not is_completed(run_dir) else []
+    job_ids += [newest.job_id] if newest is not None and not history.is_completed(run_dir) else []
     for job_id in map(str, filter(None, job_ids)):
         with contextlib.suppress(ClusterError):  # Slurm has forgotten it
             job = show(job_id)
@@ -119,7 +110,7 @@ class Supervisor:
     def run(self) -> int:
         """Return the job's exit status."""
         context, run_dir = self._context, self._run_dir
-        if context.in_series and is_completed(run_dir):
+        if context.in_series and history.is_completed(run_dir):
             if (rank_start.newest_checkpoint(run_dir) or 0) >= context.max_steps:
                 log(f"{run_dir} is complete; nothing is left for this task of the array")
                 return 0
@@ -139,14 +130,14 @@ class Supervisor:
     def _start(self) -> RankStart:
         """Run the ranks to their end and judge it. Raises OSError if the run directory cannot be written."""
         context, signals = self._context, self._signals
-        name = f"{JOB_ATTEMPT}{context.job_id}-{context.restarts}-{self._tries}"
+        name = f"{history.JOB_ATTEMPT}{context.job_id}-{context.restarts}-{self._tries}"
         record = rank_start.begin(context.run_dir, name, context.job_id, context.node_list)
         self._tries += 1
         again = f", restart {context.restarts}" if context.restarts else ""
         log(f"start {name} on {context.node_list}{again}; {record.describe()}")
         if signals:
             return RankStart(record, Outcome.STOPPED, f"{signals.name} came before the start", 0)
-        folder, before = context.run_dir / ATTEMPTS_DIR / name, len(read_history(context.run_dir))
+        folder, before = context.run_dir / history.ATTEMPTS_DIR / name, len(history.read_history(context.run_dir))
         # Before the user's own option, which wins.
         wait = ["--wait-for-lock", str(WAIT_FOR_LOCK_S)]
         words = [context.settings.python, "-m", "ctxlm_ds.pretrain", *wait, *context.words]
@@ -254,7 +245,7 @@ class Supervisor:
         except ClusterError as error:
             self._note_failure(start, str(error))
             raise
-        rank_start.finish(self._run_dir, start.record, REQUEUE, start.why, how)
+        rank_start.finish(self._run_dir, start.record, history.REQUEUE, start.why, how)
         log(how)
 
     def _put_back(self) -> str:
@@ -275,7 +266,7 @@ class Supervisor:
         """Leave a job that Slurm or a person has requeued or cancelled."""
         if slurm.show_job(self._context.job_id).restarts > self._context.restarts:
             how = "Slurm has requeued the job"
-            rank_start.finish(self._run_dir, start.record, REQUEUE, start.why, how)
+            rank_start.finish(self._run_dir, start.record, history.REQUEUE, start.why, how)
             log(f"{start.describe()}; {how}")
         else:
             self._note_failure(start, rank_start.CANCELLED)
@@ -289,7 +280,7 @@ class Supervisor:
             if job.state != "RUNNING" and slurm.still_ours(job) and may_continue:
                 why = f"Slurm ends the job ({job.given('Reason') or 'preempted'})"
                 attempt = rank_start.list_starts(self._run_dir)[-1].name
-                append_event(self._run_dir, rank_start.CUT_SHORT, why=why, attempt=attempt)
+                history.append_event(self._run_dir, rank_start.CUT_SHORT, why=why, attempt=attempt)
                 log(f"{why}: {self._put_back()}")
         except ClusterError as error:
             log(str(error))
@@ -298,14 +289,14 @@ class Supervisor:
         fruitless = rank_start.fruitless_starts(self._run_dir, start.record)
         self._report(start)
         why = f"gave up: {len(fruitless)} starts in a row made no progress; {start.record.describe()}"
-        append_event(self._run_dir, GIVE_UP, why=why, job_id=self._context.job_id)
+        history.append_event(self._run_dir, history.GIVE_UP, why=why, job_id=self._context.job_id)
         log(why)
         for event in fruitless:
             show(f"  {event.get('attempt')}: {event.get('why')}")
-        show(f"evidence of each is in {self._run_dir / ATTEMPTS_DIR}; fix the cause and submit again")
+        show(f"evidence of each is in {self._run_dir / history.ATTEMPTS_DIR}; fix the cause and submit again")
 
     def _report(self, start: RankStart) -> None:
-        for line in report(start.failures, self._run_dir / ATTEMPTS_DIR / start.record.name):
+        for line in report(start.failures, self._run_dir / history.ATTEMPTS_DIR / start.record.name):
             show(line)
         if not start.failures:
             show(f"error: {start.why}")
@@ -313,7 +304,7 @@ class Supervisor:
     def _note_failure(self, start: RankStart, how: str | None = None) -> None:
         first = start.failures[0].rank if start.failures else None
         details = {"exit_status": start.exit_status, "first_rank": first}
-        rank_start.finish(self._run_dir, start.record, FAILURE, start.why, how, **details)
+        rank_start.finish(self._run_dir, start.record, history.FAILURE, start.why, how, **details)
 
 
 if __name__ == "__main__":
