@@ -17,7 +17,6 @@ from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import Tensors, export_of
 from ctxlm_ds.export.hf_config import OTHER_TOKENIZER, to_hf_config
 from ctxlm_ds.export.huggingface import Conversion
-from ctxlm_ds.export.key_maps import WeightSource
 from ctxlm_ds.export.safetensors_files import write_model
 from ctxlm_ds.export.verify import verify_folder
 from ctxlm_ds.export.weights import IMPORT_RECORD, check_source
@@ -48,11 +47,6 @@ class ForeignWeights:
         with_sentences = "heads.nsp_classifier.weight" in self.tensors
         return ("predicted_logits", "sentence_logits") if with_sentences else ("predicted_logits",)
 
-    @property
-    def source(self) -> WeightSource:
-        """The parameters for those that read them by name."""
-        return Tensors(dict(self.tensors))
-
 
 def write_plain_folder(weights: ForeignWeights, tokenizer: Tokenizer, output: Path) -> Conversion:
     """Write weights, config and tokenizer as a folder that transformers loads; it appears when its logits are proved.
@@ -62,8 +56,8 @@ def write_plain_folder(weights: ForeignWeights, tokenizer: Tokenizer, output: Pa
     """
     check_output(output, weights.folder, (output / IMPORT_RECORD).is_file())
     export = export_of(weights.family)
-    model = _section(weights, tokenizer)
-    described = check_source(weights.source, lambda: plain_program(model, weights.outputs), weights.folder)
+    model, source = _section(weights, tokenizer), Tensors(dict(weights.tensors))
+    described = check_source(source, lambda: plain_program(model, weights.outputs), weights.folder)
     key_map = export.key_map(model, weights.outputs, tokenizer.pad_id)
     problem = export.tokenizer_problem(tokenizer.pad_id, tokenizer)
     if problem is not None:
@@ -72,11 +66,11 @@ def write_plain_folder(weights: ForeignWeights, tokenizer: Tokenizer, output: Pa
         logger.warning("%s: %s", weights.folder, warning)
     with output_folder(output) as folder:
         tokenizer.save(folder)
-        write_model(folder, key_map, weights.source)
+        write_model(folder, key_map, source)
         to_hf_config(export, model, key_map.hf_class, tokenizer, "fp32").to_json_file(folder / "config.json")
         record = {"hf_class": key_map.hf_class, "folder": str(weights.folder.resolve())}
         (folder / IMPORT_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        comparisons = verify_folder(folder, weights.source, model, weights.outputs, tokenizer)
+        comparisons = verify_folder(folder, source, model, weights.outputs, tokenizer)
     pipeline = export.card(weights.outputs, "").task
     return Conversion(weights.folder, output, key_map.hf_class, pipeline, described.num_parameters, comparisons)
 
