@@ -49,8 +49,6 @@ PROGRESS_NAME = "progress.json"
 SAVE_INTERVAL_BYTES = 64 << 20
 """Input after which progress is saved."""
 SAVE_INTERVAL_S = 30.0
-_unknown_of, _words_of = "unknown tokens: {}".format, "words: {}".format
-"""Names of two counts of a key."""
 _LOOKED_AT = 200
 """Texts that are looked at for the cause of unknown tokens, and for what a document is."""
 
@@ -330,6 +328,14 @@ class _Job:
             **({"spans_key": config.spans_key} if config.spans_key else {}),
             **({"prepend_bos": True} if config.prepend_bos else {}),
         }
+
+
+def _unknown_of(key: str) -> str:
+    return f"unknown tokens: {key}"
+
+
+def _words_of(key: str) -> str:
+    return f"words: {key}"
 
 
 def _check_joined(config: PreprocessConfig) -> None:
