@@ -75,13 +75,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     from ctxlm_ds.data.dataset.reader import IndexedDataset
 
-    torch.set_grad_enabled(False)
     rows = list(islice(rows_of(IndexedDataset(asked.data), asked.length, asked.repeat), asked.rows))
     cases = [(asked.models[0], None), *((model, asked.context) for model in asked.models)]
     first: NDArray[np.float64] | None = None
     for path, context in cases:
         model = AutoModelForCausalLM.from_pretrained(path, local_files_only=True).eval()
-        losses = np.array([loss_of(model, row, asked.scored, context, asked.context) for row in rows])
+        with torch.no_grad():
+            losses = np.array([loss_of(model, row, asked.scored, context, asked.context) for row in rows])
         before = asked.length - asked.scored if context is None else context
         line = f"{path} after {before} tokens: loss {losses.mean():.4f}"
         if first is not None:
