@@ -25,6 +25,8 @@ from ctxlm_ds.kernels.dropout import LANES_PER_WORD, threshold_and_factor
 from ctxlm_ds.kernels.implementation import Need, tag_compiled_code
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from ctxlm_ds.kernels.cpu_loops import Draw, Tile
 
 CACHED_SCORES = 1 << 19
@@ -62,6 +64,9 @@ def spans_of(spec: AttentionSpec, sequences: Sequences, num_keys: int) -> list[S
     groups: list[tuple[list[tuple[Range, Range]], Range]] = []
     for row, (queries, seen) in enumerate(zip(own, keys, strict=True)):
         parts, first = [*_parts(spec, queries, seen, num_keys)], row
+        if sequences.ranks is not None:
+            ranks = sequences.ranks[row].numpy()
+            parts = [(some, _seen_by_rank(ranks, some, places)) for some, places in parts]
         if groups and groups[-1][0] == parts:
             first = groups.pop()[1][0]
         groups.append((parts, (first, row + 1)))
@@ -103,6 +108,13 @@ def _parts(
             yield (start, stop), (max(first, start - left), min(last, stop + right))
 
 
+def _seen_by_rank(ranks: NDArray[np.integer], queries: Range, keys: Range) -> Range:
+    """Return the range of the keys whose ranks some query sees; a query of padding sees the lowest rank."""
+    of_keys = ranks[slice(*keys)]
+    places = np.flatnonzero(of_keys <= max(ranks[slice(*queries)].max(), of_keys.min()))
+    return keys[0] + int(places[0]), keys[0] + int(places[-1]) + 1
+
+
 def needs_square_mask(spec: AttentionSpec) -> bool:
     """Return whether torch's attention needs a mask of s times t: all but plain rows and causal rows of one text."""
     return spec.shares_rows or spec.window is not None or spec.ranked or spec.bias
@@ -128,7 +140,8 @@ def _tiles(
     """
     from ctxlm_ds.kernels.cpu_loops import Tile
 
-    sequences, (left, right) = Sequences(places[0], places[0], places[1] if spec.cross else None), limits(spec)
+    others = {"key_ids": places[1]} if spec.cross else {"ranks": places[-1]} if spec.ranked else {}
+    sequences, (left, right) = Sequences(places[0], places[0], **others), limits(spec)
     for span in once(sequences, "spans", spec, lambda: spans_of(spec, sequences, num_keys)):
         step, end = max(1, CACHED_SCORES // span.scores), span.rows[1] * heads
         for first in range(span.rows[0] * heads, end, step):
@@ -284,7 +297,8 @@ def _flops(query: torch.Size, key: torch.Size, *others: Any, **named: Any) -> in
 
 def _spec(kind: list[int]) -> AttentionSpec:
     causal, shares_rows, cross, window = kind[:4]
-    return AttentionSpec(1, bool(causal), bool(shares_rows), window=window or None, cross=bool(cross))
+    is_ranked = bool(kind[-1])
+    return AttentionSpec(1, bool(causal), bool(shares_rows), window=window or None, cross=bool(cross), ranked=is_ranked)
 
 
 def _limits(distances: Tensor | None, places: list[Tensor], kind: list[int]) -> tuple[Any, Any]:

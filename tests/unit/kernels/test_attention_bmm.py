@@ -144,6 +144,16 @@ def test_work_is_that_of_the_sequences() -> None:
     assert [(span.rows, span.scores) for span in together] == [((0, 5), SEQ_LENGTH**2)]
 
 
+def test_queries_compute_no_keys_beyond_those_of_their_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_bmm, "TILE_QUERIES", 4)
+    monkeypatch.setattr(attention_bmm, "LONG_ROW", 4)
+    row = torch.ones(3, 8, dtype=torch.int64)
+    ranks = torch.tensor([[0, 0, 0, 0, 0, 1, 2, 3], [7, 6, 5, 4, 3, 2, 1, 0], [0] * 8])
+    spans = spans_of(AttentionSpec(HEAD_SIZE, ranked=True), Sequences(row, row, ranks=ranks), 8)
+    keys = [[span.keys for span in spans if span.rows[0] == number] for number in range(3)]
+    assert keys == [[(0, 5), (0, 8)], [(0, 8), (4, 8)], [(0, 8), (0, 8)]]
+
+
 def test_the_spans_of_a_micro_batch_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     find = attention_bmm.spans_of
