@@ -38,6 +38,7 @@ LONG_ROW = 1024
 STORED_SCORES = LONG_ROW**2
 """Scores of a head above which probabilities are not stored for the backward pass."""
 UNLIMITED = 1 << 40
+NO_RANKS = np.empty((0, 0), np.int64)
 tag_compiled_code()
 
 Range = tuple[int, int]
@@ -49,6 +50,8 @@ class Span(NamedTuple):
     rows: Range
     queries: Range
     keys: Range
+    by_rank: bool
+    """True if some query does not see a key because of their ranks."""
     offset: int
     """Place of its probabilities among those of a head."""
 
@@ -61,12 +64,10 @@ def spans_of(spec: AttentionSpec, sequences: Sequences, num_keys: int) -> list[S
     """Return the spans that cover every query once; rows of the same lengths are one span."""
     own = _runs(sequences.ids)
     keys = own if sequences.key_ids is None else _runs(sequences.key_ids)
-    groups: list[tuple[list[tuple[Range, Range]], Range]] = []
+    groups: list[tuple[list[tuple[Range, Range, bool]], Range]] = []
     for row, (queries, seen) in enumerate(zip(own, keys, strict=True)):
-        parts, first = [*_parts(spec, queries, seen, num_keys)], row
-        if sequences.ranks is not None:
-            ranks = sequences.ranks[row].numpy()
-            parts = [(some, _seen_by_rank(ranks, some, places)) for some, places in parts]
+        ranks, first = None if sequences.ranks is None else sequences.ranks[row].numpy(), row
+        parts = [(some, *_by_rank(ranks, some, places)) for some, places in _parts(spec, queries, seen, num_keys)]
         if groups and groups[-1][0] == parts:
             first = groups.pop()[1][0]
         groups.append((parts, (first, row + 1)))
@@ -108,11 +109,18 @@ def _parts(
             yield (start, stop), (max(first, start - left), min(last, stop + right))
 
 
-def _seen_by_rank(ranks: NDArray[np.integer], queries: Range, keys: Range) -> Range:
-    """Return the range of the keys whose ranks some query sees; a query of padding sees the lowest rank."""
+def _by_rank(ranks: NDArray[np.integer] | None, queries: Range, keys: Range) -> tuple[Range, bool]:
+    """Return the range of the keys that some query sees, and whether another does not see all of them.
+
+    A query of padding sees the lowest rank.
+    """
+    if ranks is None:
+        return keys, False
     of_keys = ranks[slice(*keys)]
-    places = np.flatnonzero(of_keys <= max(ranks[slice(*queries)].max(), of_keys.min()))
-    return keys[0] + int(places[0]), keys[0] + int(places[-1]) + 1
+    of_queries = np.maximum(ranks[slice(*queries)], of_keys.min())
+    places = np.flatnonzero(of_keys <= of_queries.max())
+    first, end = int(places[0]), int(places[-1]) + 1
+    return (keys[0] + first, keys[0] + end), bool(of_keys[first:end].max() > of_queries.min())
 
 
 def needs_square_mask(spec: AttentionSpec) -> bool:
@@ -132,9 +140,9 @@ def stored_scores(spec: AttentionSpec, num_queries: int, num_keys: int) -> int:
 
 
 def _tiles(
-    spec: AttentionSpec, places: list[Tensor], num_keys: int, heads: int
-) -> Iterator[tuple[Tile, slice, slice, slice]]:
-    """Yield tiles that fit the cache, with slices of the heads of all rows, of queries and of keys.
+    spec: AttentionSpec, places: list[Tensor], num_keys: int, heads: int, arrays: tuple[Any, Any]
+) -> Iterator[tuple[Tile, tuple[Any, Any], slice, slice, slice]]:
+    """Yield tiles that fit the cache, with bias and ranks, and slices of the heads of all rows, of queries and of keys.
 
     Their spans are found once for all layers of a micro-batch.
     """
@@ -146,7 +154,8 @@ def _tiles(
         step, end = max(1, CACHED_SCORES // span.scores), span.rows[1] * heads
         for first in range(span.rows[0] * heads, end, step):
             tile = Tile(first, span.queries, span.keys, left, right, span.offset, first)
-            yield tile, slice(first, min(first + step, end)), slice(*span.queries), slice(*span.keys)
+            read = arrays if span.by_rank else (arrays[0], NO_RANKS)
+            yield tile, read, slice(first, min(first + step, end)), slice(*span.queries), slice(*span.keys)
 
 
 def _scales(numbers: list[float], dtype: torch.dtype) -> tuple[Any, Any]:
@@ -197,8 +206,8 @@ def _attention(
     draw = _draw(query, key, draw_key, kind, numbers)
     scales, stored, context = _scales(numbers, query.dtype), _storage(query, key, kind), torch.empty_like(query)
     q, k, v, out = (x.flatten(0, 1) for x in (query, key, value, context))
-    probabilities, limits = array_of(stored), _limits(distances, places, kind)
-    for tile, some, queries, seen in _tiles(_spec(kind), places, key.shape[2], query.shape[1]):
+    probabilities, arrays = array_of(stored), _limits(distances, places, kind)
+    for tile, limits, some, queries, seen in _tiles(_spec(kind), places, key.shape[2], query.shape[1], arrays):
         scores = torch.bmm(q[some, queries], k[some, seen].transpose(1, 2))
         table = array_of(scores.flatten(0, 1))
         in_threads(len(table), table.size, partial(softmax_loop, table, probabilities, scales, tile, draw, limits))
@@ -228,10 +237,10 @@ def _attention_backward(
     sums = torch.promote_types(query.dtype, torch.float32) if overlaps else query.dtype
     changes = [torch.empty_like(query), *(torch.zeros_like(x, dtype=sums) for x in (key, value))]
     q, k, v, g, dq, dk, dv = (x.flatten(0, 1) for x in (query, key, value, gradient.contiguous(), *changes))
-    probabilities, limits, heads = array_of(stored), _limits(distances, places, kind), query.shape[1]
+    probabilities, arrays, heads = array_of(stored), _limits(distances, places, kind), query.shape[1]
     if distances is not None:
         changes.append(torch.zeros_like(distances, dtype=torch.float64))
-    for tile, some, queries, seen in _tiles(spec, places, key.shape[2], heads):
+    for tile, limits, some, queries, seen in _tiles(spec, places, key.shape[2], heads, arrays):
         upstream = g[some, queries]
         if stored.numel() == 0:
             scores = torch.bmm(q[some, queries], k[some, seen].transpose(1, 2))
@@ -307,7 +316,7 @@ def _limits(distances: Tensor | None, places: list[Tensor], kind: list[int]) -> 
 
     bias = np.empty((0, 0), np.float32) if distances is None else array_of(distances.contiguous())
     ranked = kind[-1]
-    return bias, array_of(places[-1].contiguous()) if ranked else np.empty((0, 0), np.int64)
+    return bias, array_of(places[-1].contiguous()) if ranked else NO_RANKS
 
 
 def _storage(query: Tensor, key: Tensor, kind: list[int]) -> Tensor:

@@ -150,8 +150,10 @@ def test_queries_compute_no_keys_beyond_those_of_their_ranks(monkeypatch: pytest
     row = torch.ones(3, 8, dtype=torch.int64)
     ranks = torch.tensor([[0, 0, 0, 0, 0, 1, 2, 3], [7, 6, 5, 4, 3, 2, 1, 0], [0] * 8])
     spans = spans_of(AttentionSpec(HEAD_SIZE, ranked=True), Sequences(row, row, ranks=ranks), 8)
-    keys = [[span.keys for span in spans if span.rows[0] == number] for number in range(3)]
-    assert keys == [[(0, 5), (0, 8)], [(0, 8), (4, 8)], [(0, 8), (0, 8)]]
+    found = [[(span.keys, span.by_rank) for span in spans if span.rows[0] == number] for number in range(3)]
+    assert found == [
+        [((0, 5), False), ((0, 8), True)], [((0, 8), True), ((4, 8), True)], [((0, 8), False), ((0, 8), False)],
+    ]  # fmt: skip
 
 
 def test_the_spans_of_a_micro_batch_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
