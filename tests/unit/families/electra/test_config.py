@@ -43,3 +43,10 @@ def test_ranks_share_the_heads_of_the_generator_too() -> None:
         "8 does not divide model.num_attention_heads 4",
         "8 does not divide model.generator_num_attention_heads 4",
     ]
+
+
+def test_rows_are_exchanged_for_heads_of_the_generator_too() -> None:
+    (problem,) = section(generator_num_attention_heads=2).context_parallel_problems(2, 2)
+    assert problem.path == "parallel.context_parallel_size"
+    assert problem.text.startswith("2 does not divide model.generator_num_attention_heads 2 / parallel.tensor_parallel")
+    assert list(section(generator_num_attention_heads=2).context_parallel_problems(2, 1)) == []
