@@ -58,6 +58,7 @@ def test_losses_are_those_of_transformers(data: Path, tmp_path: Path, capsys: py
     model.save_pretrained(tmp_path / "model")
     sizes = ["--length", str(LENGTH), "--scored", str(SCORED), "--context", str(CONTEXT)]
     context_use.main([str(tmp_path / "model"), "--data", str(data), *sizes])
+    assert torch.is_grad_enabled()  # as before: others compute in this process too
     lines = capsys.readouterr().out.splitlines()
     whole, short = (line for line in lines if line.startswith(str(tmp_path)))
     losses = []
