@@ -10,7 +10,7 @@ without packing).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -179,6 +179,8 @@ class Batch:
     """
 
     fields: dict[str, torch.Tensor]
+    places: int | None = None
+    """Columns of sequence_starts that the rows need (`needed_places`); None: all."""
 
     @property
     def num_tokens(self) -> int:
@@ -186,17 +188,12 @@ class Batch:
         return int(self.fields["sequence_ids"].count_nonzero())
 
     def narrowed(self) -> dict[str, torch.Tensor]:
-        """Return the fields with as many columns of sequence_starts as the rows need, 1 more than a power of two.
+        """Return the fields with the first `places` columns of sequence_starts.
 
         FlashAttention starts blocks of threads for each place of a sequence, also for an empty one.
         """
-        lengths = {name: self.fields[name[: -len("starts")] + "ids"].shape[1]
-                   for name in self.fields if name.endswith(SEQUENCE_STARTS)}  # fmt: skip
-        if not lengths:
-            return self.fields
-        most = max(int((self.fields[name].numpy() < length).sum(1).max()) for name, length in lengths.items())
-        columns = 1 + (1 << max(most - 1, 0).bit_length())
-        return self.fields | {name: self.fields[name][:, :columns] for name in lengths}
+        starts = [name for name in self.fields if name.endswith(SEQUENCE_STARTS)]
+        return self.fields | {name: self.fields[name][:, : self.places] for name in starts}
 
     @classmethod
     def example(cls, fields: Sequence[Field], rows: int, rng: np.random.Generator, vocab_size: int) -> Batch:
@@ -227,4 +224,15 @@ class Batch:
                 return rng.integers(2, size=shape)
             return np.zeros(shape, dtype=np.int64)
 
-        return cls({field.name: torch.from_numpy(values(field)) for field in fields})
+        arrays = {field.name: values(field) for field in fields}
+        return cls({name: torch.from_numpy(array) for name, array in arrays.items()}, needed_places(arrays))
+
+
+def needed_places(arrays: Mapping[str, NDArray[Any]]) -> int | None:
+    """Return the columns of sequence_starts that rows need, 1 more than a power of two; None without such a field."""
+    starts = [name for name in arrays if name.endswith(SEQUENCE_STARTS)]
+    lengths = {name: arrays[name.removesuffix("starts") + "ids"].shape[1] for name in starts}
+    if not lengths:
+        return None
+    most = max(int((arrays[name] < length).sum(1).max()) for name, length in lengths.items())
+    return 1 + (1 << max(most - 1, 0).bit_length())

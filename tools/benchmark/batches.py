@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -38,7 +39,8 @@ def as_step(batches: Sequence[Batch], objective: Objective) -> Step:
     }
     num_rows = sum(batch.fields["input_ids"].shape[0] for batch in batches)
     num_tokens = sum(batch.num_tokens for batch in batches)
-    return Step([Batch(pinned(batch.fields)) for batch in batches], counts, num_tokens, num_rows, epoch=0)
+    batches = [replace(batch, fields=pinned(batch.fields)) for batch in batches]
+    return Step(batches, counts, num_tokens, num_rows, epoch=0)
 
 
 def pinned(fields: Mapping[str, Tensor]) -> dict[str, Tensor]:

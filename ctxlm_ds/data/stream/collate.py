@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field
-from ctxlm_ds.data.sample import Batch
+from ctxlm_ds.data.sample import Batch, needed_places
 from ctxlm_ds.errors import DataError
 
 if TYPE_CHECKING:
@@ -89,7 +89,13 @@ def to_batches(
         group = [field for field in fields if (field.dtype == FLOAT) == is_float]
         for field, piece in zip(group, buffer.split([num_rows * field.columns for field in group]), strict=True):
             tensors[field.name] = piece.view(num_rows, field.columns).split(micro_batch_size)
-    return [Batch(dict(zip(tensors, pieces, strict=True))) for pieces in zip(*tensors.values(), strict=True)]
+    arrays = split_fields(flat, fields)
+    places = [
+        needed_places({name: array[first : first + micro_batch_size] for name, array in arrays.items()})
+        for first in range(0, num_rows, micro_batch_size)
+    ]
+    pieces = zip(*tensors.values(), strict=True)
+    return [Batch(dict(zip(tensors, own, strict=True)), needed) for own, needed in zip(pieces, places, strict=True)]
 
 
 def _send(packed: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ctxlm_ds.data.fields import IGNORE_LABEL, Field
-from ctxlm_ds.data.sample import NO_LABEL, Batch, empty_examples, empty_samples, starts_of
+from ctxlm_ds.data.sample import NO_LABEL, Batch, empty_examples, empty_samples, needed_places, starts_of
 from ctxlm_ds.kernels.attention import cumulative_lengths
 from tests.ragged import one_sample
 
@@ -76,13 +76,26 @@ def test_rows_have_no_more_places_for_sequences_than_they_need() -> None:
     starts = torch.full((3, 9), 6)
     starts[:, 0], starts[1, 1:4] = 0, torch.tensor([2, 3, 5])
     ids = torch.ones(3, 6, dtype=torch.long)
-    batch = Batch({"sequence_ids": ids, "sequence_starts": starts, "decoder_sequence_ids": ids[:, :4],
-                   "decoder_sequence_starts": starts.clamp(max=4)})  # fmt: skip
+    batch = placed({"sequence_ids": ids, "sequence_starts": starts, "decoder_sequence_ids": ids[:, :4],
+                    "decoder_sequence_starts": starts.clamp(max=4)})  # fmt: skip
     found = batch.narrowed()
     for name, length in (("sequence_starts", 6), ("decoder_sequence_starts", 4)):
         assert found[name].shape == (3, 5)
         every, needed = (set(cumulative_lengths(x[name], length).tolist()) for x in (batch.fields, found))
         assert every == needed
     assert found["sequence_ids"] is ids
-    assert Batch({"sequence_ids": ids[:1], "sequence_starts": starts[:1]}).narrowed()["sequence_starts"].shape == (1, 2)
-    assert Batch({"input_ids": ids}).narrowed() == {"input_ids": ids}
+    alone = placed({"sequence_ids": ids[:1], "sequence_starts": starts[:1]})
+    assert alone.narrowed()["sequence_starts"].shape == (1, 2)
+    assert placed({"input_ids": ids}).narrowed() == {"input_ids": ids}
+
+
+def test_places_of_rows_on_a_device_are_known_without_reading_it() -> None:
+    """A GPU's tensors have no values on the host."""
+    fields = {"sequence_ids": torch.ones(2, 6, dtype=torch.long), "sequence_starts": torch.tensor([[0, *[6] * 8]] * 2)}
+    places = placed(fields).places
+    there = Batch({name: tensor.to("meta") for name, tensor in fields.items()}, places)
+    assert places == 2 and there.narrowed()["sequence_starts"].shape == (2, 2)
+
+
+def placed(fields: dict[str, torch.Tensor]) -> Batch:
+    return Batch(fields, needed_places({name: tensor.numpy() for name, tensor in fields.items()}))
