@@ -1,0 +1,83 @@
+"""ctxlm average: the mean of the weights in float64, as a checkpoint that exports; models that differ are refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from ctxlm_ds.apps.convert.average import RECORD, average, last_of, main
+from ctxlm_ds.checkpoint.folders import list_checkpoints
+from ctxlm_ds.checkpoint.manifest import verify
+from ctxlm_ds.checkpoint.reader import CheckpointReader
+from ctxlm_ds.errors import CheckpointError, ConfigError
+from ctxlm_ds.export.huggingface import to_hf
+from tests.checkpoints import make_tokenizer, write_random_run
+
+SMALL_READS = 100
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Returns runs of one tokenizer."""
+    tokenizer = make_tokenizer("gpt2", tmp_path_factory.mktemp("tokenizer") / "tok")
+
+    def run(name: str, **model: object) -> Path:
+        torch.manual_seed(len(name))
+        return write_random_run(tmp_path_factory.mktemp("runs") / name, "gpt2", tokenizer, model)
+
+    return run
+
+
+def checkpoint(run: Path) -> Path:
+    return list(list_checkpoints(run / "checkpoints").values())[-1] if (run / "checkpoints").is_dir() else run
+
+
+def test_the_mean_is_that_of_float64(
+    make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ctxlm_ds.apps.convert.average.READ_ELEMENTS", SMALL_READS)
+    runs = [make("a"), make("bb"), make("ccc")]
+    words = ["average", *map(str, runs), "--weights", "1", "2", "5", "--output", str(tmp_path / "mean")]
+    monkeypatch.setattr(sys, "argv", words)
+    main()
+    assert "the average of 3 checkpoints" in capsys.readouterr().out
+    verify(tmp_path / "mean")
+    found, readers = CheckpointReader(tmp_path / "mean"), [CheckpointReader(checkpoint(run)) for run in runs]
+    assert found.names() == readers[0].names() and not found.moment_kinds()
+    for name in found.names():
+        parts = [share * reader.read_full(name).double() for share, reader in zip((1, 2, 5), readers, strict=True)]
+        torch.testing.assert_close(found.read_full(name), (sum(parts) / 8).float(), rtol=1e-7, atol=0)
+    shares = [one["share"] for one in json.loads((tmp_path / "mean" / RECORD).read_text())["average of"]]
+    assert shares == [1 / 8, 2 / 8, 5 / 8]
+    largest = max(each.relative for each in to_hf(tmp_path / "mean", tmp_path / "hf").comparisons)
+    assert largest < 1e-6
+
+
+def test_one_checkpoint_is_its_own_average(make: Callable[..., Path], tmp_path: Path) -> None:
+    run = make("a")
+    average([run, run], None, tmp_path / "mean")
+    found, own = CheckpointReader(tmp_path / "mean"), CheckpointReader(checkpoint(run))
+    assert all(torch.equal(found.read_full(name), own.read_full(name)) for name in own.names())
+
+
+def test_what_cannot_be_averaged_is_refused_before_a_file_is_written(make: Callable[..., Path], tmp_path: Path) -> None:
+    run, wide, other = make("a"), make("wide", hidden_size=48), make("eps", layer_norm_eps=1e-3)
+    with pytest.raises(CheckpointError, match=r"different models \(.*: \(.*32.*\) and \(.*48"):
+        average([run, wide], None, tmp_path / "mean")
+    with pytest.raises(CheckpointError, match="different models .the model sections"):
+        average([run, other], None, tmp_path / "mean")
+    with pytest.raises(ConfigError, match="1 numbers for 2 checkpoints"):
+        average([run, run], [1.0], tmp_path / "mean")
+    for weights in ([1.0, -1.0], [float("nan"), 1.0]):
+        with pytest.raises(ConfigError, match="positive sum"):
+            average([run, run], weights, tmp_path / "mean")
+    with pytest.raises(CheckpointError, match="no such folder"):
+        average([run, tmp_path / "gone"], None, tmp_path / "mean")
+    with pytest.raises(ConfigError, match="--last 9: .* has fewer checkpoints"):
+        last_of(run, 9)
+    assert not list(tmp_path.iterdir())
