@@ -8,17 +8,18 @@ On disk a chunk is called a piece.
 from __future__ import annotations
 
 import json
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, count, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.atomic import write_text
-from ctxlm_ds.checkpoint.manifest import FileEntry
+from ctxlm_ds.checkpoint.manifest import FileEntry, seal
 from ctxlm_ds.checkpoint.tensor_file import LazyTensor, TensorFileWriter
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.placement import Shard
@@ -230,3 +231,18 @@ class ChunkWriter:
         """
         files = {name: file.write(check) for name, file in self._files.items()}
         return WrittenFiles(self._parameters, files)
+
+
+def write_weights(
+    directory: Path, step: int, shapes: Mapping[str, Sequence[int]], read: Callable[[str], torch.Tensor]
+) -> None:
+    """Write weights without moments, and the manifest of all files of the folder; one parameter is in memory.
+
+    `read` returns a parameter by name, of any shape with its elements.
+    """
+    writer = ChunkWriter(directory, 0)
+    for name, shape in shapes.items():
+        writer.add(name, WEIGHT_KIND, shape, 0, LazyTensor(math.prod(shape), partial(read, name)))
+    written = writer.write()
+    merge_index(directory, [written.value], {})
+    seal(directory, step, written.files)

@@ -58,10 +58,12 @@ def compiled(function: Any, **options: Any) -> Any:
         numba.config.CACHE_DIR = before
     compile_here = loop.compile
     name = hashlib.sha256(f"{loop.stats.cache_path}/{function.__qualname__}".encode()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir(), f"ctxlm-{os.getuid()}")  # locks of a shared file system are not always obeyed
 
     def compile_once(signature: Any) -> Any:
         # Numba's lock comes first: a thread that waits for another process lets no thread wait that it could block.
-        with global_compiler_lock, open(Path(tempfile.gettempdir(), f"ctxlm-{os.getuid()}-{name}"), "a") as lock:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        with global_compiler_lock, open(folder / name, "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 return compile_here(signature)

@@ -8,17 +8,15 @@ import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from ctxlm_ds.atomic import is_same, output_folder, read_object
-from ctxlm_ds.checkpoint.chunk_index import WEIGHT_KIND, ChunkWriter, merge_index
+from ctxlm_ds.checkpoint.chunk_index import write_weights
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, check_output, find_verified, list_checkpoints
-from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, seal
+from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME
 from ctxlm_ds.checkpoint.reader import CheckpointReader
-from ctxlm_ds.checkpoint.tensor_file import LazyTensor
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import CardText, FamilyExport, OwnFormat, export_of, own_format_in, own_format_of
@@ -227,13 +225,7 @@ def from_hf(model: Path, output: Path, new_head: bool = False) -> Conversion:
         (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
         record = {"hf_class": source.key_map.hf_class, "folder": str(model.resolve()), KEPT_SETTINGS: source.kept}
         (folder / IMPORT_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        writer = ChunkWriter(folder, 0)
-        for name in source.names():
-            shape = source.program.shapes[name]
-            writer.add(name, WEIGHT_KIND, shape, 0, LazyTensor(math.prod(shape), partial(source.read_finite, name)))
-        written = writer.write()
-        merge_index(folder, [written.value], {})
-        seal(folder, 0, written.files)
+        write_weights(folder, 0, {name: source.program.shapes[name] for name in source.names()}, source.read_finite)
         ours, tokenizer = CheckpointReader(folder), load_tokenizer(folder / "tokenizer")
         if source.fresh:
             logger.info("initial values: %s", ", ".join(sorted(source.fresh)))

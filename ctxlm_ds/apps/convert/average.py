@@ -19,11 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ctxlm_ds.atomic import output_folder
-from ctxlm_ds.checkpoint.chunk_index import WEIGHT_KIND, ChunkWriter, merge_index
+from ctxlm_ds.checkpoint.chunk_index import write_weights
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, check_output, find_verified, list_checkpoints
-from ctxlm_ds.checkpoint.manifest import Manifest, seal, verify
+from ctxlm_ds.checkpoint.manifest import Manifest, verify
 from ctxlm_ds.checkpoint.reader import READ_ELEMENTS, CheckpointReader
-from ctxlm_ds.checkpoint.tensor_file import LazyTensor
 from ctxlm_ds.console import at_least, logger, setup_logging
 from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.recipe.load import load_saved_config
@@ -82,13 +81,8 @@ def average(checkpoints: Sequence[Path], weights: Sequence[float] | None, output
         shutil.copyfile(newest / "config.yaml", folder / "config.yaml")
         record = [record_of(*one, share) for one, share in zip(verified, shares, strict=True)]
         (folder / RECORD).write_text(json.dumps({"average of": record}, indent=1) + "\n", encoding="utf-8")
-        writer = ChunkWriter(folder, 0)
-        for name in readers[0].names():
-            shape = readers[0].shape(name)
-            writer.add(name, WEIGHT_KIND, shape, 0, LazyTensor(math.prod(shape), partial(mean, readers, shares, name)))
-        written = writer.write()
-        merge_index(folder, [written.value], {})
-        seal(folder, manifest.step, written.files)
+        shapes = {name: readers[0].shape(name) for name in readers[0].names()}
+        write_weights(folder, manifest.step, shapes, partial(mean, readers, shares))
         verify(folder)
 
 

@@ -5,6 +5,7 @@
     ctxlm convert onnx --model HF_DIR --output DIR
     ctxlm convert sentence-transformers --model HF_DIR --output DIR
     ctxlm convert from-hf --model DIR --output DIR
+    ctxlm convert tokenizer --checkpoint RUN_OR_STEP --tokenizer DIR --output DIR
     ctxlm convert from-megatron --checkpoint DIR  --tokenizer DIR --output DIR
     ctxlm convert from-fairseq  --checkpoint FILE --tokenizer DIR --output DIR
     ctxlm convert to-universal   --checkpoint RUN_OR_STEP --output DIR
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from ctxlm_ds.export.huggingface import Conversion
 
 CARD = "README.md"
-SENTENCES = "sentence-transformers"
+SENTENCES, VOCABULARY = "sentence-transformers", "tokenizer"
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 LANGUAGE = re.compile(r"[a-z]{2,3}|multilingual")
 CHECKPOINT_HELP = "a run (its newest checkpoint) or a checkpoint"
@@ -58,12 +59,16 @@ def parse_arguments() -> argparse.Namespace:
     from_hf.add_argument("--model", required=True, type=Path, help="local folder with safetensors and a tokenizer")
     text = "fresh heads for a model without those of pretraining, such as a BertModel"
     from_hf.add_argument("--new-head", action="store_true", help=text)
+    text = "a checkpoint's weights for another vocabulary, for initialize_from"
+    vocabulary = add_command(commands, VOCABULARY, text, f"{CHECKPOINT_HELP}, or a folder of from-hf")
+    text = "rows of new tokens: the mean of their old pieces, or initial values (default: pieces)"
+    vocabulary.add_argument("--method", choices=("pieces", "random"), default="pieces", help=text)
     text = "BERT or GPT of Megatron-LM or Megatron-DeepSpeed as a Hugging Face folder"
     megatron = add_command(commands, "from-megatron", text, "a run (its newest checkpoint), or one checkpoint")
     text = "RoBERTa, BART or mBART of fairseq as a Hugging Face folder"
     fairseq = add_command(commands, "from-fairseq", text, "the .pt file, or the folder with model.pt")
-    for foreign in (megatron, fairseq):
-        foreign.add_argument("--tokenizer", required=True, type=Path, help="folder of the model's tokenizer")
+    for command, whose in ((megatron, "the model's"), (fairseq, "the model's"), (vocabulary, "the new")):
+        command.add_argument("--tokenizer", required=True, type=Path, help=f"folder of {whose} tokenizer")
     to_universal = add_command(commands, "to-universal", "a checkpoint in DeepSpeed's format", CHECKPOINT_HELP)
     text = "how the optimizer that will load it counts: torch.optim's in a tensor, DeepSpeed's in an int"
     to_universal.add_argument("--step-form", choices=("auto", "tensor", "int"), default="auto", help=text)
@@ -186,6 +191,10 @@ def convert_hf(arguments: argparse.Namespace) -> list[str]:
         from ctxlm_ds.apps.convert.babylm import export_babylm
 
         return export_babylm(arguments.checkpoint, out)
+    if arguments.command == VOCABULARY:
+        from ctxlm_ds.apps.convert.vocabulary import change_tokenizer
+
+        return change_tokenizer(arguments.checkpoint, arguments.tokenizer, out, arguments.method)
     if arguments.command in ("onnx", SENTENCES):
         from ctxlm_ds.apps.convert.inference import to_onnx, to_sentence_transformers
 
@@ -242,7 +251,8 @@ def check_source(arguments: argparse.Namespace) -> None:
 
             check_tensors(source, arguments.new_head)
         return
-    remedies = dict.fromkeys(("to-hf", "to-universal"), "; give a run or a checkpoint (RUN/checkpoints/step-…)")
+    of_runs = ("to-hf", "to-universal", VOCABULARY)
+    remedies = dict.fromkeys(of_runs, "; give a run or a checkpoint (RUN/checkpoints/step-…)")
     remedies |= dict.fromkeys(("onnx", SENTENCES), "; give a folder of ctxlm convert to-hf")
     remedies["from-hf"] = "; give a local folder (names on the Hub are not looked up)"
     raise ConfigError(f"{source}: no such file or folder{remedies.get(arguments.command, '')}")

@@ -16,7 +16,7 @@ from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.export.huggingface import to_hf
-from tests.checkpoints import make_tokenizer, write_random_run
+from tests.checkpoints import make_config, make_tokenizer, random_weights, write_run
 
 SMALL_READS = 100
 
@@ -27,8 +27,8 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     tokenizer = make_tokenizer("gpt2", tmp_path_factory.mktemp("tokenizer") / "tok")
 
     def run(name: str, **model: object) -> Path:
-        torch.manual_seed(len(name))
-        return write_random_run(tmp_path_factory.mktemp("runs") / name, "gpt2", tokenizer, model)
+        config = make_config("gpt2", tokenizer, model_settings=model)
+        return write_run(tmp_path_factory.mktemp("runs") / name, config, random_weights(config, len(name)))
 
     return run
 
@@ -49,6 +49,7 @@ def test_the_mean_is_that_of_float64(
     verify(tmp_path / "mean")
     found, readers = CheckpointReader(tmp_path / "mean"), [CheckpointReader(checkpoint(run)) for run in runs]
     assert found.names() == readers[0].names() and not found.moment_kinds()
+    assert not torch.equal(*(reader.read_full(found.names()[0]) for reader in readers[:2]))
     for name in found.names():
         parts = [share * reader.read_full(name).double() for share, reader in zip((1, 2, 5), readers, strict=True)]
         torch.testing.assert_close(found.read_full(name), (sum(parts) / 8).float(), rtol=1e-7, atol=0)

@@ -1,0 +1,91 @@
+"""ctxlm convert tokenizer: each row of the new vocabulary comes from the old rows that the old tokenizer says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from ctxlm_ds.apps.convert.vocabulary import change_tokenizer
+from ctxlm_ds.checkpoint.reader import CheckpointReader
+from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.export.huggingface import to_hf
+from ctxlm_ds.export.initial_weights import load_initial_weights
+from ctxlm_ds.export.weights import open_checkpoint
+from ctxlm_ds.tokenizers.load import load_tokenizer
+from ctxlm_ds.tokenizers.train import train_tokenizer
+from tests.checkpoints import WORDS, make_tokenizer, write_random_run
+
+WORD = "hillside"
+"""Of the new text alone, so that the old tokenizer has pieces of it."""
+SPECIAL = {
+    "wordpiece": ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
+    "bpe": ("<pad>", "<unk>", "<s>", "</s>", "<mask>"),
+}
+
+
+def retrained(kind: str, folder: Path) -> Path:
+    texts = [f"{WORD} {word} {WORD} river" for word in WORDS] * 30
+    train_tokenizer(kind, iter(texts), 290, folder)
+    return folder
+
+
+@pytest.mark.parametrize(("family", "kind"), [("bert_nsp", "wordpiece"), ("roberta", "bpe")])
+def test_rows_are_those_of_the_old_pieces(family: str, kind: str, tmp_path: Path) -> None:
+    old = make_tokenizer("byte_bpe" if kind == "bpe" else kind, tmp_path / "old")
+    run = write_random_run(tmp_path / "run", family, old)
+    lines = change_tokenizer(run, retrained(kind, tmp_path / "new"), tmp_path / "out")
+    source, found = open_checkpoint(run), CheckpointReader(tmp_path / "out")
+    table = source.program.vocabulary_table
+    before, after = source.reader.read_full(table), found.read_full(table)
+    theirs, ours = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("old", "new"))
+    assert after.shape[0] == len(ours.get_vocab()) == load_tokenizer(tmp_path / "new").vocab_size
+
+    def ids(tokenizer: object, text: str) -> list[int]:
+        return tokenizer(f"a {text}", add_special_tokens=False)["input_ids"][1:]
+
+    (whole,), pieces = ids(ours, WORD), ids(theirs, WORD)
+    assert len(pieces) > 1
+    torch.testing.assert_close(after[whole], before[pieces].mean(dim=0))
+    (river,) = ids(ours, "river")
+    torch.testing.assert_close(after[river], before[ids(theirs, "river")].mean(dim=0))
+    for name in SPECIAL[kind]:
+        numbers = [each.convert_tokens_to_ids(name) for each in (theirs, ours)]
+        assert torch.equal(before[numbers[0]], after[numbers[1]]), name
+    assert any(line.startswith("equal: ") for line in lines) and any(line.startswith("pieces: ") for line in lines)
+
+
+def test_the_same_tokenizer_changes_nothing(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer("gpt2", tmp_path / "tok")
+    run = write_random_run(tmp_path / "run", "gpt2", tokenizer)
+    lines = change_tokenizer(run, tokenizer, tmp_path / "out")
+    before, after = open_checkpoint(run).reader, CheckpointReader(tmp_path / "out")
+    assert all(torch.equal(before.read_full(name), after.read_full(name)) for name in before.names())
+    assert not any(line.startswith(("pieces", "initial")) for line in lines)
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "electra", "modernbert"])
+def test_every_table_and_bias_follows_and_the_model_exports(family: str, tmp_path: Path) -> None:
+    run = write_random_run(tmp_path / "run", family, make_tokenizer("wordpiece", tmp_path / "old"))
+    new = retrained("wordpiece", tmp_path / "new")
+    change_tokenizer(run, new, tmp_path / "out", "random")
+    changed = open_checkpoint(tmp_path / "out")
+    facts = changed.program.facts
+    grown = [name for name in changed.reader.names() if facts[name].grows == "vocabulary"]
+    size = load_tokenizer(new).vocab_size
+    assert len(grown) > 1 and {changed.reader.shape(name)[0] for name in grown} == {size}
+    assert max(each.relative for each in to_hf(tmp_path / "out", tmp_path / "hf").comparisons) < 1e-5
+    loaded = dict(load_initial_weights(tmp_path / "out", changed.model, changed.outputs, dict[str, torch.Tensor]().pop))
+    assert all(torch.equal(loaded[name], changed.reader.read_full(name)) for name in changed.reader.names())
+
+
+def test_what_cannot_be_changed_is_refused(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer("gpt2", tmp_path / "tok")
+    run = write_random_run(tmp_path / "run", "gpt2", tokenizer)
+    with pytest.raises(CheckpointError, match="exists and would be overwritten"):
+        change_tokenizer(run, tokenizer, tmp_path / "tok")
+    with pytest.raises(CheckpointError, match="no such folder"):
+        change_tokenizer(tmp_path / "gone", tokenizer, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
