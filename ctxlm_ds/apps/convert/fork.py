@@ -52,7 +52,7 @@ def fork(run: str, new: Path, overrides: Sequence[str] = ()) -> int:
     if new.exists():
         raise CheckpointError(f"{new} exists; give another folder for the branch")
     source = checkpoint_of(run)
-    settings = [f"run_dir={new.absolute()}", *overrides]
+    settings = [*overrides, f"run_dir={new.absolute()}"]
     config = load_config(source / "config.yaml", settings)
     refuse_changed_settings(source, config)
     logger.info("branching off %s", source)
