@@ -59,7 +59,9 @@ def test_a_fork_goes_on_bitwise_as_its_run(uninterrupted: Path, tmp_path: Path) 
     call(*launcher("forked", 2), *pretrain_words(branch / "config.yaml", [], 2))
     expected = {step: loss for step, loss in metrics(uninterrupted).items() if step > begin}
     assert metrics(branch) == expected and len(expected) == 3
-    for path in sorted((branch / "checkpoints" / last).glob("*.safetensors")):
+    paths = sorted((branch / "checkpoints" / last).glob("*.safetensors"))
+    assert len(paths) == 4  # weights and moments of two ranks
+    for path in paths:
         ours, theirs = load_file(path), load_file(uninterrupted / "checkpoints" / last / path.name)
         assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING
 from ctxlm_ds.atomic import output_folder
 from ctxlm_ds.checkpoint.chunk_index import write_weights
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, check_output, find_verified, list_checkpoints
-from ctxlm_ds.checkpoint.manifest import Manifest, verify
+from ctxlm_ds.checkpoint.manifest import Manifest
 from ctxlm_ds.checkpoint.reader import READ_ELEMENTS, CheckpointReader
 from ctxlm_ds.console import at_least, logger, setup_logging
 from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.recipe.load import load_saved_config
+from ctxlm_ds.tokenizers.load import load_tokenizer
 
 if TYPE_CHECKING:
     import torch
@@ -83,7 +84,6 @@ def average(checkpoints: Sequence[Path], weights: Sequence[float] | None, output
         (folder / RECORD).write_text(json.dumps({"average of": record}, indent=1) + "\n", encoding="utf-8")
         shapes = {name: readers[0].shape(name) for name in readers[0].names()}
         write_weights(folder, manifest.step, shapes, partial(mean, readers, shares))
-        verify(folder)
 
 
 def record_of(folder: Path, manifest: Manifest, share: float) -> dict[str, object]:
@@ -104,7 +104,7 @@ def refuse_other_models(readers: Sequence[CheckpointReader]) -> None:
     """Raise CheckpointError unless all checkpoints have the model, the tokenizer and the shapes of the first."""
     first = readers[0]
     model = load_saved_config(first.path / "config.yaml").model
-    tokens = (first.path / "tokenizer" / "ctxlm_tokenizer.json").read_bytes()
+    tokens = load_tokenizer(first.path / "tokenizer").fingerprint
     for other in readers[1:]:
         shapes = [{name: reader.shape(name) for name in reader.names()} for reader in (first, other)]
         names = [name for name in dict.fromkeys((*shapes[0], *shapes[1])) if len({one.get(name) for one in shapes}) > 1]
@@ -112,7 +112,7 @@ def refuse_other_models(readers: Sequence[CheckpointReader]) -> None:
             found = " and ".join(str(one.get(names[0], "missing")) for one in shapes) if names else "config.yaml"
             where = f"{names[0]}: {found}" if names else "the model sections of their config.yaml"
             raise CheckpointError(f"{first.path} and {other.path} are of different models ({where})")
-        if (other.path / "tokenizer" / "ctxlm_tokenizer.json").read_bytes() != tokens:
+        if load_tokenizer(other.path / "tokenizer").fingerprint != tokens:
             raise CheckpointError(f"{first.path} and {other.path} have different tokenizers, so their rows differ")
 
 

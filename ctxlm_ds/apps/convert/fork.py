@@ -73,6 +73,8 @@ def checkpoint_of(run: str) -> Path:
         return find_verified(Path(run))[0]
     if not step.isdecimal():
         raise ConfigError(f"{run}: after @ stands the number of a step, such as {name}@1000")
+    if not Path(name).is_dir():
+        raise CheckpointError(f"{name}: no such folder; give a run")
     found = list_checkpoints(Path(name) / CHECKPOINTS_DIR)
     if int(step) not in found:
         kept = ", ".join(map(str, found)) or "none"

@@ -16,6 +16,8 @@ from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.export.huggingface import to_hf
+from ctxlm_ds.recipe.load import load_saved_config
+from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.checkpoints import make_config, make_tokenizer, random_weights, write_run
 
 SMALL_READS = 100
@@ -82,3 +84,14 @@ def test_what_cannot_be_averaged_is_refused_before_a_file_is_written(make: Calla
     with pytest.raises(ConfigError, match="--last 9: .* has fewer checkpoints"):
         last_of(run, 9)
     assert not list(tmp_path.iterdir())
+
+
+def test_models_of_different_tokenizers_are_refused(make: Callable[..., Path], tmp_path: Path) -> None:
+    """Their rows are of other words, although all shapes are equal."""
+    run = make("a")
+    size = load_saved_config(checkpoint(run) / "config.yaml").model.vocab_size
+    train_tokenizer("gpt2", iter(["other words have other pieces"] * 9), 300, tmp_path / "tok")
+    config = make_config("gpt2", tmp_path / "tok", vocab_size=size)
+    other = write_run(tmp_path / "other", config, random_weights(config))
+    with pytest.raises(CheckpointError, match="have different tokenizers, so their rows differ"):
+        average([run, other], None, tmp_path / "mean")

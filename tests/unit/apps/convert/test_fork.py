@@ -58,6 +58,8 @@ def test_what_is_wrong_leaves_nothing(trunk: Path, tmp_path: Path, monkeypatch: 
     new, step = tmp_path / "branch", find_verified(trunk)[1].step
     with pytest.raises(CheckpointError, match=rf"no checkpoint of step 77777; it has kept: {step}"):
         fork(f"{trunk}@77777", new)
+    with pytest.raises(CheckpointError, match="trnk: no such folder; give a run"):
+        fork(f"{tmp_path / 'trnk'}@{step}", new)
     with pytest.raises(ConfigError, match="after @ stands the number of a step"):
         fork(f"{trunk}@last", new)
     with pytest.raises(CheckpointError, match=r"cannot be continued with what has changed since:\n.*model.hidden_size"):
