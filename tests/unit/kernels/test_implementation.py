@@ -29,13 +29,12 @@ def test_auto_takes_the_first_row_that_suits_and_runs() -> None:
 
 def test_stored_code_of_other_sources_is_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Two versions of the kernels have other tags, which are part of torch.compile's keys; the user's tag stays."""
-    monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "user")
+    monkeypatch.setattr(implementation, "__file__", str(tmp_path / "implementation.py"))
     tags = []
     for source in ("x = 1", "x = 1", "x = 2"):
         (tmp_path / "triton").mkdir(exist_ok=True)
         (tmp_path / "triton" / "rows.py").write_text(source)
-        monkeypatch.setattr(implementation, "__file__", str(tmp_path / "implementation.py"))
-        torch.compiler.config.cache_key_tag = "user"
-        tag_compiled_code.__wrapped__()
-        tags.append(torch.compiler.config.cache_key_tag)
+        with torch.compiler.config.patch(cache_key_tag="user"):
+            tag_compiled_code.__wrapped__()
+            tags.append(torch.compiler.config.cache_key_tag)
     assert tags[0] == tags[1] != tags[2] and all(tag.startswith("user ctxlm_ds kernels ") for tag in tags)
