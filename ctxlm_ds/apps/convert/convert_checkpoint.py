@@ -6,6 +6,7 @@
     ctxlm convert sentence-transformers --model HF_DIR --output DIR
     ctxlm convert from-hf --model DIR --output DIR
     ctxlm convert tokenizer --checkpoint RUN_OR_STEP --tokenizer DIR --output DIR
+    ctxlm convert grow --checkpoint RUN_OR_STEP --set model.num_layers=28 --output DIR
     ctxlm convert from-megatron --checkpoint DIR  --tokenizer DIR --output DIR
     ctxlm convert from-fairseq  --checkpoint FILE --tokenizer DIR --output DIR
     ctxlm convert to-universal   --checkpoint RUN_OR_STEP --output DIR
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from ctxlm_ds.export.huggingface import Conversion
 
 CARD = "README.md"
-SENTENCES, VOCABULARY = "sentence-transformers", "tokenizer"
+SENTENCES, VOCABULARY, GROW = "sentence-transformers", "tokenizer", "grow"
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 LANGUAGE = re.compile(r"[a-z]{2,3}|multilingual")
 CHECKPOINT_HELP = "a run (its newest checkpoint) or a checkpoint"
@@ -63,6 +64,9 @@ def parse_arguments() -> argparse.Namespace:
     vocabulary = add_command(commands, VOCABULARY, text, f"{CHECKPOINT_HELP}, or a folder of from-hf")
     text = "rows of new tokens: the mean of their old pieces, or initial values (default: pieces)"
     vocabulary.add_argument("--method", choices=("pieces", "random"), default="pieces", help=text)
+    growth = add_command(commands, GROW, "a larger model, tiled from a checkpoint", f"{CHECKPOINT_HELP}, or of from-hf")
+    text = "sizes of the larger model, such as model.num_layers=28"
+    growth.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help=text)
     text = "BERT or GPT of Megatron-LM or Megatron-DeepSpeed as a Hugging Face folder"
     megatron = add_command(commands, "from-megatron", text, "a run (its newest checkpoint), or one checkpoint")
     text = "RoBERTa, BART or mBART of fairseq as a Hugging Face folder"
@@ -195,6 +199,10 @@ def convert_hf(arguments: argparse.Namespace) -> list[str]:
         from ctxlm_ds.apps.convert.vocabulary import change_tokenizer
 
         return change_tokenizer(arguments.checkpoint, arguments.tokenizer, out, arguments.method)
+    if arguments.command == GROW:
+        from ctxlm_ds.apps.convert.growth import grow
+
+        return grow(arguments.checkpoint, arguments.set, out)
     if arguments.command in ("onnx", SENTENCES):
         from ctxlm_ds.apps.convert.inference import to_onnx, to_sentence_transformers
 
@@ -251,7 +259,7 @@ def check_source(arguments: argparse.Namespace) -> None:
 
             check_tensors(source, arguments.new_head)
         return
-    of_runs = ("to-hf", "to-universal", VOCABULARY)
+    of_runs = ("to-hf", "to-universal", VOCABULARY, GROW)
     remedies = dict.fromkeys(of_runs, "; give a run or a checkpoint (RUN/checkpoints/step-…)")
     remedies |= dict.fromkeys(("onnx", SENTENCES), "; give a folder of ctxlm convert to-hf")
     remedies["from-hf"] = "; give a local folder (names on the Hub are not looked up)"
