@@ -62,8 +62,12 @@ def parse_arguments() -> argparse.Namespace:
     from_hf.add_argument("--new-head", action="store_true", help=text)
     text = "a checkpoint's weights for another vocabulary, for initialize_from"
     vocabulary = add_command(commands, VOCABULARY, text, f"{CHECKPOINT_HELP}, or a folder of from-hf")
-    text = "rows of new tokens: the mean of their old pieces, or initial values (default: pieces)"
-    vocabulary.add_argument("--method", choices=("pieces", "random"), default="pieces", help=text)
+    text = "rows of new tokens: mean of their old pieces, initial values, or known tokens with near vectors (pieces)"
+    vocabulary.add_argument("--method", choices=("pieces", "random", "static"), default="pieces", help=text)
+    text = "static: vectors of the new tokenizer's tokens, as word2vec's text"
+    vocabulary.add_argument("--vectors", type=Path, metavar="FILE", help=text)
+    text = "static: text to train these vectors on (extra downstream)"
+    vocabulary.add_argument("--corpus", type=Path, metavar="FILE", help=text)
     growth = add_command(commands, GROW, "a larger model, tiled from a checkpoint", f"{CHECKPOINT_HELP}, or of from-hf")
     text = "sizes of the larger model, such as model.num_layers=28"
     growth.add_argument("--set", nargs="+", action="extend", default=[], metavar="A.B=C", help=text)
@@ -198,7 +202,8 @@ def convert_hf(arguments: argparse.Namespace) -> list[str]:
     if arguments.command == VOCABULARY:
         from ctxlm_ds.apps.convert.vocabulary import change_tokenizer
 
-        return change_tokenizer(arguments.checkpoint, arguments.tokenizer, out, arguments.method)
+        static = arguments.vectors, arguments.corpus
+        return change_tokenizer(arguments.checkpoint, arguments.tokenizer, out, arguments.method, *static)
     if arguments.command == GROW:
         from ctxlm_ds.apps.convert.growth import grow
 

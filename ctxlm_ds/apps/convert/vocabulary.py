@@ -1,26 +1,28 @@
-"""Give a model another vocabulary: rows of tokens that both have stay, others are made from the old pieces."""
+"""Give a model another vocabulary: rows of tokens that both have stay, others are made from rows of other tokens."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from tempfile import NamedTemporaryFile
+from typing import Any, NamedTuple
+
+import torch
 
 from ctxlm_ds.atomic import output_folder
 from ctxlm_ds.checkpoint.chunk_index import write_weights
 from ctxlm_ds.checkpoint.folders import check_output
 from ctxlm_ds.console import logger
-from ctxlm_ds.errors import ExportError
+from ctxlm_ds.data.sources.corpus import Corpus
+from ctxlm_ds.errors import ConfigError, ExportError
 from ctxlm_ds.export.base import own_format_of
 from ctxlm_ds.export.weights import FRESH_SEED, CheckpointSource, check_finite, open_checkpoint
+from ctxlm_ds.installed import check_extra
 from ctxlm_ds.models.program import plain_program
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.tokenizers.base import SPECIAL_ROLES, Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
-
-if TYPE_CHECKING:
-    import torch
 
 UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
 
@@ -29,27 +31,38 @@ class Origin(NamedTuple):
     """What a row of the new vocabulary is made of."""
 
     kind: str
-    """`special`, `equal`, `pieces` or `initial`."""
+    """`special`, `equal`, `static`, `pieces` or `initial`."""
     rows: tuple[int, ...] = ()
     """Ids of the old vocabulary, whose rows are averaged."""
+    weights: tuple[float, ...] = ()
+    """Weight of each; empty for equal ones."""
 
 
-def change_tokenizer(checkpoint: Path, tokenizer: Path, output: Path, method: str = "pieces") -> list[str]:
+def change_tokenizer(
+    checkpoint: Path, tokenizer: Path, output: Path, method: str = "pieces",
+    vectors: Path | None = None, corpus: Path | None = None,
+) -> list[str]:  # fmt: skip
     """Write the weights of a checkpoint with rows for the tokens of another tokenizer; return lines to print.
 
     Special tokens keep the row of their role or name, and tokens of equal text theirs. With `pieces` another token's
-    row is the mean of the rows of the old tokens that its text has, with `random` an initial value. This holds for each
+    row is the mean of the rows of the old tokens that its text has, with `random` an initial value, with `static` that
+    of static_origins, whose vectors are in the file `vectors` or trained on the text file `corpus`. This holds for each
     parameter with a row for each word: tables of embeddings, untied and factorised ones, and biases of outputs.
 
     Raises:
-        CheckpointError, TokenizerError: a folder is missing or damaged.
+        CheckpointError, TokenizerError, DataError: a folder or file is missing or damaged.
+        ConfigError: `static` has no vectors, two sources of them, or none of a token that both tokenizers have.
         ExportError: the family reads words by their characters.
     """
+    if [vectors, corpus].count(None) != (1 if method == "static" else 2):
+        raise ConfigError(f"--method {method}: static needs either --vectors or --corpus, the others neither")
     check_output(output, checkpoint)
     source, new = open_checkpoint(checkpoint), load_tokenizer(tokenizer)
     if own_format_of(source.model.family) is not None:
         raise ExportError(f"model.family {source.model.family} reads characters, so no tokenizer has its rows")
     origins = trace(load_tokenizer(source.folder / "tokenizer"), new, method)
+    if method == "static":
+        origins = static_origins(origins, new, read_vectors(vectors, new) if vectors else train_vectors(corpus, new))
     model = source.model.model_copy(update={"vocab_size": new.vocab_size})
     program = plain_program(model, source.outputs)
     counts = Counter(origin.kind for origin in origins)
@@ -89,7 +102,7 @@ def _origin(
     same = known.get(shown) if is_text else old.token_to_id(new.id_to_token(number))
     if same is not None:
         return Origin("equal", (same,))
-    pieces = pieces_of(old, *shown) if method == "pieces" and is_text else ()
+    pieces = pieces_of(old, *shown) if method != "random" and is_text else ()
     return Origin("pieces", tuple(pieces)) if pieces else Origin("initial")
 
 
@@ -112,7 +125,61 @@ def _reader(
         result = initial(name)
         for row, origin in enumerate(origins):
             if origin.rows:
-                result[row] = value[list(origin.rows)].double().mean(dim=0)
+                found = value[list(origin.rows)].double()
+                weights = found.new_tensor(origin.weights or [1 / len(found)] * len(found))
+                result[row] = torch.tensordot(weights, found, dims=1)
         return result
 
     return read
+
+
+def static_origins(origins: Sequence[Origin], new: Tokenizer, vectors: Mapping[str, Any]) -> list[Origin]:
+    """Give each new token that has a vector the rows of near known tokens (FOCUS, Dobler and de Melo 2023).
+
+    Its row is the sum of the rows of the tokens of equal text, with the sparsemax of the cosines of their vectors as
+    weights. A token without a vector keeps its origin. Raises ConfigError if no token of equal text has one.
+    """
+    units = {number: torch.tensor(vectors[name]).double() for number in range(len(origins))
+             if (name := new.id_to_token(number)) in vectors}  # fmt: skip
+    units = {number: vector / vector.norm() for number, vector in units.items() if bool(vector.any())}
+    known = [number for number in units if origins[number].kind == "equal"]
+    if not known:
+        raise ConfigError("--method static: no token that both tokenizers have has a vector; is it of this tokenizer?")
+    table, result = torch.stack([units[number] for number in known]), list(origins)
+    for number in units.keys() - set(known) - new.special_ids:
+        weights = sparsemax(table @ units[number])
+        kept = weights.nonzero().flatten().tolist()
+        rows = tuple(origins[known[at]].rows[0] for at in kept)
+        result[number] = Origin("static", rows, tuple(weights[kept].tolist()))
+    return result
+
+
+def sparsemax(scores: torch.Tensor) -> torch.Tensor:
+    """Return the probabilities [n] that are nearest to scores [n] (Martins and Astudillo 2016, arXiv:1602.02068)."""
+    ordered = scores.sort(descending=True).values
+    bounds = (ordered.cumsum(0) - 1) / torch.arange(1, len(scores) + 1)
+    return (scores - bounds[(ordered > bounds).sum() - 1]).clamp_min(0.0)
+
+
+def read_vectors(path: Path, new: Tokenizer) -> Mapping[str, Any]:
+    """Read the vectors of the tokenizer's tokens, by name, from a file of word2vec; DataError if it is damaged."""
+    from ctxlm_ds.apps.downstream.features.sources import read_static
+
+    source = read_static(path, {new.id_to_token(number) for number in range(new.vocab_size)})
+    return {name: source.table[row] for name, row in source.rows.items()}
+
+
+def train_vectors(corpus: Path, new: Tokenizer) -> Mapping[str, Any]:
+    """Train fastText's vectors of the tokens with the settings of FOCUS's code; ConfigError without gensim."""
+    check_extra("downstream", ["gensim"])
+    from gensim.models import FastText
+
+    settings = {"vector_size": 100, "sg": 0, "negative": 10, "epochs": 3, "min_count": 10}
+    with NamedTemporaryFile("w", encoding="utf-8", suffix=".txt") as file:
+        for text in Corpus([str(corpus)], document="lines:1"):
+            file.write(" ".join(map(new.id_to_token, new.encode_batch([text])[0])) + "\n")
+        file.flush()
+        # One worker gives the same vectors each time. fastText has 2 million rows for parts of words.
+        rows = min(2_000_000, 20 * new.vocab_size)
+        found = FastText(corpus_file=file.name, **settings, workers=1, seed=0, bucket=rows).wv
+    return {name: found[name] for name in found.index_to_key}
