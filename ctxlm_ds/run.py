@@ -25,6 +25,7 @@ from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.layers import ModelBuild
 from ctxlm_ds.models.program import build_program
 from ctxlm_ds.objectives.base import Objective, build_objective
+from ctxlm_ds.parallel.parameters import fix_others
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.run_files import METRICS_NAME
 from ctxlm_ds.process.run_history import SAVE_FAILED, append_event
@@ -244,6 +245,7 @@ def engine_builder(
     read_logits = [str(objective.written_tokens)] if config.evaluation.continues else []
     fields = [field.name for field in objective.fields(config.data)]
     program = build_program(config.model, build, objective, config.teacher, kernels_of, read_logits, fields)
+    fix_others(program.facts, training.only)
 
     def build_engine() -> Engine:
         with explain_out_of_memory(config):

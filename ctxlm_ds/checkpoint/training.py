@@ -141,7 +141,7 @@ class TrainingCheckpoints(Saver):
             held = (fragment.start, fragment.length, fragment.shard)
             fragment.weight().copy_(reader.read(fragment.name, WEIGHT_KIND, *held))
             state = self.engine.optimizer_state(fragment.owner)
-            for kind in (kind for kind in kinds if kind in state):
+            for kind in (kind for kind in reader.kinds(fragment.name) if kind in kinds and kind in state):
                 view = fragment.moment(state, kind)
                 view.copy_(reader.read(fragment.name, kind, *held))
         self.engine.weights_changed()

@@ -90,8 +90,10 @@ def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> Non
             (zero / name).mkdir(parents=True)
             marks = cut_marks(whole.facts[name].split, len(whole.shapes[name]))
             _save(step, zero / name / f"{STEP_FILE}.pt")
-            for kind in reader.kinds(name):
-                _save({PARAM: reader.read_full(name, kind), **marks}, _file_of(zero, name, kind))
+            for kind in (WEIGHT_KIND, *reader.moment_kinds()):
+                is_kept = kind in reader.kinds(name)  # a run with training.only keeps no moments of the others
+                value = reader.read_full(name, kind) if is_kept else torch.zeros(whole.shapes[name])
+                _save({PARAM: value, **marks}, _file_of(zero, name, kind))
         # Groups without settings, so that the engine keeps its weight decay, betas and learning rate.
         optimizer = {"state": {0: {"step": updates}}, "param_groups": [{"params": []}]}
         groups: list[dict[str, Any]] = [{"params": []} for _ in range(MAX_GROUPS)]

@@ -113,9 +113,7 @@ def load_initial_moments(
     def values(kind: str) -> Iterator[tuple[str, torch.Tensor]]:
         for name, shape in model.trained_shapes.items():
             value = torch.zeros(shape)
-            if name in reader and kind not in reader.kinds(name):
-                continue
-            if name in reader:
+            if name in reader and kind in reader.kinds(name):
                 value = _extend(check_finite(f"{name} ({kind})", reader.read_full(name, kind), folder), value)
             yield name, value
 

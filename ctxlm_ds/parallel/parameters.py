@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.parallel.placement import Split
 
 Growth = Literal["vocabulary", "position table"]
@@ -70,6 +71,8 @@ class ParameterFacts:
     """True for the weight of a product within the repeated layers, which `muon` orthogonalises; False for tables."""
     trained: bool = True
     """False for a teacher's weights: they have no gradient and are not in checkpoints."""
+    fixed: bool = False
+    """True for a parameter that this run leaves as it is (training.only)."""
 
 
 def declare(module: nn.Module, **facts: ParameterFacts) -> None:
@@ -101,6 +104,23 @@ def collect_facts(model: nn.Module) -> dict[str, ParameterFacts]:
             "parameter is made"
         )
     return found
+
+
+def fix_others(facts: Mapping[str, ParameterFacts], only: Sequence[str]) -> Mapping[str, ParameterFacts]:
+    """Return the facts of a run that trains `only` the parameters whose names begin so; ConfigError if none does.
+
+    `embeddings` is also each parameter with a row for each word. None at all trains everything.
+    """
+    chosen: set[str] = set()
+    for start in only:
+        found = {name for name, own in facts.items() if own.trained and (
+            name.startswith(start) or (start == "embeddings" and own.grows == "vocabulary"))}  # fmt: skip
+        if not found:
+            starts = ", ".join(dict.fromkeys(name.partition(".")[0] for name in facts))
+            raise ConfigError(f"training.only: no parameter's name begins with {start}; they begin with {starts}")
+        chosen |= found
+    fixed = {name: replace(facts[name], fixed=True, matrix=False) for name in facts.keys() - chosen if only}
+    return {**facts, **fixed}
 
 
 def _own_facts(module: nn.Module) -> Mapping[str, ParameterFacts]:

@@ -80,6 +80,9 @@ class TrainingConfig(Section):
     gives max_steps, which the recipe leaves out or sets to null."""
     max_hours: PositiveFloat | None = None
     """Stop with a checkpoint after this wall time of this process."""
+    only: list[str] = []
+    """Train only parameters whose names begin so (`encoder.11.`, `embeddings`, which also takes all with a row for each
+    word); the others keep their values. Empty: all."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1234
     """Seed of weights, data order, masks and dropout."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
@@ -170,8 +173,7 @@ class AnomaliesConfig(Section):
     `rollback` to the last checkpoint and skip the rows since. An fp16 overflow counts only if the loss scale cannot be
     lowered further."""
     spike: Literal["ignore", "skip", "rollback"] = "ignore"
-    """Reaction to a loss more than spike_threshold standard deviations above the mean of the last spike_window_steps
-    good steps."""
+    """Reaction to a loss spike_threshold deviations above the mean of the last spike_window_steps good steps."""
     spike_threshold: PositiveFloat = 6.0
     """Number of standard deviations."""
     spike_window_steps: Annotated[int, Field(ge=1, le=10**6)] = 100
@@ -205,8 +207,7 @@ class LoggingConfig(Section):
     hooks: list[str] = []
     """Classes of your own that follow the run, as `package.module:Class` (docs/extending.md)."""
     peak_tflops: PositiveFloat | None = None
-    """Dense peak of a device in the run's precision for `mfu` in the metrics, 1e12 operations per second; null takes
-    the published one of known GPUs."""
+    """Dense peak of a device in the run's precision for `mfu`, 1e12 operations per second; null: that of known GPUs."""
 
 
 class ProfilerConfig(Section):
@@ -334,8 +335,7 @@ class RunConfig(Section):
     run_dir: str | None = None
     """Run directory; null is runs/NAME."""
     initialize_from: str | None = None
-    """Run, checkpoint or Hugging Face folder that initializes the weights; everything else starts at step 0, at which
-    held-out data is evaluated."""
+    """Run, checkpoint or Hugging Face folder that initializes the weights; steps start at 0, with an evaluation."""
     initialize_layers: list[Annotated[int, Field(ge=0, le=10_000)]] | Literal["spread"] | None = None
     """Repeated layers of initialize_from, numbered from 0, that initialize those of a smaller model, also of another
     family (a student of its teacher); `spread` takes the first, the last and equal steps between (0, 2, 4, 7, 9 and 11

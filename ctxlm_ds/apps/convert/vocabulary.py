@@ -62,7 +62,9 @@ def change_tokenizer(
         raise ExportError(f"model.family {source.model.family} reads characters, so no tokenizer has its rows")
     origins = trace(load_tokenizer(source.folder / "tokenizer"), new, method)
     if method == "static":
-        origins = static_origins(origins, new, read_vectors(vectors, new) if vectors else train_vectors(corpus, new))
+        origins = static_origins(
+            origins, new, read_vectors(vectors, new) if vectors else train_vectors(Path(corpus or ""), new)
+        )
     model = source.model.model_copy(update={"vocab_size": new.vocab_size})
     program = plain_program(model, source.outputs)
     counts = Counter(origin.kind for origin in origins)

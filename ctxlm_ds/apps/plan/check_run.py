@@ -258,6 +258,7 @@ def planned_model(
     """
     from ctxlm_ds.apps.plan.plan import Planner
     from ctxlm_ds.models.meter import CPU, CUDA
+    from ctxlm_ds.parallel.parameters import fix_others
 
     assumed, size = "", MODEL.registry.get(config.model.family).vocab_size or ASSUMED_WORDS
     if config.model.vocab_size is None:
@@ -272,6 +273,7 @@ def planned_model(
     settings = _in_memory(deepspeed) if on_cpu else dict(deepspeed)
     stage = ZeroSettings.of_json(settings).stage
     planner = Planner(config, Cluster(GPUS[0], 1, 1), {stage: settings}, CPU if on_cpu else CUDA)
+    fix_others(planner.model.facts, config.training.only)
     memory = planner.memory(layout_of(config.parallel, config.training, stage, world_size))
     parts = ", ".join(f"{name} {part / GIB:.2f}" for name, part in asdict(memory).items())
     planned_for = "planned for a GPU" if why_not is None else f"planned for a GPU (none is here, and {why_not})"

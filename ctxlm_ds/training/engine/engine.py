@@ -17,6 +17,7 @@ from ctxlm_ds.models.layers import LayerSequence
 from ctxlm_ds.models.program import Program
 from ctxlm_ds.models.stages import blocks_per_stage, plan_stages
 from ctxlm_ds.objectives.base import Objective
+from ctxlm_ds.parallel.parameters import fix_others
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.library_noise import without_known_prints
 from ctxlm_ds.recipe.json_source import ZeroSettings
@@ -48,6 +49,7 @@ from ctxlm_ds.training.optimizers.build import (
     forget_state,
     parameter_groups,
     restore_state,
+    set_rate,
     use_full_vectors,
 )
 from ctxlm_ds.training.optimizers.steps import ParameterLayout, Sharers, Stepper
@@ -97,7 +99,7 @@ class Engine:
         needs_mpu = topology.tensor_parallel_size > 1 and not self._is_pipeline
         self._mpu = model_parallel_unit(topology) if needs_mpu else None
         logger.info("building the model (%s parameters)", f"{program.num_parameters:,}")
-        self._facts, self._shapes = program.facts, program.trained_shapes
+        self._facts, self._shapes = fix_others(program.facts, config.training.only), program.trained_shapes
         model = self._build_model(deepspeed_config)
         named = model.full_named_parameters() if self._is_pipeline else list(model.named_parameters())
         self._frozen = {name: parameter.requires_grad_(False) for name, parameter in named if name not in self._shapes}
@@ -222,9 +224,10 @@ class Engine:
         return self._inner.state.get(owner, {})
 
     def moment_kinds(self) -> dict[str, tuple[str, ...]]:
-        """Return the names of each parameter's moments."""
+        """Return the names of each parameter's moments; fixed ones have none in checkpoints."""
         if not self.config.optimizer.handed_over:
-            return {name: self.config.optimizer.moments_of(self._facts[name].matrix) for name in self._shapes}
+            facts, moments = self._facts, self.config.optimizer.moments_of
+            return {name: () if facts[name].fixed else moments(facts[name].matrix) for name in self._shapes}
         items = [(owner, item) for owner in self._owners() for item in self.optimizer_state(owner).items()]
         kinds = tuple(sorted({name for owner, (name, value) in items if is_moment(owner, value)}))
         return dict.fromkeys(self._shapes, kinds)
@@ -330,8 +333,7 @@ class Engine:
             self._deepspeed.micro_steps = 0
         counts = self._totals.counts_of(step)
         factors = self._factors(counts.predictions, len(step.micro_batches))
-        for group in self._inner.param_groups:
-            group["lr"] = learning_rate
+        set_rate(self._inner, learning_rate)
         try:
             sums = self._run.train(step, step_index, factors)
         except StepInterrupted:

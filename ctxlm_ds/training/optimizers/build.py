@@ -18,13 +18,29 @@ LANES = 64
 def parameter_groups(
     named: Iterable[tuple[str, torch.nn.Parameter]], facts: Mapping[str, ParameterFacts], settings: OptimizerSection
 ) -> list[dict[str, Any]]:
-    """Split the parameters into matrices that the optimizer takes complete, other weights, and the rest."""
+    """Split the parameters into matrices that the optimizer takes complete, other weights, the rest, and fixed ones.
+
+    The gradients of fixed ones become 0, so that norms are those of the trained ones, in every layout.
+    """
     found: dict[GroupKind, list[torch.nn.Parameter]] = {"matrices": [], "weights": [], "rest": []}
+    fixed: list[torch.nn.Parameter] = []
     for name, parameter in named:
+        if facts[name].fixed:
+            parameter.register_hook(torch.zeros_like)
+            fixed.append(parameter)
+            continue
         own = settings.matrix_moments is not None and facts[name].matrix
         found["matrices" if own else "weights" if facts[name].decays else "rest"].append(parameter)
     optimizer = optimizer_of(settings)
-    return [{"params": group, **optimizer.group_settings(kind)} for kind, group in found.items() if group]
+    groups = [{"params": group, **optimizer.group_settings(kind)} for kind, group in found.items() if group]
+    still = {**optimizer.group_settings("rest"), "weight_decay": 0.0, "fixed": True}
+    return [*groups, {"params": fixed, **still}] if fixed else groups
+
+
+def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Set the learning rate of the next update; that of fixed parameters is 0."""
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0 if group.get("fixed") else learning_rate
 
 
 def completed_updates(optimizer: torch.optim.Optimizer) -> int:

@@ -9,7 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from ctxlm_ds.parallel.parameters import ONES, ZEROS, Normal, ParameterFacts, collect_facts, declare, freeze
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.models.program import plain_program
+from ctxlm_ds.parallel.parameters import ONES, ZEROS, Normal, ParameterFacts, collect_facts, declare, fix_others, freeze
+from tests.sections import model_section
 
 WEIGHT, BIAS = ParameterFacts(Normal(0.02), decays=True), ParameterFacts(ZEROS, decays=False)
 
@@ -55,3 +58,15 @@ def test_a_frozen_module_keeps_its_other_facts() -> None:
     found = collect_facts(model)
     assert found["teacher.0.weight"] == replace(WEIGHT, trained=False)
     assert not found["teacher.0.bias"].trained and found["student.weight"] == WEIGHT
+
+
+def test_a_run_may_train_some_parameters_alone() -> None:
+    whole = plain_program(model_section(family="bert", vocab_size=50), ["predicted_logits"]).facts
+    assert fix_others(whole, []) == whole
+    found = fix_others(whole, ["embeddings", "encoder.1."])
+    trained = {name for name, facts in found.items() if not facts.fixed}
+    starts = {name.partition(".")[0] for name in trained if not name.startswith("encoder.1.")}
+    assert starts == {"word_embeddings", "embeddings", "mlm_bias"}
+    assert not any(facts.matrix and facts.fixed for facts in found.values())
+    with pytest.raises(ConfigError, match=r"no parameter's name begins with layers; they begin with .*encoder"):
+        fix_others(whole, ["embeddings", "layers"])
