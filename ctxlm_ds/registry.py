@@ -166,6 +166,7 @@ SCHEDULES = Registry(
         "cosine": "ctxlm_ds.training.schedules.schedule:Cosine",
         "inverse_sqrt": "ctxlm_ds.training.schedules.schedule:InverseSqrt",
         "wsd": "ctxlm_ds.training.schedules.schedule:WarmupStableDecay",
+        "segments": "ctxlm_ds.training.schedules.schedule:Segments",
         "constant": "ctxlm_ds.training.schedules.schedule:Constant",
     },
 )

@@ -12,7 +12,15 @@ from typing import Any, ClassVar, Literal
 
 from ctxlm_ds.recipe.check import total_schedule_steps, warmup_schedule_steps
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.sections import PositiveFloat, Probability, ScheduleSection
+from ctxlm_ds.recipe.sections import (
+    PositiveFloat,
+    PositiveFraction,
+    PositiveSteps,
+    Probability,
+    ScheduleSection,
+    Section,
+    SmallInt,
+)
 from ctxlm_ds.registry import SCHEDULES
 
 INVERSE_SQRT_TIMESCALE_STEPS = 10_000
@@ -168,6 +176,80 @@ class WarmupStableDecay(Decay):
         decay_steps = round(self.settings.decay_fraction * self.total_steps)
         share = min(1.0, (self.total_steps - position) / decay_steps) if decay_steps else 1.0
         return share if self.settings.decay_shape == "linear" else 1.0 - math.sqrt(1.0 - share)
+
+
+class Segment(Section):
+    """A part of a schedule, which begins at the rate at which the one before it ends."""
+
+    shape: Literal["warmup", "constant", "linear", "cosine", "one_minus_sqrt"]
+    """A linear rise, no change, or the form of a decay."""
+    steps: PositiveSteps | None = None
+    """Steps; give this or share."""
+    share: PositiveFraction | None = None
+    """Steps as a share of total_steps, rounded down."""
+    to: Probability | None = None
+    """Rate at its end as a share of the peak; null: 1 after a warmup, 0 after a decay."""
+    repeats: SmallInt = 1
+    """Times in a row that it runs, each from the rate at which the first begins (restarts)."""
+
+    def between(self, progress: float, begin: float, end: float) -> float:
+        """Return the rate after a part of the segment, from 0 to 1, that runs from `begin` to `end`."""
+        if self.shape == "warmup":
+            return begin + (end - begin) * progress
+        if self.shape == "cosine":
+            return end + (begin - end) * 0.5 * (1.0 + math.cos(math.pi * progress))
+        return end + (begin - end) * (1.0 - (math.sqrt(progress) if self.shape == "one_minus_sqrt" else progress))
+
+
+class SegmentsSection(ScheduleSection):
+    """Segments in a row, after the warmup if there is one; the rate stays at that of the last one's end."""
+
+    decays_to_the_end: ClassVar = False
+
+    name: str = "segments"
+    segments: list[Segment] = []
+    """The segments: `{shape: cosine, share: 0.3, to: 0.1, repeats: 3}`; a warmup at the beginning rises from 0."""
+
+    @property
+    def idle_settings(self) -> tuple[str, ...]:
+        return ("final_learning_rate",)
+
+    def runs(self, total_steps: int) -> Iterator[tuple[Segment, int, float, float]]:
+        """Yield each segment as often as it repeats, its steps, and the shares of the peak at its begin and end."""
+        begin = float(not self.segments or self.segments[0].shape != "warmup")
+        for part in self.segments:
+            steps = part.steps or int(round((part.share or 0.0) * total_steps, 6))
+            end = float(part.shape == "warmup") if part.to is None else part.to
+            end = begin if part.shape == "constant" else end
+            yield from [(part, steps, begin, end)] * part.repeats
+            begin = end
+
+    def problems(self, total_steps: int, warmup_steps: int) -> Iterator[Problem]:
+        found, left = [], total_steps - warmup_steps
+        for part, steps, begin, end in self.runs(total_steps):
+            left -= steps
+            if (part.steps is None) == (part.share is None) or not steps:
+                found.append(f"{part.shape} needs either steps or share, of at least one step")
+            elif (begin - end) * (-1 if part.shape == "warmup" else 1) < 0:
+                found.append(f"{part.shape} from {begin:g} to {end:g} of the peak: a warmup rises and a decay falls")
+        if left < 0 or not self.segments:
+            found.append(f"the segments have {total_steps - warmup_steps - left} of {total_steps - warmup_steps} steps")
+        if found:
+            yield Problem("schedule.segments", "; ".join(dict.fromkeys(found)), ("schedule.total_steps",))
+
+
+class Segments(Decay):
+    """Segments in a row."""
+
+    section = SegmentsSection
+
+    def rate(self, position: int, peak: float) -> float:
+        start, end = self.warmup_steps, 1.0
+        for part, steps, begin, end in self.settings.runs(self.total_steps):
+            if position < start + steps:
+                return float(part.between((position - start) / steps, begin * peak, end * peak))
+            start += steps
+        return end * peak
 
 
 class ConstantSection(ScheduleSection):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 import transformers
 from transformers import optimization
 
+from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
@@ -91,6 +94,55 @@ def test_wsd(final: float, shape: str, theirs: str) -> None:
     found = ours(name="wsd", warmup_steps=7, decay_fraction=0.2, decay_shape=shape, final_learning_rate=final)
     start = 7 if final else 0  # transformers starts the warmup at the final rate, ours at 0 in every schedule
     assert found[start:] == pytest.approx(expected[start:], rel=1e-9, abs=1e-18)
+
+
+@pytest.mark.parametrize(
+    ("known", "segments"),
+    [
+        ({"name": "linear", "warmup_steps": 7, "final_learning_rate": PEAK / 8},
+         [{"shape": "warmup", "steps": 7}, {"shape": "linear", "steps": 53, "to": 0.125}]),
+        ({"name": "cosine", "warmup_steps": 7},
+         [{"shape": "warmup", "steps": 7}, {"shape": "cosine", "steps": 53}]),
+        ({"name": "wsd", "warmup_steps": 6, "decay_fraction": 0.2},
+         [{"shape": "warmup", "share": 0.1}, {"shape": "constant", "share": 0.7}, {"shape": "linear", "share": 0.2}]),
+        ({"name": "wsd", "decay_fraction": 0.2, "decay_shape": "one_minus_sqrt"},
+         [{"shape": "constant", "share": 0.8}, {"shape": "one_minus_sqrt", "share": 0.2}]),
+    ],
+)  # fmt: skip
+def test_segments_equal_the_schedules_that_they_can_express(known: Any, segments: Any) -> None:
+    assert ours(name="segments", segments=segments) == pytest.approx(ours(**known), rel=1e-15, abs=PEAK * 1e-15)
+
+
+def test_a_segment_may_restart_and_another_continue() -> None:
+    """Two waves of 20 steps from the peak (Loshchilov and Hutter 2017), a new warmup, and a decay from there."""
+    waves = {"shape": "cosine", "steps": 20, "to": 0.1, "repeats": 2}
+    rest = [{"shape": "warmup", "steps": 4, "to": 0.5}, {"shape": "linear", "steps": 10, "to": 0.3}]
+    found = [rate / PEAK for rate in ours(name="segments", warmup_steps=2, segments=[waves, *rest])]
+    wave = [0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * step / 20)) for step in range(20)]
+    rise, fall = [0.1 + 0.4 * step / 4 for step in range(4)], [0.5 - 0.2 * step / 10 for step in range(10)]
+    wanted = [0.0, 0.5, *wave, *wave, *rise, *fall, 0.3]
+    assert found[: len(wanted)] == pytest.approx(wanted, abs=1e-12) and set(found[len(wanted) :]) == {found[-1]}
+    assert found[-1] == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("segments", "message"),
+    [
+        ([], "the segments have 0 of 60 steps"),
+        ([{"shape": "linear", "share": 0.6, "repeats": 2}], "the segments have 72 of 60 steps"),
+        ([{"shape": "linear"}], "linear needs either steps or share"),
+        ([{"shape": "linear", "share": 0.1, "steps": 6}], "linear needs either steps or share"),
+        ([{"shape": "linear", "share": 0.001}], "of at least one step"),
+        ([{"shape": "linear", "steps": 5, "to": 0.2}, {"shape": "cosine", "steps": 5, "to": 0.4}],
+         "cosine from 0.2 to 0.4 of the peak: a warmup rises and a decay falls"),
+        ([{"shape": "linear", "steps": 5}, {"shape": "wave", "steps": 5}], "wave"),
+    ],
+)  # fmt: skip
+def test_wrong_segments_are_one_error(segments: Any, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"schedule: {{name: segments, segments: {json.dumps(segments)}}}\ntraining: {{max_steps: 60}}\n")
+    with pytest.raises(ConfigError, match=message):
+        load_config(path)
 
 
 def test_a_decay_over_the_whole_run_starts_at_the_peak() -> None:
