@@ -54,6 +54,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("status", "apps.cluster.run_status", "state of runs"),
         Command("report", "apps.report.run_report", "curves of a run"),
         Command("batch", "apps.text.sample_rows:batch", "show rows as the model read them"),
+        Command("ledger", "apps.report.ledger", "what the weights of a checkpoint have read, and when"),
         Command("fork", "apps.convert.fork", "branch off a run at a checkpoint, with other settings"),
         Command("average", "apps.convert.average", "average the weights of checkpoints"),
         Command("convert", "apps.convert.convert_checkpoint", "to and from Hugging Face and other formats"),

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from ctxlm_ds.atomic import fsync_path, is_full_disk, write_text
 from ctxlm_ds.checkpoint import folders
 from ctxlm_ds.checkpoint.chunk_index import WrittenFiles
+from ctxlm_ds.checkpoint.ledger import LEDGER_NAME
 from ctxlm_ds.checkpoint.manifest import Manifest, find_changed, refuse_damage, seal, share_of, verify
 from ctxlm_ds.checkpoint.saved_state import reached_words
 from ctxlm_ds.console import logger
@@ -295,6 +296,8 @@ class CheckpointManager:
     def _move_latest(self, final: Path) -> None:
         try:
             write_text(self.directory / folders.LATEST_NAME, final.name + "\n")
+            if (ledger := final / LEDGER_NAME).is_file():
+                write_text(self.directory.parent / LEDGER_NAME, ledger.read_text(encoding="utf-8"))
         except OSError as error:
             why = folders.explain(error)
             logger.warning("%s is complete, but %s could not be moved: %s", final, folders.LATEST_NAME, why)

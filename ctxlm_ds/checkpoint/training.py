@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.checkpoint.chunk_index import CARRIED_KIND, WEIGHT_KIND, merge_index
+from ctxlm_ds.checkpoint.ledger import LEDGER_NAME, Ledger, Segment, inherited, open_segment, read_ledger
 from ctxlm_ds.checkpoint.manager import CheckpointManager, Write
 from ctxlm_ds.checkpoint.rank_states import RankStates
 from ctxlm_ds.checkpoint.reader import CheckpointReader
@@ -61,6 +62,8 @@ class TrainingCheckpoints(Saver):
         self._data = dict(data)
         self._topology: Topology = engine.topology
         self._states = RankStates(engine)
+        self._read: list[Segment] = []
+        """Ledger of the weights when they were last saved or loaded."""
         self.changed_settings: list[str] = []
         """Settings of the recipe that the last resume found changed, as `name old -> new`."""
 
@@ -89,6 +92,7 @@ class TrainingCheckpoints(Saver):
 
     def _finisher(self, state: TrainState) -> Callable[[Path, list[Any]], None]:
         """Return the function by which rank 0 adds the other files, all of this moment."""
+        now = TrainState.from_dict(asdict(state))
         scalars, made_by = self.engine.scalars(), environment(self.engine, self._config.training)
         document = {"train_state": asdict(state), "data": self._data, "environment": made_by}
         described = json.dumps(document | {"deepspeed": self.engine.json_optimizer}, indent=1)
@@ -96,6 +100,9 @@ class TrainingCheckpoints(Saver):
         def finish(folder: Path, chunks_by_rank: list[Any]) -> None:
             merge_index(folder, chunks_by_rank, scalars)
             (folder / STATE_NAME).write_text(described)
+            self._read = [*self._read[:-1], *(last.up_to(now) for last in self._read[-1:])]
+            if self._read:
+                (folder / LEDGER_NAME).write_text(Ledger(segments=self._read).model_dump_json(indent=1))
             (folder / "config.yaml").write_text(dump_config(self._config))
             shutil.copytree(self._tokenizer_dir, folder / "tokenizer")
 
@@ -107,6 +114,7 @@ class TrainingCheckpoints(Saver):
         Raises CheckpointError if the checkpoint is damaged, or belongs to another model, data or seed.
         """
         if folder is None:
+            self._read = open_segment(inherited(self._config.initialize_from), self._config, self._data, 0)
             return None
         described = read_saved_state(folder)
         if not described:
@@ -122,6 +130,7 @@ class TrainingCheckpoints(Saver):
         self.engine.restore_scalars(scalars)
         _load_carried(self.engine, reader, described["environment"])
         state = TrainState.from_dict(described["train_state"])
+        self._read = open_segment(read_ledger(folder), self._config, self._data, state.rows_consumed, state.step)
         saved_config = load_saved_config(folder / "config.yaml")
         differences = self._changed_environment(described["environment"])
         run_dir, last_step = folder.parent.parent, self._config.training.max_steps

@@ -77,7 +77,7 @@ class ChunkEncoder:
         result.records = len(documents) + len(result.bad_records)
         spans = [document.spans for document in documents if isinstance(document, SpannedDocument)]
         keys = self.config.json_keys
-        encoded = [self._encode([document[key] for document in documents], spans) for key in keys]
+        encoded = [self.encode([document[key] for document in documents], spans) for key in keys]
         words = np.array([[len(document[key].split()) for document in documents] for key in keys], dtype=np.int64)
         if self.config.join_keys:
             encoded, words = [joined(encoded)], words.sum(axis=0, keepdims=True)
@@ -90,7 +90,7 @@ class ChunkEncoder:
         result.empty_documents = int(kept.size - np.count_nonzero(kept))
         return result
 
-    def _encode(self, texts: Sequence[str], spans: Sequence[Spans]) -> EncodedDocuments:
+    def encode(self, texts: Sequence[str], spans: Sequence[Spans] = ()) -> EncodedDocuments:
         """Encode all texts; one without any token has no sequences."""
         split = [self._split(text) for text in texts]
         flags = None

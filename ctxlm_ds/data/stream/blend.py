@@ -271,8 +271,12 @@ RowStream = RowOrder | LaneOrder | BlendedRows
 
 def train_stream(rows: RowSource, data: DataSection, training: TrainingConfig) -> RowStream:
     """Return the stream of a run over the rows of data.train, one index for each."""
+    return stream_of([len(index) for index in rows.indexes], data, training)
+
+
+def stream_of(counts: Sequence[int], data: DataSection, training: TrainingConfig) -> RowStream:
+    """Return the stream over sources that have so many rows in an epoch."""
     seed = training.seed
-    counts = [len(index) for index in rows.indexes]
     if data.in_lanes:
         return LaneOrder(sum(counts), training.global_batch_size)
     epochs = [source.epochs or 1.0 for source in data.train]

@@ -28,6 +28,7 @@ from ctxlm_ds.data.index.record import SourcePart
 from ctxlm_ds.data.index.storage import build_once, write_meta
 from ctxlm_ds.data.numba_random import Permutation
 from ctxlm_ds.data.sample import starts_of
+from ctxlm_ds.data.stream.word_budget import words_of
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.sections import DataSection, RowSettings, TrainSource, ValidationSource
 from ctxlm_ds.recipe.source_rules import PARTS, source_names, split_shares
@@ -53,13 +54,21 @@ class RunRows:
     validation: Mapping[str, RowSource]
 
     def describe(self, sources: Sequence[TrainSource], tokenizer: Tokenizer) -> dict[str, Any]:
-        """Return the facts that must be the same for a resume to continue the same stream."""
+        """Return the facts that must be the same for a resume to continue the same stream, and those of a ledger.
+
+        `tokens` are those of an epoch, `words` those of the documents (None if they are not counted), `fingerprint` is
+        that of the dataset at `path`.
+        """
         found = [
             {
                 "path": source.path,
                 "documents": index.meta["dataset"]["documents"],
                 "rows": len(index),
                 "index": index.meta["key"],
+                "fingerprint": (index.dataset.metadata or {}).get(SHUFFLED_FROM, index.dataset.fingerprint),
+                "tokens": index.meta["tokens"],
+                "words": words_of(index.dataset, tuple(index.meta["dataset"]["documents"])),
+                "passes": index.meta["settings"]["num_duplicates"],
             }
             for source, index in zip(sources, self.train.indexes, strict=True)
         ]

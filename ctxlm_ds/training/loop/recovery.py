@@ -73,8 +73,11 @@ class Recovery:
 
     def must_go_back(self, state: TrainState, step: Step, result: StepResult) -> bool:
         """Note a good step after `state`; record one that is skipped, or raise TrainingError if the run must stop."""
+        batch = [state.rows_consumed, state.rows_consumed + step.rows_consumed]
         if result.anomaly is None:
-            if not result.skipped:
+            if result.skipped:
+                state.skipped_rows.append(batch)
+            else:
                 self.note_good(state, result.loss)
             return False
         action, why = self.decide(state, result.anomaly)
@@ -84,6 +87,7 @@ class Recovery:
             raise TrainingError(why)
         if action == "skip":
             state.skips_in_a_row += 1
+            state.skipped_rows.append(batch)
             self._warn(state, step, f"{why}: the batch is skipped")
             self._record(SKIP, state, step, result, why)
         return action == "rollback"
@@ -95,6 +99,7 @@ class Recovery:
         self._warn(state, step, f"{why}: the run goes back to its last good checkpoint and passes over the rows since")
         good = self.load_last_good()
         passed = {"first": good.rows_consumed, "count": next_row - good.rows_consumed}
+        good.rolled_back_rows.append([good.rows_consumed, next_row])
         good.rows_consumed, good.rollbacks = next_row, state.rollbacks + 1
         self._record(ROLLBACK, state, step, result, why, to_step=good.step, passed_over=passed)
         return good, self.steps_from(next_row)

@@ -34,6 +34,10 @@ class TrainState:
     """Losses of the last good steps, oldest first, against which spikes are measured."""
     seconds: float = 0.0
     """Wall time spent in training steps, over all restarts."""
+    skipped_rows: list[list[int]] = field(default_factory=list)
+    """[first, after] positions in the stream of batches whose gradients were not applied."""
+    rolled_back_rows: list[list[int]] = field(default_factory=list)
+    """The same of the rows that rollbacks passed over."""
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainState:

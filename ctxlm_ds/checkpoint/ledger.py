@@ -1,0 +1,174 @@
+"""The ledger of a checkpoint: which rows its weights have read, through all their ancestors.
+
+ledger.json has a segment for each contiguous range of rows of one stream. What the rows hold follows from the settings
+of the segment and the position (document_reads.py), so nothing is stored per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, find_newest_intact
+from ctxlm_ds.checkpoint.manifest import verify
+from ctxlm_ds.checkpoint.saved_state import SOURCES, read_saved_state
+from ctxlm_ds.data.stream.blend import RowStream, stream_of
+from ctxlm_ds.errors import CheckpointError
+from ctxlm_ds.recipe.load import load_saved_config
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.training.loop.state import TrainState
+
+LEDGER_NAME = "ledger.json"
+POSITIONS_AT_ONCE = 1 << 20
+Range = tuple[int, int]
+"""First position of a stream, and the one after the last."""
+
+
+class Segment(BaseModel):
+    """Rows `first` to `after` - 1 of one stream, without those that were skipped or rolled back."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    run: str
+    initialized_from: str | None
+    """What the run began with; the weights of a first segment have no ledger."""
+    first: int = Field(alias="from")
+    after: int = Field(alias="to")
+    settings: dict[str, Any]
+    """Sections of the recipe that decide the rows and their order."""
+    batches: list[tuple[int, int, int, tuple[int, int, int] | None]]
+    """Row, the step before it, and from there on training.global_batch_size and batch_ramp."""
+    sources: list[dict[str, Any]]
+    """Those of RunRows.describe, each with what was `read`: rows and epochs, and by the mean of a row tokens and words,
+    exact after complete epochs."""
+    skipped: list[Range] = []
+    rolled_back: list[Range] = []
+    computed: bool = False
+    """True if it is of a checkpoint without a ledger: batches that were skipped and the steps are not known."""
+
+    @cached_property
+    def config(self) -> RunConfig:
+        return RunConfig.model_validate(self.settings)
+
+    @cached_property
+    def stream(self) -> RowStream:
+        return stream_of([source["rows"] for source in self.sources], self.config.data, self.config.training)
+
+    def order(self) -> tuple[object, ...]:
+        """Return what segments of one stream have in common."""
+        data, training = self.config.data, self.config.training
+        mix = [(each.weight, each.epochs, each.language) for each in data.train]
+        lanes, keys = training.global_batch_size if data.in_lanes else 0, [source["index"] for source in self.sources]
+        return training.seed, self.config.objective.name, data.blend, data.temperature, mix, lanes, keys
+
+    def positions(self, first: int) -> Iterator[NDArray[np.int64]]:
+        """Yield the positions from `first` on whose gradients were applied, in pieces."""
+        for begin in range(first, self.after, POSITIONS_AT_ONCE):
+            applied = np.ones(min(POSITIONS_AT_ONCE, self.after - begin), dtype=np.bool_)
+            for start, end in (*self.skipped, *self.rolled_back):
+                applied[max(0, start - begin) : max(0, end - begin)] = False
+            yield begin + np.flatnonzero(applied)
+
+    def steps_at(self, positions: Sequence[int]) -> list[int | None]:
+        """Return the step, counted from 1, whose batch holds each position; None if that is not known."""
+        starts, steps, back = [self.first], [0], dict(self.rolled_back)
+        ends = [*(row for row, *_ in self.batches[1:]), self.after]
+        for (row, step, size, ramp), end in zip(self.batches, ends, strict=True):
+            training = self.config.training.model_copy(update={"global_batch_size": size, "batch_ramp": ramp})
+            while row < end:
+                if row not in back:
+                    step += 1
+                    starts.append(row)
+                    steps.append(step)
+                row = back.get(row) or row + training.batch_size_at(row)
+        places = np.searchsorted(starts, positions, side="right").tolist()
+        return [None if self.computed else steps[place - 1] for place in places]
+
+    def up_to(self, state: TrainState) -> Segment:
+        """Return the segment once it has grown to the position of `state`."""
+        ranges = {"skipped": state.skipped_rows, "rolled_back": state.rolled_back_rows}
+        own = {name: [tuple(one) for one in found if one[0] >= self.first] for name, found in ranges.items()}
+        grown = self.model_copy(update={"after": state.rows_consumed, **own})
+        ends = np.cumsum([source["rows"] for source in self.sources])
+        counts = np.zeros(len(ends) + 1, dtype=np.int64)
+        for found in grown.positions(self.after):
+            rows = self.stream.at(found).rows if len(ends) > 1 else np.zeros_like(found)
+            counts += np.bincount(np.searchsorted(ends, rows, side="right"), minlength=len(counts))
+        counted = zip(self.sources, counts[:-1].tolist(), strict=True)
+        sources = [source | {"read": _read(source, count)} for source, count in counted]
+        return grown.model_copy(update={"sources": sources})
+
+
+def _read(source: Mapping[str, Any], more: int) -> dict[str, float | None]:
+    """Return what was read of a source after more rows."""
+    rows = source.get("read", {"rows": 0})["rows"] + more
+    epochs, tokens, words = rows / max(1, source["rows"]), source.get("tokens"), source.get("words")
+    words = None if words is None else round(epochs * words * source["passes"])
+    return {"rows": rows, "epochs": epochs, "tokens": tokens and round(epochs * tokens), "words": words}
+
+
+class Ledger(BaseModel):
+    """The file."""
+
+    format: Literal["ctxlm_ds-ledger"] = "ctxlm_ds-ledger"
+    version: Literal[1] = 1
+    segments: list[Segment]
+
+
+def open_segment(
+    segments: Sequence[Segment], config: RunConfig, data: Mapping[str, Any], rows_consumed: int, step: int = 0
+) -> list[Segment]:
+    """Return the segments of weights that read on, after `step` steps, at a position of a recipe's stream.
+
+    `data` is RunRows.describe. The last segment continues if it is of this stream and ends there; otherwise an empty
+    one is added.
+    """
+    batches = rows_consumed, step, config.training.global_batch_size, config.training.batch_ramp
+    values = {
+        "run": str(config.directory),
+        "initialized_from": config.initialize_from,
+        "from": rows_consumed,
+        "to": rows_consumed,
+        "settings": config.model_dump(mode="json", include={"data", "objective", "training"}),
+        "batches": [batches],
+        "sources": data.get(SOURCES, []),
+    }
+    now = Segment.model_validate(values)
+    last = segments[-1] if segments else None
+    if last is None or last.after != rows_consumed or last.order() != now.order():
+        return [*segments, now]
+    sources = [{**before, **source} for before, source in zip(last.sources, now.sources, strict=True)]
+    more = [] if last.batches[-1][2:] == batches[2:] else [batches]
+    return [*segments[:-1], last.model_copy(update={"sources": sources, "batches": [*last.batches, *more]})]
+
+
+def read_ledger(folder: Path) -> list[Segment]:
+    """Return the segments of a checkpoint; without ledger.json the one that its recipe and state.json give, if any.
+
+    Raises CheckpointError if a file is damaged.
+    """
+    if (path := folder / LEDGER_NAME).is_file():
+        try:
+            return Ledger.model_validate_json(path.read_bytes()).segments
+        except ValidationError as error:
+            where = ".".join(map(str, error.errors()[0]["loc"]))
+            raise CheckpointError(f"{path}: damaged or of another version ({where}); use another checkpoint") from None
+    if not (described := read_saved_state(folder)):
+        return []
+    (segment,) = open_segment([], load_saved_config(folder / "config.yaml"), described["data"], 0)
+    state = TrainState.from_dict(described["train_state"])
+    return [segment.model_copy(update={"computed": True}).up_to(state)]
+
+
+def inherited(source: str | None) -> list[Segment]:
+    """Return the segments of the weights that `initialize_from` names; none if they have no ledger."""
+    folder = Path(source or "/")
+    if (folder / CHECKPOINTS_DIR).is_dir():
+        folder = find_newest_intact(folder / CHECKPOINTS_DIR, partial(verify, quick=True), speaks=False)[0] or folder
+    return read_ledger(folder) if source else []
