@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.errors import EXIT_UNEXPECTED, CheckpointError
+from ctxlm_ds.errors import EXIT_UNEXPECTED, CheckpointError, ConfigError
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.json_source import DEFAULT_CONFIG, load_deepspeed_json
@@ -102,6 +102,8 @@ class Run:
         """
         from ctxlm_ds.process.launch import discover_ranks
 
+        if config.phases:
+            raise ConfigError("phases: Run trains one phase; take Run(run_phases(config)[0].config)")
         self.config = config
         self._ranks = discover_ranks()
         check_config(config, self._ranks.world_size)

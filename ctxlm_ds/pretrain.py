@@ -6,16 +6,20 @@ Heavy libraries are imported only after the recipe has been checked.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.apps.init.recipes import print_recipes
 from ctxlm_ds.apps.plan.check_run import MODULE, check_only, deepspeed_settings, parse_arguments
+from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, find_newest_intact
+from ctxlm_ds.checkpoint.saved_state import phase_to_train
 from ctxlm_ds.console import logger, run_command, setup_logging
 from ctxlm_ds.errors import EXIT_UNEXPECTED, TrainingError
 from ctxlm_ds.installed import check_installed
@@ -30,7 +34,8 @@ from ctxlm_ds.process.watchdog import Watchdog, Watched
 from ctxlm_ds.recipe.check import schedule_warnings, unused_settings
 from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.load import load_config
-from ctxlm_ds.recipe.schema import DownstreamTask, ParallelConfig, TrainingConfig
+from ctxlm_ds.recipe.phases import RunPhase, run_phases
+from ctxlm_ds.recipe.schema import DownstreamTask, ParallelConfig, RunConfig, TrainingConfig
 from ctxlm_ds.registry import LAUNCHERS
 
 if TYPE_CHECKING:
@@ -89,22 +94,19 @@ def pretrain(
     """
     config = load_config(arguments.config, arguments.set, ranks.world_size)
     report.run_dir = config.directory
-    deepspeed_config = deepspeed_settings(arguments, config, ranks.world_size)
-    for line in unused_settings(config):
-        logger.info("note: %s", line)
-    for line in schedule_warnings(config.schedule, config.training.max_steps) if ranks.rank == 0 else []:
-        logger.warning("%s", line)
+    phases = run_phases(config, ranks.world_size)
+    settings = [deepspeed_settings(arguments, phase.config, ranks.world_size) for phase in phases]
+    for one in phases:
+        for line in unused_settings(one.config):
+            logger.info("note: %s", line)
+        for line in schedule_warnings(one.config.schedule, one.config.training.max_steps) if ranks.rank == 0 else []:
+            logger.warning("%s", line)
     with Watchdog(config.watchdog, make_run_dir(config.directory), ranks) as watchdog:
-        topology = join_ranks(config.parallel, config.training, deepspeed_config, ranks)
+        topology = join_ranks(config.parallel, config.training, settings[0], ranks)
 
         from torch import distributed
 
-        from ctxlm_ds.run import build_run
-        from ctxlm_ds.training.engine.runtime import (
-            explain_out_of_memory,
-            leave_waiting_to_watchdog,
-            print_communication,
-        )
+        from ctxlm_ds.training.engine.runtime import leave_waiting_to_watchdog, print_communication
 
         leave_waiting_to_watchdog()
         # If another process takes the lock, this one must not write any more.
@@ -116,17 +118,60 @@ def pretrain(
                 if output_log is not None:
                     output_log.open(lock.run_dir)
                 update_status(lock.run_dir, state="starting", why=None, job_id=own_job_id(), verdict=None)
-            with explain_out_of_memory(config):
-                check_judged_tasks(config.evaluation.downstream, config.model.family, topology)
-                trainer = build_run(config, deepspeed_config, lock, topology, stop_signal)
-                judge_checkpoints(trainer, lock.run_dir)
-                leave_waiting_to_watchdog()
-                end = train(trainer, watchdog, lock.run_dir, ranks)
-            print_communication(deepspeed_config)
+            check_judged_tasks(config.evaluation.downstream, config.model.family, topology)
+            end = train_phases(config, list(zip(phases, settings, strict=True)), lock, topology, stop_signal, watchdog)
+            print_communication(settings[0])
         finally:
             lock.release()
         distributed.destroy_process_group()
     return end.signal_number
+
+
+def train_phases(
+    config: RunConfig, phases: Sequence[tuple[RunPhase, dict[str, Any]]], lock: RunLock, topology: Topology,
+    stop_signal: StopSignal, watchdog: Watchdog,
+) -> RunEnd:  # fmt: skip
+    """Train the phase that is due, with its DeepSpeed settings, and those after it, until one ends the run.
+
+    Engine and groups of a phase are removed before those of the next are built.
+    """
+    from ctxlm_ds.run import build_run
+    from ctxlm_ds.training.engine.runtime import explain_out_of_memory, leave_waiting_to_watchdog
+
+    def first_phase() -> int:
+        several = len(phases) > 1
+        newest = find_newest_intact(lock.run_dir / CHECKPOINTS_DIR, speaks=False)[0] if several else None
+        return phase_to_train(newest, [phase for phase, _ in phases])
+
+    first, began_s = topology.compute_on_rank_0(first_phase), 0.0
+    for phase, settings in phases[first:]:
+        topology = _topology_of(phase.config.parallel, topology)
+        with explain_out_of_memory(phase.config):
+            trainer = build_run(config, settings, lock, topology, stop_signal, phase)
+            trainer.began_s = began_s
+            trainer.start = replace(trainer.start, begins_phase=phase.number > first)
+            judge_checkpoints(trainer, lock.run_dir)
+            leave_waiting_to_watchdog()
+            end = train(trainer, watchdog, lock.run_dir, watchdog.ranks)
+        began_s = trainer.began_s
+        if not end.phase_over:
+            break
+        watchdog.beat("start")
+        watchdog.writing_age_s = lambda: None  # of this trainer, whose engine must not live on
+        trainer.close()
+        del trainer
+        gc.collect()
+    return end
+
+
+def _topology_of(layout: ParallelConfig, topology: Topology) -> Topology:
+    """Return this rank's place in the layout of a phase."""
+    if layout.context_parallel_size == topology.context_parallel_size:
+        return topology
+    from ctxlm_ds.parallel.topology import build_topology
+
+    sizes = layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.context_parallel_size
+    return build_topology(topology.local_rank, topology.local_world_size, *sizes)
 
 
 def check_judged_tasks(tasks: Sequence[DownstreamTask], family: str, topology: Topology) -> None:

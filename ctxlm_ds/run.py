@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ import torch
 
 from ctxlm_ds import atomic
 from ctxlm_ds.checkpoint.manager import CheckpointManager
-from ctxlm_ds.checkpoint.saved_state import refuse_changed_settings
-from ctxlm_ds.checkpoint.training import TrainingCheckpoints
+from ctxlm_ds.checkpoint.reader import CheckpointReader
+from ctxlm_ds.checkpoint.saved_state import read_saved_state, refuse_changed_data, refuse_changed_settings, saved_state
+from ctxlm_ds.checkpoint.training import TrainingCheckpoints, load_carried
 from ctxlm_ds.console import logger
 from ctxlm_ds.data.stream.plan_table import plan_lines
 from ctxlm_ds.data.stream.preview import BatchRows
@@ -33,6 +34,7 @@ from ctxlm_ds.process.run_lock import RunLock
 from ctxlm_ds.process.signals import StopSignal
 from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.load import dump_config
+from ctxlm_ds.recipe.phases import RunPhase, run_phases
 from ctxlm_ds.recipe.schema import RunConfig, TeacherConfig
 from ctxlm_ds.run_data import RunData, build_data, build_loaders, held_out_words
 from ctxlm_ds.tokenizers.base import Tokenizer
@@ -60,9 +62,18 @@ class RunStates:
     checkpoints: TrainingCheckpoints
     initialize: Callable[[], None]
     """Sets the initial weights."""
+    phase: int
+    """Number of the phase, from 0."""
+    begin_phase: Callable[[Path], TrainState]
+    """Begins the phase from the last checkpoint of the one before."""
 
     def load(self, folder: Path | None) -> TrainState:
-        """Load a checkpoint, or the initial weights if there is none."""
+        """Load a checkpoint, the beginning of the phase from the one before it, or the initial weights if none is."""
+        if folder is not None and saved_state(folder).phase < self.phase:
+            self.checkpoints.engine.forget_updates()
+            state = self.begin_phase(folder)
+            self.checkpoints.read_on(folder, state)
+            return state
         state = self.checkpoints.resume(folder)
         if state is None:
             self.checkpoints.engine.forget_updates()
@@ -78,27 +89,36 @@ class RunStates:
 
 
 def build_run(
-    config: RunConfig, deepspeed_config: dict[str, Any], lock: RunLock, topology: Topology, stop_signal: StopSignal
-) -> Trainer:
-    """Build the trainer of a run and resume it if the run directory has a checkpoint.
+    config: RunConfig, deepspeed_config: dict[str, Any], lock: RunLock, topology: Topology, stop_signal: StopSignal,
+    phase: RunPhase | None = None,
+) -> Trainer:  # fmt: skip
+    """Build the trainer of a run, or of its `phase`, and resume it if the run directory has a checkpoint.
 
     Raises:
         ConfigError, DataError, TokenizerError, CheckpointError: a mistake of the user, on every rank.
     """
-    config, tokenizer = resolve_on_every_rank(config, topology)
+    recipe, phase = config, phase or run_phases(config)[0]
+    config, tokenizer = resolve_on_every_rank(phase.config, topology)
     manager = CheckpointManager(lock.run_dir, config.checkpoint, topology, lock)
-    newest = find_start(config, tokenizer, manager, topology)
+    newest = find_start(config, tokenizer, manager, topology, phase.number)
     # A mistake in the model ends the run before the sample indexes are built.
     build_engine = engine_builder(config, deepspeed_config, build_objective(config.objective, tokenizer), topology)
     data = build_data(config, tokenizer, topology)
     config, words = topology.run_together(partial(with_word_budget, config, data.rows.train))
     engine = build_engine()
-    checkpoints = TrainingCheckpoints(manager, engine, config, lock.run_dir / "tokenizer", data.description)
-    states = RunStates(manager, checkpoints, partial(initialize_weights, config, engine))
+    resolved = {"model": recipe.model.model_copy(update={"vocab_size": config.model.vocab_size})}
+    recipe = recipe.model_copy(update={**resolved, "teacher": config.teacher}) if recipe.phases else config
+    checkpoints = TrainingCheckpoints(manager, engine, config, lock.run_dir / "tokenizer", data.description, recipe)
+    begin = partial(begin_phase, config=config, engine=engine, phase=phase, data=data.description)
+    states = RunStates(manager, checkpoints, partial(initialize_weights, config, engine), phase.number, begin)
     state = states.load(newest)
-    topology.run_on_rank_0(lambda: write_run_folder(dump_config(config), tokenizer, lock.run_dir, state.step))
+    topology.run_on_rank_0(lambda: write_run_folder(dump_config(recipe), tokenizer, lock.run_dir, state.step))
     hooks = Hooks(build_hooks(config, lock.run_dir, topology, stop_signal))
-    return build_trainer(config, lock.run_dir, data, states, state, hooks, stop_signal, words)
+    trainer = build_trainer(config, lock.run_dir, data, states, state, hooks, stop_signal, words)
+    if recipe.phases:
+        trainer.start = replace(trainer.start, last_step=recipe.training.max_steps)
+    trainer.is_last_phase, trainer.phase_hours = phase.is_last, phase.phase.hours
+    return trainer
 
 
 def build_trainer(
@@ -115,12 +135,13 @@ def build_trainer(
     engine, rows = states.checkpoints.engine, data.rows
     topology, training = engine.topology, config.training
     sections = config.data, training, config.evaluation
-    for line in plan_lines(*sections, rows.train, rows.validation, state.step, state.rows_consumed):
+    done, last_step = state.step - state.first_step, state.first_step + training.max_steps
+    for line in plan_lines(*sections, rows.train, rows.validation, done, state.rows_consumed):
         logger.info("%s", line)
     steps, validation = build_loaders(*sections, rows, data.objective, topology, state.rows_consumed, engine.device)
     named_rows = BatchRows(rows.train, config.data, training) if topology.is_main else None
     return Trainer(
-        start=RunStart(state.step, training.max_steps, config, states.checkpoints.changed_settings, state.tokens),
+        start=RunStart(state.step, last_step, config, states.checkpoints.changed_settings, state.tokens),
         training=training,
         evaluation=config.evaluation,
         engine=engine,
@@ -160,7 +181,9 @@ def resolve_on_every_rank(config: RunConfig, topology: Topology) -> tuple[RunCon
     return config, tokenizer
 
 
-def find_start(config: RunConfig, tokenizer: Tokenizer, manager: CheckpointManager, topology: Topology) -> Path | None:
+def find_start(
+    config: RunConfig, tokenizer: Tokenizer, manager: CheckpointManager, topology: Topology, phase: int = 0
+) -> Path | None:
     """Return the checkpoint to resume from, None for a fresh run, before the sample indexes are built (takes long).
 
     Raises:
@@ -170,7 +193,8 @@ def find_start(config: RunConfig, tokenizer: Tokenizer, manager: CheckpointManag
     manager.clean_leftovers()
     newest = manager.find_resumable()
     if newest is not None:
-        topology.run_on_rank_0_first(lambda: refuse_changed_settings(newest, config))
+        if saved_state(newest).phase == phase:
+            topology.run_on_rank_0_first(lambda: refuse_changed_settings(newest, config))
     elif config.initialize_from is None:
         refuse_missing_source(config.initialize_moments, config.initialize_layers)
     elif topology.is_main:
@@ -199,8 +223,8 @@ def refuse_missing_source(moments: bool, layers: Sequence[int] | str | None) -> 
     """Raise ConfigError if settings need initialize_from, which is not set."""
     if moments:
         raise ConfigError(
-            "initialize_moments is true, but initialize_from is not set: name the run of the first phase, e.g. "
-            "--set initialize_from=runs/phase1, or set initialize_moments=false"
+            "initialize_moments is true, but initialize_from is not set: name the run that has them, e.g. "
+            "--set initialize_from=runs/first, or set initialize_moments=false"
         )
     if layers is not None:
         raise ConfigError(
@@ -268,18 +292,53 @@ def initialize_weights(config: RunConfig, engine: Engine) -> None:
     if source is None:
         engine.load_weights((name, fresh(name)) for name in names)
         return
-    on_every_rank = engine.topology.run_on_rank_0_first
     outputs, layers = engine.objective.outputs, config.initialize_layers
-    values = on_every_rank(lambda: load_initial_weights(source, config.model, outputs, fresh, layers))
+    values = engine.topology.run_on_rank_0_first(
+        lambda: load_initial_weights(source, config.model, outputs, fresh, layers)
+    )
+    take_weights(source, values, config, engine, 0 if config.initialize_moments else None)
+
+
+def take_weights(
+    source: str | Path, values: Iterable[tuple[str, torch.Tensor]], config: RunConfig, engine: Engine,
+    updates: int | None,
+) -> None:  # fmt: skip
+    """Set the parameters to `values`, and moments to those of `source` after `updates` updates; None leaves them."""
     moments: dict[str, Iterator[tuple[str, torch.Tensor]]] = {}
-    if config.initialize_moments:
-        moments = on_every_rank(lambda: load_initial_moments(source, config.optimizer.name, engine.program))
+    if updates is not None:
+        load = partial(load_initial_moments, source, config.optimizer.name, engine.program)
+        moments = engine.topology.run_on_rank_0_first(load)
     engine.load_weights(values)
     if moments:
-        engine.prepare_optimizer_state(0, list(moments))
+        engine.prepare_optimizer_state(updates or 0, list(moments))
     for kind, named in moments.items():
         engine.load_weights(named, kind)
     logger.info("%s taken from %s", " and ".join(("weights", *moments)), source)
+
+
+def begin_phase(
+    folder: Path, config: RunConfig, engine: Engine, phase: RunPhase, data: Mapping[str, Any]
+) -> TrainState:
+    """Load the last checkpoint of the phase before and return the state in which this phase begins.
+
+    `data` describes the rows of this phase. Raises CheckpointError if rows cannot continue, or the model does not fit.
+    """
+    described = read_saved_state(folder)
+    if phase.continues:
+        refuse_changed_data(folder, described["data"], data)
+    fresh = partial(engine.program.initial_value, seed=config.training.seed)
+    load = partial(load_initial_weights, folder, config.model, engine.objective.outputs, fresh, compares=False)
+    values = engine.topology.run_on_rank_0_first(load)
+    reader, kept = CheckpointReader(folder), phase.phase.moments
+    scalars = reader.scalars()
+    updates = {"keep": int(scalars.get("optimizer_updates", 0)), "recount": 0}
+    take_weights(folder, values, config, engine, updates.get(kept))
+    if kept == "keep":
+        engine.restore_scalars(scalars)
+    if phase.continues:
+        load_carried(engine, reader, described["environment"])
+    logger.info("%s begins: %s", phase.describe(), "rows continue" if phase.continues else "rows start again")
+    return saved_state(folder).begin_phase(phase.number, phase.continues)
 
 
 def write_run_folder(text: str, tokenizer: Tokenizer, run_dir: Path, step: int) -> None:

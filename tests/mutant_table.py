@@ -85,7 +85,7 @@ MUTANTS = (
      "test_losses.py test_forward_backward.py"),
     ("recovery:Recovery.decide", "state.skips_in_a_row >= config.max_skips", "state.skips_in_a_row > config.max_skips",
      "test_recovery.py"),
-    ("trainer:Trainer._limit_reached", "self.state.step >= limits.max_steps", "self.state.step > limits.max_steps",
+    ("trainer:Trainer.phase_is_over", ">= self.training.max_steps", "> self.training.max_steps",
      "test_trainer.py"),
     # Checkpoints.
     ("manifest:verify", "found.st_size != entry.bytes", "found.st_size > entry.bytes", "test_manifest.py"),
@@ -101,5 +101,5 @@ MUTANTS = (
      "test_schema_batch_ramp.py"),
     ("layout:_pipeline_problems", "if stages > blocks", "if stages > blocks + 1", "test_layout.py"),
     ("layout:batch_problems", "unit = micro * ranks", "unit = micro", "test_layout.py"),
-    ("load:RawRecipe._merge_section", "and isinstance(target.get(key, {}), dict)", "and False", "test_load.py"),
+    ("raw:RawRecipe._merge_section", "and isinstance(target.get(key, {}), dict)", "and False", "test_load.py"),
 )  # fmt: skip

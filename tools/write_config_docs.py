@@ -38,16 +38,22 @@ the others.
 
 def render_reference() -> str:
     """Return the complete page."""
-    top = {name: field for name, field in RunConfig.model_fields.items() if section_of(field.annotation) is None}
+    fields, lists = RunConfig.model_fields, [name for name, one in RunConfig.model_fields.items() if is_list(one)]
+    top = {name: field for name, field in fields.items() if name in lists or section_of(field.annotation) is None}
     parts = [INTRODUCTION, "## Top level\n", _table(top, "")]
     for name, field in RunConfig.model_fields.items():
         section = section_of(field.annotation)
         if name in CHOICES:
             parts += _parts_of_choice(CHOICES[name])
         elif section is not None:
-            parts += [f"## `{name}`\n", f"{_sentence(section.__doc__)}\n", _table(section.model_fields, f"{name}.")]
+            prefix = f"{name}[]." if name in lists else f"{name}."
+            parts += [f"## `{name}`\n", f"{_sentence(section.__doc__)}\n", _table(section.model_fields, prefix)]
             parts += [_table_below(below, places) for below, places in _sections_below(section, f"{name}.").items()]
     return "\n".join(parts).rstrip() + "\n"
+
+
+def is_list(field: FieldInfo) -> bool:
+    return get_origin(field.annotation) is list
 
 
 def _parts_of_choice(choice: Choice) -> list[str]:

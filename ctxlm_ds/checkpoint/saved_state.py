@@ -19,6 +19,7 @@ from ctxlm_ds.checkpoint.manifest import MAX_STEP, verify
 from ctxlm_ds.console import counted, logger
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.recipe.load import load_saved_config
+from ctxlm_ds.recipe.phases import RunPhase, run_phases
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import TrainSource
 from ctxlm_ds.recipe.words import STEPS_FOLLOW
@@ -27,6 +28,8 @@ from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
 from ctxlm_ds.untrusted_json import read_json_object
 
 STATE_NAME = "state.json"
+RECIPE_NAME = "recipe.yaml"
+"""The recipe of a run with phases; config.yaml has the settings of the checkpoint's phase."""
 SOURCES = "sources"
 LEARNING_RATE = ("schedule.", "optimizer.learning_rate", "training.max_steps")
 """Settings that change the curve only if they change the rate of a step that is still to come."""
@@ -84,12 +87,43 @@ def read_saved_state(folder: Path) -> dict[str, Any]:
     return {"data": {}, "environment": {}, **document}
 
 
+def saved_state(folder: Path) -> TrainState:
+    """Return the state of training of a checkpoint; the beginning for imported weights."""
+    return TrainState.from_dict(read_saved_state(folder).get("train_state", {}))
+
+
 def reached_words(folder: Path) -> int:
     """Return which of checkpoint.at_words a checkpoint was saved for; 0 for none, or if its state cannot be read."""
     try:
         return int(read_saved_state(folder).get("train_state", {}).get("reached_words", 0))
     except CheckpointError:
         return 0
+
+
+def phase_to_train(folder: Path | None, phases: Sequence[RunPhase]) -> int:
+    """Return the number, from 0, of the phase that a run continues or begins after this checkpoint.
+
+    Raises CheckpointError if the phases before it are not those of the recipe.
+    """
+    state = TrainState() if folder is None else saved_state(folder)
+    if folder is None or (len(phases) == 1 and state.phase == 0):
+        return 0
+    lengths = [phase.config.training.max_steps for phase in phases]
+    before = sum(lengths[: state.phase])
+    if state.phase >= len(phases) or (before < STEPS_FOLLOW and before != state.first_step):
+        raise CheckpointError(
+            f"{folder} is in phase {state.phase + 1}, which began at step {state.first_step:,}; the recipe has "
+            f"{counted(len(phases), 'phase')} of {', '.join(f'{steps:,}' for steps in lengths)} steps. A run cannot "
+            "change the length of a phase that it has left: put it back, or branch off an earlier step with ctxlm fork"
+        )
+    phase = phases[state.phase]
+    length, hours = lengths[state.phase], phase.phase.hours
+    if phase.phase.words is not None:
+        saved = load_saved_config(folder / "config.yaml").training
+        length = saved.max_steps if saved.max_words == phase.phase.words else length
+    over = state.step - state.first_step >= length
+    over = over or (hours is not None and state.seconds - state.first_seconds >= hours * 3600)
+    return state.phase + 1 if over and not phase.is_last else state.phase
 
 
 def refuse_changed_settings(folder: Path, config: RunConfig) -> None:
@@ -166,7 +200,7 @@ class Progress(NamedTuple):
 
     step: int
     max_steps: int
-    """STEPS_FOLLOW if training.max_words was changed."""
+    """STEPS_FOLLOW if words or hours give them and they are not known."""
     complete: bool
 
     def describe(self) -> str:
@@ -183,6 +217,9 @@ def read_progress(run_dir: Path, config: RunConfig) -> Progress | None:
     newest = find_newest_intact(run_dir / CHECKPOINTS_DIR, partial(verify, quick=True), speaks=False)[0]
     if newest is None:
         return None
+    recipe, phases, state = config, run_phases(config), saved_state(newest)
+    number = phase_to_train(newest, phases)
+    config = phases[state.phase].config
     # Only a start finds out the sizes and digests of its inputs.
     saved = load_saved_config(newest / "config.yaml")
     if config.model.vocab_size is None:
@@ -195,17 +232,23 @@ def read_progress(run_dir: Path, config: RunConfig) -> Progress | None:
         config = config.with_values("training", max_steps=saved.training.max_steps)
     refuse_changed_settings(newest, config)
     limits, step = config.training, step_of(newest)
-    state = read_saved_state(newest).get("train_state", {})
-    budgets = {"tokens": limits.max_tokens, "words": limits.max_words}
-    enough = any(most is not None and state.get(name, 0) >= most for name, most in budgets.items())
-    return Progress(step, limits.max_steps, step >= limits.max_steps or enough)
+    words = state.words - state.first_words
+    enough = any(
+        most is not None and done >= most
+        for done, most in ((state.tokens, limits.max_tokens), (words, limits.max_words))
+    )
+    is_last = number == state.phase == len(phases) - 1
+    last_step = recipe.training.max_steps if recipe.phases else state.first_step + limits.max_steps
+    return Progress(step, last_step, is_last and (step - state.first_step >= limits.max_steps or enough))
 
 
 def report_resume(
     saved: RunConfig, config: RunConfig, step: int, environment: Sequence[str],
-    json_settings: tuple[dict[str, Any], dict[str, Any]] = ({}, {}), *, log: bool = True,
+    json_settings: tuple[dict[str, Any], dict[str, Any]] = ({}, {}), *, log: bool = True, first_step: int = 0,
 ) -> list[str]:  # fmt: skip
     """Log how a resume after `step` steps differs from a run without an interruption, one line per changed setting.
+
+    The phase of the recipes began at `first_step`.
 
     `environment` are other differences, as `name old -> new`, that change the rounding, `json_settings` the optimizer's
     of the DeepSpeed JSON before and now. Return every changed setting in the same form; without `log` that is all.
@@ -229,14 +272,17 @@ def report_resume(
         LearningRateSchedule(each.schedule, each.optimizer.learning_rate, each.training.max_steps)
         for each in (saved, config)
     )
-    last = config.training.max_steps
+    last, step = config.training.max_steps, step - first_step
     sample = [*range(step, last, max(1, (last - step) // COMPARED_RATES)), *range(max(step, last - 1), last)]
     rates = [(index, old.at(index), new.at(index)) for index in sample if old.at(index) != new.at(index)]
     curve = [name for name in changes if (rates if name.startswith(LEARNING_RATE) else name.startswith(CURVE))]
     rounding = [*environment, *(line for name, line in changes.items() if name.startswith(ROUNDING))]
     other = [line for name, line in changes.items() if name not in curve and not name.startswith(ROUNDING + LAYOUT)]
     if curve:
-        at = f" (learning rate of step {rates[0][0] + 1}: {rates[0][1]:.4g} -> {rates[0][2]:.4g})" if rates else ""
+        at = ""
+        if rates:
+            index, was, now_is = rates[0]
+            at = f" (learning rate of step {first_step + index + 1}: {was:.4g} -> {now_is:.4g})"
         logger.warning(
             "warning: this resume changes the training, so its curve is not that of an uninterrupted run%s:", at
         )

@@ -15,6 +15,7 @@ from ctxlm_ds.checkpoint.manager import CheckpointManager, Write
 from ctxlm_ds.checkpoint.rank_states import RankStates
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.saved_state import (
+    RECIPE_NAME,
     STATE_NAME,
     read_saved_state,
     refuse_changed_data,
@@ -49,15 +50,17 @@ class TrainingCheckpoints(Saver):
         config: RunConfig,
         tokenizer_dir: Path,
         data: Mapping[str, Any],
+        recipe: RunConfig | None = None,
     ) -> None:
         """Take what a checkpoint consists of.
 
+        `config` is the recipe of a phase, `recipe` the run's, if it has several.
         `data` describes the training rows, and a resume must find the same. Its `sources` are the training sources:
         path, documents [first, last), rows, and index, the key of its samples; only the key is compared.
         """
         self._manager = manager
         self.engine = engine
-        self._config = config
+        self._config, self._recipe = config, recipe or config
         self._tokenizer_dir = tokenizer_dir
         self._data = dict(data)
         self._topology: Topology = engine.topology
@@ -104,6 +107,8 @@ class TrainingCheckpoints(Saver):
             if self._read:
                 (folder / LEDGER_NAME).write_text(Ledger(segments=self._read).model_dump_json(indent=1))
             (folder / "config.yaml").write_text(dump_config(self._config))
+            if self._recipe.phases:
+                (folder / RECIPE_NAME).write_text(dump_config(self._recipe))
             shutil.copytree(self._tokenizer_dir, folder / "tokenizer")
 
         return finish
@@ -128,19 +133,24 @@ class TrainingCheckpoints(Saver):
         scalars = reader.scalars()
         self._load_chunks(reader, int(scalars.get("optimizer_updates", 0)))
         self.engine.restore_scalars(scalars)
-        _load_carried(self.engine, reader, described["environment"])
+        load_carried(self.engine, reader, described["environment"])
         state = TrainState.from_dict(described["train_state"])
-        self._read = open_segment(read_ledger(folder), self._config, self._data, state.rows_consumed, state.step)
+        self.read_on(folder, state)
         saved_config = load_saved_config(folder / "config.yaml")
         differences = self._changed_environment(described["environment"])
-        run_dir, last_step = folder.parent.parent, self._config.training.max_steps
+        run_dir, last_step = folder.parent.parent, state.first_step + self._config.training.max_steps
         logger.info("resuming %s at step %s of %s", run_dir, f"{state.step:,}", f"{last_step:,}")
         of_json = json.loads(json.dumps(self.engine.json_optimizer))
         before = described.get("deepspeed") or of_json  # older checkpoints have none
         self.changed_settings = report_resume(
-            saved_config, self._config, state.step, differences, (before, of_json), log=self._topology.is_main
-        )
+            saved_config, self._config, state.step, differences, (before, of_json), log=self._topology.is_main,
+            first_step=state.first_step,
+        )  # fmt: skip
         return state
+
+    def read_on(self, folder: Path, state: TrainState) -> None:
+        """Continue the ledger of a checkpoint with the rows from `state` on, in which a phase begins."""
+        self._read = open_segment(read_ledger(folder), self._config, self._data, state.rows_consumed, state.step)
 
     def _load_chunks(self, reader: CheckpointReader, updates: int) -> None:
         kinds = reader.moment_kinds()
@@ -165,7 +175,7 @@ class TrainingCheckpoints(Saver):
         return different
 
 
-def _load_carried(engine: Engine, reader: CheckpointReader, environment: Mapping[str, Any]) -> None:
+def load_carried(engine: Engine, reader: CheckpointReader, environment: Mapping[str, Any]) -> None:
     """Give the engine what its micro-batches carried when a run with this environment wrote the checkpoint.
 
     Raises CheckpointError if its micro-batches had another size, so that their rows carry other lanes.

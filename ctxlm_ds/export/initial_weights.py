@@ -30,12 +30,14 @@ def load_initial_weights(
     outputs: Sequence[str],
     fresh: Callable[[str], torch.Tensor],
     layers: Sequence[int] | Literal["spread"] | None = None,
+    compares: bool = True,
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield every parameter of the new model, which has vocab_size set, with its fp32 value, one at a time.
 
     `path` is a run, a checkpoint, an imported folder (from-hf), or a Hugging Face folder with safetensors. `fresh`
     returns a parameter's initial value, for rows and heads that the source lacks. `layers` takes some of the source's
-    layers (select_layers); it may then be of another family and have further parameters.
+    layers (select_layers); it may then be of another family and have further parameters. Without `compares` settings
+    that change what the model computes may differ, as between two phases.
 
     Raises CheckpointError with every difference, before the first value, or if a tensor has a NaN, ExportError if the
     Hugging Face folder cannot be read.
@@ -52,7 +54,8 @@ def load_initial_weights(
     problems = [
         f"model.{key} is {getattr(source_model, key)!r} there, {getattr(model, key)!r} here"
         for key in model.same_function
-        if (layers is None or key != "family")
+        if compares
+        and (layers is None or key != "family")
         and hasattr(source_model, key)
         and getattr(source_model, key) != getattr(model, key)
     ]

@@ -57,7 +57,7 @@ class Watchdog:
         self._limits_s = {name: math.inf if value is None else value * 60 for name, value in minutes.items()}
         self._poll_s = min(LONGEST_POLL_S, max(SHORTEST_POLL_S, min(self._limits_s.values()) / POLLS_PER_LIMIT))
         self._folder = attempt_folder(run_dir)
-        self._ranks = ranks
+        self.ranks = ranks
         self.writing_age_s: Callable[[], float | None] = lambda: None
         """Returns the seconds since an incomplete checkpoint was begun; `save_minutes` holds for these as well."""
         self._phase = "start"
@@ -117,7 +117,7 @@ class Watchdog:
     def _others_hang(self) -> bool:
         """Return whether another rank has left its stacks: its limit may have been a shorter one."""
         with contextlib.suppress(OSError):
-            others = [path for rank, path in stacks_files(self._folder).items() if rank != self._ranks.rank]
+            others = [path for rank, path in stacks_files(self._folder).items() if rank != self.ranks.rank]
             return any(path.stat().st_mtime >= self._began_unix_s for path in others)
         return False
 
@@ -129,7 +129,7 @@ class Watchdog:
         os._exit(EXIT_HANG)
 
     def _leave_evidence(self, why: str) -> None:
-        ranks, folder, host = self._ranks, self._folder, socket.gethostname()
+        ranks, folder, host = self.ranks, self._folder, socket.gethostname()
         what = f"{self._phase}{'' if self._step is None else f', after step {self._step}'}, {why}"
         facts = f"rank {ranks.rank} of {ranks.world_size} on {host} (process {os.getpid()}): {what}"
         deadline_s = time.monotonic() + GRACE_S

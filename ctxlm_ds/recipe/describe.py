@@ -187,6 +187,8 @@ def describe_type(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
     if origin is list:
         item = describe_type(get_args(annotation)[0])
         return "a list of " + item.replace("a section with", "sections with").removeprefix("a ")
+    if origin is dict:
+        return "sections of settings"
     if origin is tuple:
         kinds = get_args(annotation)
         return f"a list of {len(kinds)}: " + ", ".join(describe_type(kind) for kind in kinds)

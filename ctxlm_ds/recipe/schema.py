@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, SerializeAsAny, WrapValidator
 
 from ctxlm_ds.recipe.choices import DATA, MODEL, OBJECTIVE, OPTIMIZER, SCHEDULE, KnownName
+from ctxlm_ds.recipe.phase import Phase
 from ctxlm_ds.recipe.sections import (
     DataSection,
     ModelSection,
@@ -76,13 +77,11 @@ class TrainingConfig(Section):
     max_tokens: PositiveInt | None = None
     """Stop after this many non-padding tokens."""
     max_words: Words | None = None
-    """Stop at the first step at which this many white-space words of the datasets were read: a number, or `100M`. It
-    gives max_steps, which the recipe leaves out or sets to null."""
+    """Stop at the step at which this many white-space words were read (`100M`); max_steps, left out, follows."""
     max_hours: PositiveFloat | None = None
     """Stop with a checkpoint after this wall time of this process."""
     only: list[str] = []
-    """Train only parameters whose names begin so (`encoder.11.`, `embeddings`, which also takes all with a row for each
-    word); the others keep their values. Empty: all."""
+    """Train only parameters whose names begin so; `embeddings` also takes all with a row for each word. Empty: all."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1234
     """Seed of weights, data order, masks and dropout."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
@@ -341,8 +340,7 @@ class RunConfig(Section):
     family (a student of its teacher); `spread` takes the first, the last and equal steps between (0, 2, 4, 7, 9 and 11
     for 6 of 12, as DistilBERT). null needs the same model."""
     initialize_moments: bool = False
-    """Also take the optimizer's moments from initialize_from, a run or checkpoint with the same optimizer.name; the
-    count of updates in the bias correction starts at 0 (phase 2 of NVIDIA's LAMB)."""
+    """Also take moments from initialize_from, of the same optimizer.name; the count of updates starts at 0 (LAMB)."""
     deepspeed: str | None = None
     """DeepSpeed JSON (a path, or a name in ds_configs/; null is `zero1`); --deepspeed_config overrides it."""
     model: Annotated[SerializeAsAny[ModelSection], WrapValidator(MODEL.validate)] = Field(default_factory=MODEL.make)
@@ -359,6 +357,8 @@ class RunConfig(Section):
         default_factory=SCHEDULE.make
     )
     training: TrainingConfig = TrainingConfig()
+    phases: list[Phase] = []
+    """Parts of the run with other settings, one after another (docs/phases.md); training.max_steps is their sum."""
     parallel: ParallelConfig = ParallelConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()

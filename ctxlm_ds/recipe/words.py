@@ -52,9 +52,10 @@ def short_words(words: int) -> str:
 
 
 def let_steps_follow(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Set training.max_steps to STEPS_FOLLOW in the values of a recipe that has a budget in words alone."""
-    training = recipe.get("training")
-    if isinstance(training, dict) and training.get("max_words") is not None and training.get("max_steps") is None:
+    """Set training.max_steps to STEPS_FOLLOW in a recipe without it whose budget in words or phases give it."""
+    training = recipe.get("training") or {}
+    follows = isinstance(training, dict) and (training.get("max_words") is not None or recipe.get("phases"))
+    if follows and training.get("max_steps") is None:
         return {**recipe, "training": {**training, "max_steps": STEPS_FOLLOW}}
     return recipe
 

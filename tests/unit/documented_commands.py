@@ -140,7 +140,8 @@ def _unknown_name(arguments: Sequence[str]) -> str | None:
     """Return the first recipe, DeepSpeed file or setting that does not exist."""
     for option, value in zip(arguments, arguments[1:], strict=False):
         folder, ending = SHIPPED.get(option, ("", ""))
-        if folder and NAME.fullmatch(value) and not (ROOT / folder / f"{value}{ending}").is_file():
+        shipped = re.sub(r"-phase\d$", "", value)  # one phase of a recipe
+        if folder and NAME.fullmatch(value) and not (ROOT / folder / f"{shipped}{ending}").is_file():
             return f"no {folder}/{value}{ending}"
     given = arguments[arguments.index("--set") + 1 :] if "--set" in arguments else ()
     for setting in filter(None, map(SETTING.match, given)):

@@ -96,7 +96,7 @@ def completed(folder: Path, *words: str) -> list[str]:
 def test_bash(tmp_path: Path) -> None:
     assert completed(tmp_path, "pre") == ["preprocess", "pretrain"]
     assert completed(tmp_path, "pretrain", "--config", "bert-lap") == [
-        "bert-laptop", "bert-laptop-phase1", "bert-laptop-phase2"
+        "bert-laptop", "bert-laptop-phases"
     ]  # fmt: skip
     assert completed(tmp_path, "pretrain", "--deepspeed_config", "zero3") == ["zero3", "zero3-offload"]
     assert completed(tmp_path, "merge", "--out") == ["--output-prefix"]

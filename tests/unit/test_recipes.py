@@ -20,6 +20,7 @@ from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.json_source import load_deepspeed_json
 from ctxlm_ds.recipe.load import RECIPE_DIR, load_config, shipped_recipes
+from ctxlm_ds.recipe.phases import run_phases
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.measure import describe, with_vocabulary
 from tests.each import each
@@ -135,11 +136,9 @@ def test_modernbert_has_the_shape_and_the_tokens_of_its_release(size: str) -> No
                                        intermediate_size=2624)}[size]  # fmt: skip
     with torch.device("meta"):
         theirs = transformers.ModernBertForMaskedLM(transformers.ModernBertConfig(**shape))
-    published = {"": 1719e9, "-phase2": 250e9, "-phase3": 50e9}
-    if size == "large":
-        published |= {"": 900e9, "-restart": 800e9}
-    for phase, tokens in published.items():
-        config = load_config(f"modernbert-{size}{phase}")
+    published = {"base": (1719e9, 250e9, 50e9), "large": (900e9, 800e9, 250e9, 50e9)}[size]
+    for phase, tokens in zip(run_phases(load_config(f"modernbert-{size}")), published, strict=True):
+        config = phase.config
         assert num_parameters(config) == sum(parameter.numel() for parameter in theirs.parameters())
         read = config.training.rows_after(config.training.max_steps) * config.data.seq_length
         assert read == pytest.approx(tokens, rel=1e-4)

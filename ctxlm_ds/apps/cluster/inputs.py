@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.apps.plan.check_run import index_places, parse_arguments
-from ctxlm_ds.errors import CtxlmError, DataError
+from ctxlm_ds.errors import ConfigError, CtxlmError, DataError
 from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.untrusted_json import read_json_object
 
@@ -82,14 +82,21 @@ def main() -> None:
     """Print the lines for slurm/stage.sh."""
     from ctxlm_ds.apps.cluster.job_context import of_task, pretrain_words
     from ctxlm_ds.recipe.load import load_config
+    from ctxlm_ds.recipe.phases import run_phases
 
     arguments = parse_arguments(pretrain_words(of_task(sys.argv[2:], os.environ)))
     config = load_config(arguments.config, arguments.set)
-    path, rows = config.tokenizer.path, config.row_settings
-    places = () if path is None else index_places(rows, path, config.model.vocab_size)
+    path = config.tokenizer.path
     folders = {"tokenizer.path": path, "teacher.path": config.teacher.path}
-    lines = staging_lines(config.data, places, folders, Path(sys.argv[1]))
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    lines: list[str] = []
+    for phase in run_phases(config):
+        rows = phase.config.row_settings
+        if rows.data.train != config.data.train or rows.data.validation != config.data.validation:
+            text = "its sources differ from the recipe's, and copies replace those only; do not stage this run"
+            raise ConfigError(f"{config.name}, {phase.describe()}: {text} (CTXLM_STAGE_TO)")
+        places = () if path is None else index_places(rows, path, config.model.vocab_size)
+        lines += staging_lines(rows.data, places, folders, Path(sys.argv[1]))
+    sys.stdout.write("".join(f"{line}\n" for line in dict.fromkeys(lines)))
 
 
 if __name__ == "__main__":

@@ -315,10 +315,12 @@ def read_recipe(words: Sequence[str], world_size: int) -> tuple[str, int]:
     from ctxlm_ds.apps.plan.check_run import parse_arguments
     from ctxlm_ds.recipe.check import check_config
     from ctxlm_ds.recipe.load import load_config
+    from ctxlm_ds.recipe.phases import run_phases
 
     arguments = parse_arguments(words)
     config = load_config(arguments.config, arguments.set)
-    check_config(config, world_size)
+    for phase in run_phases(config, world_size):
+        check_config(phase.config, world_size)
     return str(config.directory), config.training.max_steps
 
 

@@ -30,6 +30,7 @@ from ctxlm_ds.installed import checkout
 from ctxlm_ds.process.run_files import update_status
 from ctxlm_ds.process.run_lock import make_run_dir
 from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.phases import run_phases
 from ctxlm_ds.recipe.problems import shortened
 from ctxlm_ds.untrusted_json import read_text
 
@@ -143,8 +144,8 @@ def check(args: argparse.Namespace, run_dir: Path, tasks: list[SweepTask], waits
     num_complete = sum(each.complete for each in begun)
     if len(runs) > 1 and begun:
         print(f"  {len(runs)} tasks: {num_complete} complete already, {len(begun) - num_complete} to resume")
-    for config in configs:
-        input_lines(config, must_exist=True)
+    for phase in (phase for config in configs for phase in run_phases(config)):
+        input_lines(phase.config, must_exist=True)
     return num_complete == len(runs)
 
 

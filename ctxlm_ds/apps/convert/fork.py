@@ -20,10 +20,11 @@ from pathlib import Path
 from ctxlm_ds.atomic import output_folder
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, LATEST_NAME, find_verified, list_checkpoints, step_of
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, read_manifest, verify
-from ctxlm_ds.checkpoint.saved_state import refuse_changed_settings
+from ctxlm_ds.checkpoint.saved_state import RECIPE_NAME, phase_to_train, refuse_changed_settings, saved_state
 from ctxlm_ds.console import logger, setup_logging
 from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.recipe.load import dump_config, load_config
+from ctxlm_ds.recipe.phases import run_phases
 
 RECORD = "forked_from.json"
 NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
@@ -53,8 +54,11 @@ def fork(run: str, new: Path, overrides: Sequence[str] = ()) -> int:
         raise CheckpointError(f"{new} exists; give another folder for the branch")
     source = checkpoint_of(run)
     settings = [*overrides, f"run_dir={new.absolute()}"]
-    config = load_config(source / "config.yaml", settings)
-    refuse_changed_settings(source, config)
+    recipe = source / RECIPE_NAME
+    config = load_config(recipe if recipe.is_file() else source / "config.yaml", settings)
+    phases, phase = run_phases(config), saved_state(source).phase
+    if phase_to_train(source, phases) == phase:
+        refuse_changed_settings(source, phases[phase].config)
     logger.info("branching off %s", source)
     with output_folder(new, replace=False) as folder:
         checkpoints = folder / CHECKPOINTS_DIR

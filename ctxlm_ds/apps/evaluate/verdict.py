@@ -159,7 +159,7 @@ class VerdictHook(Hook):
         self._open_predictions, self._run_dir = open_predictions, run_dir
 
     def on_run_end(self, end: RunEnd) -> None:
-        if end.failed or end.signal_number or end.step == 0:
+        if end.failed or end.signal_number or end.step == 0 or end.phase_over:
             return  # a signal leaves little time
         lines = verdict(self._open_predictions(), self._run_dir)
         update_status(self._run_dir, verdict=lines)

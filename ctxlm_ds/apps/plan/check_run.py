@@ -25,6 +25,7 @@ from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.hardware import GIB, GPUS, Cluster
 from ctxlm_ds.recipe.json_source import DEFAULT_CONFIG, ZeroSettings, load_deepspeed_json
 from ctxlm_ds.recipe.load import dump_config, load_config
+from ctxlm_ds.recipe.phases import RunPhase, run_phases
 from ctxlm_ds.recipe.schema import KernelsConfig, ParallelConfig, RunConfig, TrainingConfig
 from ctxlm_ds.recipe.sections import DataSection, RowSettings
 from ctxlm_ds.recipe.source_rules import needs_teacher
@@ -72,13 +73,24 @@ def check_only(arguments: argparse.Namespace) -> None:
         from ctxlm_ds.export.teacher import with_teacher
 
         config = with_teacher(config)
-    deepspeed = deepspeed_settings(arguments, config, world_size)
     check_hooks(config.logging, look_for_hook)
+    phases = run_phases(config, world_size)
+    settings = [deepspeed_settings(arguments, phase.config, world_size) for phase in phases]
     if arguments.print:
         sys.stdout.write(dump_config(config))
         return
-    config, run_dir = with_tokenizer_size(config), config.directory
-    progress = read_progress(run_dir, config)
+    progress = read_progress(config.directory, with_tokenizer_size(config))
+    described = [phase_lines(arguments, *phase, world_size) for phase in zip(phases, settings, strict=True)]
+    lines = [line for each in described for line in each]
+    lines += [] if progress is None else [f"  {progress.describe()}"]
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+
+
+def phase_lines(
+    arguments: argparse.Namespace, phase: RunPhase, deepspeed: dict[str, Any], world_size: int
+) -> list[str]:
+    """Check what a phase of a run reads; return its batch, layout, length, inputs and memory."""
+    config = with_tokenizer_size(phase.config)
     for line in schedule_warnings(config.schedule, config.training.max_steps):
         logger.warning("%s", line)
     inputs = input_lines(config)
@@ -87,9 +99,12 @@ def check_only(arguments: argparse.Namespace) -> None:
     for_gpus = getattr(arguments, "gpus_per_node", None) is not None  # of `ctxlm submit`, for other machines
     model = lines_or_reason(partial(planned_model, config, deepspeed, world_size, plan, for_gpus))
     layout = layout_of(config.parallel, config.training, ZeroSettings.of_json(deepspeed).stage, world_size)
-    lines = run_lines(config.name, config.training, config.data.seq_length, layout, run_dir)
-    lines += inputs + ([] if progress is None else [f"  {progress.describe()}"]) + model
-    sys.stdout.writelines(f"{line}\n" for line in lines)
+    name = config.name if phase.count == 1 else f"{config.name}, {phase.describe()}"
+    lines = run_lines(name, config.training, config.data.seq_length, layout, config.directory)
+    if phase.number:
+        rows = "continue" if phase.continues else "start again"
+        lines.insert(1, f"  begins with the weights of the phase before, moments: {phase.phase.moments}; rows {rows}")
+    return lines + inputs + model
 
 
 def input_lines(config: RunConfig, must_exist: bool = False) -> list[str]:
@@ -219,7 +234,8 @@ def run_lines(name: str, training: TrainingConfig, length: int, layout: Layout, 
     extras = [switch for switch, on in switches.items() if on]
     steps = f"{training.max_steps:,}, {training.rows_after(training.max_steps) * length:,} tokens in all"
     if training.max_steps == STEPS_FOLLOW:
-        steps = f"as many as read {training.max_words:,} words"
+        words = training.max_words
+        steps = "as many as its hours allow" if words is None else f"as many as read {words:,} words"
     limits = [
         *([f"at most {training.max_tokens:,} tokens"] if training.max_tokens is not None else []),
         *([f"at most {training.max_hours:g} hours"] if training.max_hours is not None else []),

@@ -20,6 +20,7 @@ from ctxlm_ds.console import aligned
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.hardware import GIB, Cluster, find_gpu
 from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.phases import RunPhase, run_phases
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.words import STEPS_FOLLOW
 from ctxlm_ds.registry import FAMILIES
@@ -75,13 +76,19 @@ def build_cluster(args: argparse.Namespace) -> Cluster:
     return Cluster(gpu, nodes, each)
 
 
-def load_recipe(args: argparse.Namespace, cluster: Cluster) -> RunConfig:
-    """Return the recipe with its tokenizer's vocabulary.
+def load_recipes(args: argparse.Namespace, cluster: Cluster) -> list[RunConfig]:
+    """Return the recipe of each phase with its tokenizer's vocabulary.
 
     Raises ConfigError if the GPU does not have its precision, or its steps follow from a dataset.
     """
-    config = with_tokenizer_size(load_config(args.config, args.set))
-    if config.training.max_steps == STEPS_FOLLOW:
+    phases = run_phases(load_config(args.config, args.set))
+    return [_planned_recipe(with_tokenizer_size(phase.config), cluster, phase) for phase in phases]
+
+
+def _planned_recipe(config: RunConfig, cluster: Cluster, phase: RunPhase) -> RunConfig:
+    if phase.count > 1:
+        config = config.model_copy(update={"name": f"{config.name}, {phase.describe()}"})
+    if config.training.max_steps == STEPS_FOLLOW and phase.phase.hours is None:
         raise ConfigError(
             f"training.max_words: {config.training.max_words:,} words give the steps only when the run starts; add "
             "--set training.max_words=null training.max_steps=N (about words x tokens of a word / tokens of a step)"
@@ -177,7 +184,9 @@ def describe_recommendation(plan: Plan, command: str, max_steps: int) -> list[st
     return [
         f"recommended: {plan.layout}",
         f"  {plan.memory.total / GIB:.1f} GiB per GPU, {time.total:.3g} s per step ({shares}), "
-        f"{plan.days:.3g} days for {max_steps:,} steps",
+        f"{plan.days:.3g} days for {max_steps:,} steps"
+        if max_steps < STEPS_FOLLOW
+        else "for as many steps as its hours allow",
         f"  memory: {memory}",
         *([f"  sent by a rank per step: {traffic}"] if traffic else []),
         f"  {command}",
@@ -212,7 +221,13 @@ def search_as_dict(found: Search, cluster: Cluster, command: str, show_all: bool
 def main() -> None:
     args = build_parser().parse_args()
     cluster = build_cluster(args)
-    config = load_recipe(args, cluster)
+    found = [plan_recipe(args, cluster, config) for config in load_recipes(args, cluster)]
+    if args.json:
+        print(json.dumps(found[0] if len(found) == 1 else {"phases": found}, indent=1))
+
+
+def plan_recipe(args: argparse.Namespace, cluster: Cluster, config: RunConfig) -> dict[str, Any]:
+    """Search the layouts of a recipe; print what was found, or return it if JSON is asked for."""
     # These import torch; --help and wrong options are answered before.
     from ctxlm_ds.apps.plan.plan import Planner, load_jsons
     from ctxlm_ds.apps.plan.search import require_plan, search_layouts
@@ -227,11 +242,11 @@ def main() -> None:
         args.config, deepspeed, [*args.set, *best.settings(config.parallel.pipeline_layers)], cluster
     )
     if args.json:
-        print(json.dumps(search_as_dict(found, cluster, command, args.all), indent=1))
-        return
+        return search_as_dict(found, cluster, command, args.all)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     if config.model.vocab_size is None:
         size = FAMILIES.get(config.model.family).vocab_size
         print(f"model.vocab_size is not set; planned with {size:,}, the published vocabulary of {config.model.family}")
     steps = config.training.max_steps
     print("\n".join(describe_search(found, config.name, steps, cluster, command, args.all, width)))
+    return {}

@@ -123,6 +123,7 @@ def build_samples() -> None:
     from ctxlm_ds.errors import ConfigError
     from ctxlm_ds.objectives.base import build_objective
     from ctxlm_ds.recipe.load import load_config
+    from ctxlm_ds.recipe.phases import run_phases
     from ctxlm_ds.recipe.source_rules import source_names
     from ctxlm_ds.tokenizers.load import load_tokenizer
 
@@ -130,13 +131,16 @@ def build_samples() -> None:
     if config.tokenizer.path is None or not config.data.train:
         raise ConfigError(f"{args.config}: tokenizer.path and data.train are needed; name them there or with --set")
     tokenizer = load_tokenizer(config.tokenizer.path)
-    objective = build_objective(config.objective, tokenizer)
-    rows = build_run_rows(config.row_settings, tokenizer, objective, args.workers)
-    indexes = dict(zip(source_names(config.data), rows.train.indexes, strict=True))
-    held_out = {f"{name} (held out)": source.indexes[0] for name, source in rows.validation.items()}
-    plan = plan_lines(config.data, config.training, config.evaluation, rows.train, rows.validation)
-    print("\n".join([*summary_lines(indexes | held_out), *plan]))
-    if args.show:
-        console = Console(soft_wrap=True)
-        for text in preview_rows(rows.train, objective, tokenizer, config.data, config.training, args.show):
-            console.print(text)
+    for phase in run_phases(config):
+        config = phase.config
+        objective = build_objective(config.objective, tokenizer)
+        rows = build_run_rows(config.row_settings, tokenizer, objective, args.workers)
+        indexes = dict(zip(source_names(config.data), rows.train.indexes, strict=True))
+        held_out = {f"{name} (held out)": source.indexes[0] for name, source in rows.validation.items()}
+        plan = plan_lines(config.data, config.training, config.evaluation, rows.train, rows.validation)
+        title = [f"{phase.describe()}:"] if phase.count > 1 else []
+        print("\n".join([*title, *summary_lines(indexes | held_out), *plan]))
+        if args.show:
+            console = Console(soft_wrap=True)
+            for text in preview_rows(rows.train, objective, tokenizer, config.data, config.training, args.show):
+                console.print(text)

@@ -11,12 +11,17 @@ import shutil
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ctxlm_ds.apps.verify import parts
 from ctxlm_ds.apps.verify.device_guard import load_device_guard
 from ctxlm_ds.apps.verify.parts import CHECKED, NOT_CHECKED, ONLY_A_DEVICE, WRONG, Finding, as_dict, table
 from ctxlm_ds.console import at_least
 from ctxlm_ds.errors import ConfigError, VerifyError
+
+if TYPE_CHECKING:
+    from ctxlm_ds.recipe.phases import RunPhase
 
 CAPABILITIES = {"V100": (7, 0), "A100": (8, 0), "H100": (9, 0), "H200": (9, 0)}
 """Beginning of a GPU's name -> its compute capability."""
@@ -46,7 +51,20 @@ def main() -> None:
 
 
 def verify(args: argparse.Namespace) -> Iterator[Finding]:
-    """Yield the findings, the fastest first. Raises ConfigError if the recipe is refused for this number of GPUs."""
+    """Yield the findings, phase by phase. Raises ConfigError if the recipe is refused for this number of GPUs."""
+    from ctxlm_ds.recipe.load import load_config
+    from ctxlm_ds.recipe.phases import run_phases
+
+    for phase in run_phases(load_config(args.config, args.set, args.gpus), args.gpus):
+        for found in verify_phase(args, phase):
+            yield found if phase.count == 1 else replace(found, part=f"{phase.describe()}: {found.part}")
+            if found.part == "precision":
+                return
+    yield Finding("on a device", ONLY_A_DEVICE, "speed, NCCL, streams and CUDA graphs, rounding of tensor cores")
+
+
+def verify_phase(args: argparse.Namespace, phase: RunPhase) -> Iterator[Finding]:
+    """Yield the findings of a phase, the fastest first."""
     try:
         load_device_guard()
         why_not = ""
@@ -57,13 +75,12 @@ def verify(args: argparse.Namespace) -> Iterator[Finding]:
     from ctxlm_ds.export.teacher import with_teacher
     from ctxlm_ds.recipe.hardware import Cluster, find_gpu
     from ctxlm_ds.recipe.json_source import DEFAULT_CONFIG, ZeroSettings, load_deepspeed_json
-    from ctxlm_ds.recipe.load import load_config
     from ctxlm_ds.registry import FAMILIES
 
     gpu, each = find_gpu(args.gpu), min(args.gpus_per_node, args.gpus)
     if args.gpus % each:
         raise ConfigError(f"--gpus {args.gpus}: not a multiple of --gpus-per-node {each}")
-    config = load_config(args.config, args.set, args.gpus)
+    config = phase.config
     if config.teacher.path is not None:
         config = with_teacher(config)
     settings = deepspeed_settings(args, config, args.gpus)
@@ -93,7 +110,6 @@ def verify(args: argparse.Namespace) -> Iterator[Finding]:
         else:
             yield from parts.model(planner, layout, capability, apart)
         yield parts.ranks(counted, args.gpus)
-    yield Finding("on a device", ONLY_A_DEVICE, "speed, NCCL, streams and CUDA graphs, rounding of tensor cores")
 
 
 def capability_of(name: str, asked: str | None) -> tuple[int, int]:

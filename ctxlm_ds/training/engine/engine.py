@@ -79,6 +79,7 @@ class Engine:
         self.zero_stage = zero.stage
         check_precision(config.training, self.zero_stage)
         self.config = config
+        self.first_step = 0  # of the phase, from which its dropout counts
         self.before_update: Callable[[], None] = lambda: None
         """Called in every step before weights and moments change."""
         self.topology = topology
@@ -310,6 +311,10 @@ class Engine:
             forget_state(self._inner, loaded_owners(self._zero, self._owners()))
         self.restore_scalars(self._first_scalars)
 
+    def close(self) -> None:
+        """Release DeepSpeed's buffers; the engine cannot be used after it."""
+        self._deepspeed.destroy()
+
     # Training.
 
     def train_step(
@@ -335,7 +340,7 @@ class Engine:
         factors = self._factors(counts.predictions, len(step.micro_batches))
         set_rate(self._inner, learning_rate)
         try:
-            sums = self._run.train(step, step_index, factors)
+            sums = self._run.train(step, step_index - self.first_step, factors)
         except StepInterrupted:
             self.module.carried.end_step(keep=False)
             raise

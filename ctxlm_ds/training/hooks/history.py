@@ -78,7 +78,8 @@ class RecordHook(IntervalHook):
         starts = read_status(self._run_dir).get("starts")
         update_status(
             self._run_dir, state="running", why=None, step=start.step, of=start.last_step, left_s=None,
-            starts=starts + 1 if isinstance(starts, int) else 1, checkpoint=self._last_good(), **place,
+            starts=starts + (not start.begins_phase) if isinstance(starts, int) else 1,
+            checkpoint=self._last_good(), **place,
         )  # fmt: skip
 
     def report(self, metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> None:
@@ -96,6 +97,7 @@ class RecordHook(IntervalHook):
             failed=end.failed, attempt=attempt_folder(self._run_dir).name,
         )  # fmt: skip
         state = "failed" if end.failed else "completed" if end.completed else "stopped"
+        state = "running" if end.phase_over else state
         changes = {"last_failure": why} if end.failed else {}
         update_status(
             self._run_dir, state=state, why=why, step=end.step, left_s=None, checkpoint=self._last_good(), **changes

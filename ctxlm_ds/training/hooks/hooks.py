@@ -34,6 +34,8 @@ class RunStart:
     """Settings that differ from the checkpoint's, as `name old -> new`."""
     tokens: int = 0
     """Non-padding positions of the steps done before."""
+    begins_phase: bool = False
+    """True if the phase before ended in this process."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class RunEnd:
     """True if an error ended the run."""
     signal_number: int = 0
     """Signal that stopped the run before it was complete; 0 if none did."""
+    phase_over: bool = False
+    """True if the next phase of the run begins in this process."""
 
 
 class Hook:

@@ -180,7 +180,7 @@ class StatusHook(IntervalHook):
         if self._table is not None and self._view is not None:  # with the last evaluation and checkpoint
             self._table.show(*self._view, "", self._facts(), is_last=True)
         self._close_table()
-        for line in self._summary(end):
+        for line in [f"{self._start.config.name}: {end.reason}"] if end.phase_over else self._summary(end):
             logger.info("%s", line)
 
     def _summary(self, end: RunEnd) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -38,6 +38,24 @@ class TrainState:
     """[first, after] positions in the stream of batches whose gradients were not applied."""
     rolled_back_rows: list[list[int]] = field(default_factory=list)
     """The same of the rows that rollbacks passed over."""
+    phase: int = 0
+    """Number of the phase, from 0."""
+    first_step: int = 0
+    """Steps before this phase; its masks, dropout and schedule count from there."""
+    first_row: int = 0
+    """Value of rows_consumed at the beginning of this phase."""
+    first_words: int = 0
+    first_seconds: float = 0.0
+
+    def begin_phase(self, number: int, continues: bool) -> TrainState:
+        """Return the state at the beginning of the next phase; `continues`: its rows follow those before."""
+        row = self.rows_consumed if continues else 0
+        return replace(
+            self, phase=number, rows_consumed=row, first_row=row, first_step=self.step, first_words=self.words,
+            first_seconds=self.seconds, skips_in_a_row=0, recent_losses=[],
+            skipped_rows=self.skipped_rows if continues else [],
+            rolled_back_rows=self.rolled_back_rows if continues else [],
+        )  # fmt: skip
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TrainState:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ctxlm_ds.console import logger
 from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.data.stream.loader import Step
+from ctxlm_ds.data.stream.loader import Step, TrainLoader
 from ctxlm_ds.errors import TrainingError
 from ctxlm_ds.process.signals import STOP_SIGNALS, StopSignal
 from ctxlm_ds.recipe.schema import EvaluationConfig, TrainingConfig
@@ -54,12 +54,19 @@ class Trainer:
     """White-space words that a row of the stream reads; 0 if not known."""
     continuations: Continuations | None = None
     """Texts to continue after an evaluation."""
+    phase_hours: float | None = None
+    """Length of the phase if it is in hours."""
+    is_last_phase: bool = True
+    began_s: float = 0.0
+    """Monotonic time at which the process began to train; 0 if it has not yet."""
     _last_evaluation_step: int = -1
     _stopped_by_signal: bool = False
     _signal_number: int = 0
     """Signal that a rank has received; this and what follows is the same on every rank."""
     _is_late: bool = False
     """True if a rank is past the wall-time limit."""
+    _hours_are_over: bool = False
+    """True if the phase has had its hours by rank 0's clock."""
     _check_every: int = 1
     """Micro-batches between two agreements within a step."""
     _micro_batch_s: float = 0.0
@@ -67,7 +74,8 @@ class Trainer:
 
     def begin(self) -> None:
         """Prepare for the first step; run() calls this."""
-        self._started_s = time.monotonic()
+        self.began_s = self.began_s or time.monotonic()
+        self.engine.first_step = self.state.first_step
         # A checkpoint is written after its step's evaluation, so a resumed step has had both.
         self._last_evaluation_step = self.state.step or -1
         self.saves.start(self.state.step, lambda phase: self.hooks.call("on_phase", phase))
@@ -95,11 +103,19 @@ class Trainer:
         if error is not None:
             # This rank may end alone.
             self.saves.abandon()
-        state, completed, failed = self.state, self._limit_reached() is not None, error is not None
+        state, over, failed = self.state, self.phase_is_over(), error is not None
+        completed = (over and self.is_last_phase) or self._tokens_reached()
+        next_phase = over and not completed and not failed and not self._signal_number
         stopped_by = self._signal_number if self._stopped_by_signal and not completed else 0
-        end = RunEnd(reason, state.step, state.tokens, state.seconds, completed, failed, stopped_by)
+        end = RunEnd(reason, state.step, state.tokens, state.seconds, completed, failed, stopped_by, next_phase)
         self.hooks.call("on_run_end", end)
         return end
+
+    def close(self) -> None:
+        """End the loader's processes and release the engine, of which this trainer was the only user."""
+        if isinstance(self.steps, TrainLoader):
+            self.steps.close()
+        self.engine.close()
 
     def _train(self) -> str:
         """Train until there is a reason to stop; return it."""
@@ -157,7 +173,7 @@ class Trainer:
         """Take one step without calling on_step_end; None if it was interrupted, or bad and the run went back."""
         started_s = time.monotonic()
         step = self._iterator.take()
-        learning_rate = self.schedule.at(self.state.step)
+        learning_rate = self.schedule.at(self.state.step - self.state.first_step)
         find_spike = partial(self.recovery.find_spike, self.state)
         try:
             result = self.engine.train_step(step, self.state.step, learning_rate, find_spike, self._look_ahead)
@@ -172,7 +188,8 @@ class Trainer:
         self.state.step += 1
         self.state.rows_consumed += step.rows_consumed
         self.state.tokens += result.num_tokens
-        before, self.state.words = self.state.words, round(self.state.rows_consumed * self.words_per_row)
+        rows = self.state.rows_consumed - self.state.first_row
+        before, self.state.words = self.state.words, self.state.first_words + round(rows * self.words_per_row)
         marks = self.start.config.checkpoint.at_words
         self.state.reached_words = max((mark for mark in marks if before < mark <= self.state.words), default=0)
         self.state.skipped_steps += result.skipped
@@ -212,26 +229,35 @@ class Trainer:
 
     def _limit_reached(self) -> str | None:
         limits = self.training
-        if self.state.step >= limits.max_steps:
-            return f"training.max_steps ({limits.max_steps}) reached"
-        if limits.max_tokens is not None and self.state.tokens >= limits.max_tokens:
-            return f"training.max_tokens ({limits.max_tokens}) reached"
-        return None
+        if self.phase_is_over():
+            if not self.is_last_phase:
+                return f"phase {self.state.phase + 1} is over at step {self.state.step}"
+            return f"training.max_steps ({self.start.last_step}) reached"
+        return f"training.max_tokens ({limits.max_tokens}) reached" if self._tokens_reached() else None
+
+    def _tokens_reached(self) -> bool:
+        return self.training.max_tokens is not None and self.state.tokens >= self.training.max_tokens
+
+    def phase_is_over(self) -> bool:
+        """Return whether the phase has had its steps or hours; the same on every rank."""
+        return self._hours_are_over or self.state.step - self.state.first_step >= self.training.max_steps
 
     def _look_ahead(self) -> Ahead:
         """Return the next step and this rank's flags, for the agreement at the end of a step's passes."""
         signals = (float(self.stop_signal.number == number) for number in STOP_SIGNALS)
         limit_hours = self.training.max_hours
-        late = limit_hours is not None and time.monotonic() - self._started_s >= limit_hours * 3600
-        flags = (*signals, float(late), self._micro_batch_s, *self.saves.flags())
+        late = limit_hours is not None and time.monotonic() - self.began_s >= limit_hours * 3600
+        phase_s = self.state.seconds - self.state.first_seconds
+        over = self.phase_hours is not None and self.engine.topology.is_main and phase_s >= self.phase_hours * 3600
+        flags = (*signals, float(late), float(over), self._micro_batch_s, *self.saves.flags())
         return Ahead(self._iterator.look(), flags)
 
     def _agree(self, flags: Sequence[float]) -> None:
         """Take the sums of all ranks' flags."""
         count = len(STOP_SIGNALS)
-        late, micro_batch_s, *saves = flags[count:]
+        late, over, micro_batch_s, *saves = flags[count:]
         self._signal_number = next((int(n) for n, sent in zip(STOP_SIGNALS, flags, strict=False) if sent), 0)
-        self._is_late = bool(late)
+        self._is_late, self._hours_are_over = bool(late), bool(over)
         self.saves.agree(saves)
         if micro_batch_s:
             self._check_every = max(1, int(INTERRUPT_CHECK_S * self.engine.topology.world_size / micro_batch_s))

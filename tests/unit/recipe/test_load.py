@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.choices import CHOICES
 from ctxlm_ds.recipe.describe import all_settings
-from ctxlm_ds.recipe.load import RenamedSetting, dump_config, load_config, load_saved_config, shipped_recipes
+from ctxlm_ds.recipe.load import dump_config, load_config, load_saved_config, shipped_recipes
+from ctxlm_ds.recipe.raw import RenamedSetting
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.each import each
 from tests.misspelling import misspell
@@ -260,7 +261,7 @@ def test_loading_and_checking_needs_no_torch_and_less_than_a_second() -> None:
         "from ctxlm_ds.recipe.check import check_config\n"
         "from ctxlm_ds.recipe.deepspeed import build_deepspeed_config\n"
         "from ctxlm_ds.recipe.json_source import load_deepspeed_json\n"
-        "config = load_config('bert-large-lamb-phase1', ['training.seed=7'])\n"
+        "config = load_config('bert-large-lamb', ['training.seed=7'])\n"
         "check_config(config, 1024)\n"
         "build_deepspeed_config(config, load_deepspeed_json('zero2'), 1024)\n"
         "heavy = {'torch', 'deepspeed', 'transformers', 'numpy', 'numba'} & set(sys.modules)\n"
@@ -284,8 +285,8 @@ def test_a_value_of_no_possible_kind_is_one_problem(value: str) -> None:
 def test_the_old_name_of_a_setting_warns_for_one_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("ctxlm_ds.recipe.load.RENAMED", [RenamedSetting("training", "steps", "max_steps", "0.3")])
-    monkeypatch.setattr("ctxlm_ds.recipe.load.logger.propagate", True)
+    monkeypatch.setattr("ctxlm_ds.recipe.raw.RENAMED", [RenamedSetting("training", "steps", "max_steps", "0.3")])
+    monkeypatch.setattr("ctxlm_ds.recipe.raw.logger.propagate", True)
     recipe = write(tmp_path / "r.yaml", "name: r\ntraining:\n  steps: 7\n")
     with caplog.at_level("WARNING", "ctxlm_ds"):
         assert load_config(recipe).training.max_steps == load_saved_config(recipe).training.max_steps == 7

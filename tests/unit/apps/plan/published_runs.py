@@ -67,7 +67,7 @@ def _config(recipe: str, length: int, rows: int, steps: int = 1, precision: str 
         "kernels.cross_entropy": "full",
     }  # fmt: skip
     changes |= {f"model.{name}": value for name, value in model.items()}
-    return load_config(recipe, [f"{name}={value}" for name, value in changes.items()])
+    return load_config(recipe, ["phases=[]", *(f"{name}={value}" for name, value in changes.items())])
 
 
 def _gpt(hidden: int, layers: int, heads: int, length: int, rows: int) -> RunConfig:

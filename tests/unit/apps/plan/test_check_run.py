@@ -25,6 +25,7 @@ from ctxlm_ds.kernels.implementation import Implementation
 from ctxlm_ds.recipe.hardware import GIB
 from ctxlm_ds.recipe.json_source import load_deepspeed_json
 from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.phases import run_phases
 from ctxlm_ds.registry import FAMILIES, KERNELS
 from tests.families.toy import TOY
 
@@ -57,7 +58,7 @@ def test_options_that_a_recipe_has_as_settings_are_explained(
 
 def test_the_batch_is_the_product_of_its_factors() -> None:
     changes = ["parallel.tensor_parallel_size=2", "training.activation_checkpointing=true", "training.max_tokens=5000"]
-    config = load_config("bert-base", changes, 8)
+    config = run_phases(load_config("bert-base", changes, 8))[0].config
     layout = layout_of(config.parallel, config.training, 1, 8)
     assert run_lines(config.name, config.training, config.data.seq_length, layout, Path("runs/bert-base")) == [
         "bert-base: the recipe is valid for 8 ranks",
@@ -70,7 +71,7 @@ def test_the_batch_is_the_product_of_its_factors() -> None:
 
 def test_the_ranks_that_share_rows_are_named() -> None:
     changes = ["parallel.tensor_parallel_size=2", "parallel.context_parallel_size=2"]
-    config = load_config("bert-base", changes, 8)
+    config = run_phases(load_config("bert-base", changes, 8))[0].config
     layout = layout_of(config.parallel, config.training, 1, 8)
     lines = run_lines(config.name, config.training, config.data.seq_length, layout, Path("run"))
     assert lines[0] == "bert-base: the recipe is valid for 8 ranks" and " x 2 (data ranks) = " in lines[1]

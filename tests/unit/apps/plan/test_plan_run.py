@@ -14,7 +14,7 @@ from ctxlm_ds.apps.plan.plan_run import (
     build_cluster,
     build_parser,
     describe_recommendation,
-    load_recipe,
+    load_recipes,
     plan_table,
 )
 from ctxlm_ds.apps.plan.search import Search, search_layouts
@@ -56,12 +56,12 @@ def test_the_vocabulary_is_that_of_the_tokenizer_if_there_is_one(family: str, tm
     for path, expected in ((tmp_path / "tok", size), (tmp_path / "none", None)):
         words = ["--config", f"{family}-laptop", "--gpu", "H100", "--set", f"tokenizer.path={path}"]
         args = build_parser().parse_args(words)
-        assert load_recipe(args, build_cluster(args)).model.vocab_size == expected
+        assert load_recipes(args, build_cluster(args))[0].model.vocab_size == expected
 
 
 def test_a_budget_in_words_has_no_steps_to_plan() -> None:
     args = build_parser().parse_args(["--config", "babylm-10m", "--gpu", "H100"])
     with pytest.raises(ConfigError, match=r"13,500,000 words give the steps only when the run starts; add --set"):
-        load_recipe(args, build_cluster(args))
+        load_recipes(args, build_cluster(args))
     args.set = ["training.max_words=null", "training.max_steps=2000"]
-    assert load_recipe(args, build_cluster(args)).training.max_steps == 2000
+    assert load_recipes(args, build_cluster(args))[0].training.max_steps == 2000

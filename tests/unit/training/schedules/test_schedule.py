@@ -17,6 +17,7 @@ from transformers import optimization
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.phases import run_phases
 from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
 
 PEAK = 6e-4
@@ -184,7 +185,7 @@ def test_a_second_phase_goes_on_along_the_first_one_s_line() -> None:
 
 
 def test_bert_base_s_two_phases_meet() -> None:
-    first, second = load_config("bert-base"), load_config("bert-base-phase2")
+    first, second = (phase.config for phase in run_phases(load_config("bert-base")))
     one = LearningRateSchedule(first.schedule, first.optimizer.learning_rate, first.training.max_steps)
     two = LearningRateSchedule(second.schedule, second.optimizer.learning_rate, second.training.max_steps)
     assert two.at(0) == one.at(900_000) == pytest.approx(1e-5)
@@ -193,14 +194,14 @@ def test_bert_base_s_two_phases_meet() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "peak", "share", "total"),
+    ("recipe", "phase", "peak", "share", "total"),
     [
-        ("bert-large-lamb-phase1", 6e-3, 0.2843, 7038), ("bert-large-lamb-phase2", 4e-3, 0.128, 1563),
-        ("bert-base-lamb-phase1", 6e-3, 0.2843, 7038), ("bert-base-lamb-phase2", 4e-3, 0.128, 1563),
+        ("bert-large-lamb", 0, 6e-3, 0.2843, 7038), ("bert-large-lamb", 1, 4e-3, 0.128, 1563),
+        ("bert-base-lamb", 0, 6e-3, 0.2843, 7038), ("bert-base-lamb", 1, 4e-3, 0.128, 1563),
     ],
 )  # fmt: skip
 def test_the_lamb_recipes_have_the_rates_of_nvidia_s_scheduler(
-    recipe: str, peak: float, share: float, total: int
+    recipe: str, phase: int, peak: float, share: float, total: int
 ) -> None:
     """DeepLearningExamples, BERT/schedulers.py: PolyWarmUpScheduler.step() sets last_epoch to the updates done + 1."""
 
@@ -208,7 +209,7 @@ def test_the_lamb_recipes_have_the_rates_of_nvidia_s_scheduler(
         progress = (updates_done + 1) / total
         return peak * progress / share if progress < share else peak * (1.0 - progress) ** 0.5
 
-    config = load_config(recipe)
+    config = run_phases(load_config(recipe))[phase].config
     assert config.training.max_steps == total
     schedule = LearningRateSchedule(config.schedule, config.optimizer.learning_rate, total)
     found = [schedule.at(step) for step in range(total)]

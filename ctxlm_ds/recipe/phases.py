@@ -1,0 +1,212 @@
+"""Phases of a recipe: the recipe of each, as runs one after another would have them. Imports no torch."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from ctxlm_ds.recipe.choices import OBJECTIVE
+from ctxlm_ds.recipe.phase import Phase
+from ctxlm_ds.recipe.problems import Problem, raise_problems
+from ctxlm_ds.recipe.raw import RawRecipe, validate
+from ctxlm_ds.recipe.schema import RunConfig, flat_settings
+from ctxlm_ds.recipe.words import STEPS_FOLLOW
+from ctxlm_ds.recipe.yaml_source import YamlSource
+
+CHANGEABLE = (
+    "data.", "objective.", "optimizer.", "schedule.", "kernels.", "evaluation.", "checkpoint.", "anomalies.",
+    "training.global_batch_size", "training.batch_ramp", "training.micro_batch_size",
+    "training.activation_checkpointing", "training.only", "parallel.context_parallel_size",
+)  # fmt: skip
+"""Settings that a phase may change, and those of the model with a word of MODEL_WORDS."""
+MODEL_WORDS = ("max_position_embeddings", "rotary", "local_attention", "dropout")
+NAMES = ("objective.name", "optimizer.name")
+SET_LENGTHS = "give the phases other lengths, or --set phases=[] for a run of one phase"
+
+
+@dataclass(frozen=True)
+class RunPhase:
+    """One phase of a run."""
+
+    config: RunConfig
+    """Its recipe, without phases; training.max_steps counts its own steps."""
+    phase: Phase
+    number: int
+    """Its place in the run, from 0."""
+    count: int
+    """Number of phases of the run."""
+    continues: bool
+    """True if its rows follow those of the phase before."""
+
+    @property
+    def is_last(self) -> bool:
+        return self.number + 1 == self.count
+
+    def describe(self) -> str:
+        """Return `phase 2 of 3`."""
+        return f"phase {self.number + 1} of {self.count}"
+
+
+def run_phases(config: RunConfig, world_size: int | None = None, tree: RawRecipe | None = None) -> list[RunPhase]:
+    """Return the phases of a recipe; a recipe without phases is one.
+
+    `tree` has the places of settings for messages. Raises ConfigError for a length, an unknown setting, or a setting
+    that a phase cannot change or combine.
+    """
+    if not config.phases:
+        return [RunPhase(config, Phase(), 0, 1, False)]
+    raise_problems(f"recipe {config.name}", list(_length_problems(config)))
+    written = _written(tree)
+    loose = [_recipe_of(config, number, written) for number in range(len(config.phases))]
+    lengths = _steps_of(config, loose)
+    found: list[RunConfig] = []
+    for number, phase in enumerate(config.phases):
+        title = f"recipe {config.name}, phases[{number}]"
+        placed = {"training": {"max_steps": lengths[number], "max_words": phase.words}}
+        schedule = _schedule_place(config, loose, lengths, number)
+        recipe = _recipe_of(config, number, written, {**placed, "schedule": schedule}, world_size)
+        raise_problems(title, list(_change_problems(found[-1] if found else config, recipe, phase, number, lengths)))
+        found.append(recipe)
+    follows = [False, *(same_rows(one, other) for one, other in pairwise(found))]
+    return [
+        RunPhase(one, phase, number, len(found), follows[number] and phase.data != "restart")
+        for number, (one, phase) in enumerate(zip(found, config.phases, strict=True))
+    ]
+
+
+def with_all_steps(config: RunConfig, phases: Sequence[RunPhase]) -> RunConfig:
+    """Return the recipe with the sum of its phases as training.max_steps; STEPS_FOLLOW if words or hours give one.
+
+    Raises ConfigError if it is another number already.
+    """
+    steps, given = sum(phase.config.training.max_steps for phase in phases), config.training.max_steps
+    steps = min(steps, STEPS_FOLLOW)
+    if given not in (STEPS_FOLLOW, steps):
+        text = f"{given:,}, but the phases have {steps:,} steps; {SET_LENGTHS}"
+        raise_problems(f"recipe {config.name}", [Problem("training.max_steps", text, ("phases",))])
+    return config.with_values("training", max_steps=steps)
+
+
+def same_rows(before: RunConfig, now: RunConfig) -> bool:
+    """Return whether two recipes read the same rows in the same order."""
+    one, other = before.flat(), now.flat()
+    names = {f"data.{name}" for each in (before, now) for name in each.data.fixed} | {"training.seed"}
+    stored = OBJECTIVE.registry.get(before.objective.name).stores_examples(before.objective)
+    lanes = before.data.in_lanes and before.training.global_batch_size != now.training.global_batch_size
+    return (
+        all(one.get(name) == other.get(name) for name in names)
+        and before.data.train == now.data.train
+        and before.objective.sample_length(before.data) == now.objective.sample_length(now.data)
+        and not (stored and before.objective != now.objective)
+        and not lanes
+    )
+
+
+def _length_problems(config: RunConfig) -> Iterator[Problem]:
+    shares = [phase.share for phase in config.phases if phase.share is not None]
+    for number, phase in enumerate(config.phases):
+        given = [name for name in Phase.LENGTHS if getattr(phase, name) is not None]
+        if len(given) != 1:
+            text = f"{' and '.join(given) or 'no length'}: give exactly one of {', '.join(Phase.LENGTHS)}"
+            yield Problem(f"phases[{number}]", text)
+    if shares and (len(shares) < len(config.phases) or abs(sum(shares) - 1.0) > 1e-9):
+        text = f"shares of {', '.join(f'{share:g}' for share in shares)}: all phases have one, and they add up to 1"
+        yield Problem("phases", text)
+    elif shares and config.training.max_steps < len(shares):
+        text = f"{config.training.max_steps}, but each of the {len(shares)} phases needs a step; {SET_LENGTHS}"
+        yield Problem("training.max_steps", text, ("phases",))
+    elif shares and config.training.max_steps == STEPS_FOLLOW:
+        yield Problem("training.max_steps", "missing: phases with a share divide it", ("phases",))
+    if config.training.max_words is not None:
+        text = f"{config.training.max_words:,}: with phases each one has its length; set null"
+        yield Problem("training.max_words", text, ("phases",))
+
+
+def _written(tree: RawRecipe | None) -> dict[tuple[Any, ...], str]:
+    """Return the places of the settings of the phases."""
+    sources = reversed(tree.places) if tree is not None else ()
+    return next((dict(places) for places in sources if any(path[:1] == ("phases",) for path in places)), {})
+
+
+def _recipe_of(
+    config: RunConfig, number: int, written: dict[tuple[Any, ...], str],
+    placed: dict[str, Any] | None = None, world_size: int | None = None,
+) -> RunConfig:  # fmt: skip
+    """Return the recipe of a phase, with the changes of those before it; without `placed` its steps are left open."""
+    raw = RawRecipe(config.model_dump(mode="json") | {"phases": []})
+    for index, phase in enumerate(config.phases[: number + 1]):
+        name = f"phases[{index}].set"
+        raw.merge(YamlSource(deepcopy(phase.set)), name)
+        below = ("phases", index, "set")
+        own = {path[3:]: place for path, place in written.items() if path[:3] == below and len(path) > 3}
+        raw.places[-1] = own or {tuple(path.split(".")): name for path in flat_settings(phase.set)}
+    open_steps: dict[str, Any] = {"training": {"max_steps": STEPS_FOLLOW}, "schedule": {"total_steps": None}}
+    for section, values in (placed or open_steps).items():
+        raw.data[section] = {**raw.data[section], **values}
+    return validate(raw, f"recipe {config.name}, phases[{number}]", world_size)
+
+
+def _steps_of(config: RunConfig, recipes: Sequence[RunConfig]) -> list[int]:
+    """Return the steps of each phase; STEPS_FOLLOW where words or hours give them."""
+    total, phases = config.training.max_steps, config.phases
+    if phases[0].share is not None:
+        step_tokens = [one.training.global_batch_size * one.data.seq_length for one in recipes]
+        parts = [(phase.share or 0.0) / tokens for phase, tokens in zip(phases, step_tokens, strict=True)]
+        ends = [round(total * sum(parts[: number + 1]) / sum(parts)) for number in range(len(parts))]
+        for number in range(len(ends)):  # every phase has a step
+            least = (ends[number - 1] if number else 0) + 1
+            ends[number] = min(max(ends[number], least), total - (len(ends) - 1 - number))
+        return [end - (ends[number - 1] if number else 0) for number, end in enumerate(ends)]
+    return [_own_steps(phase, one) for phase, one in zip(phases, recipes, strict=True)]
+
+
+def _own_steps(phase: Phase, recipe: RunConfig) -> int:
+    if phase.tokens is not None:
+        rows = -(-phase.tokens // recipe.data.seq_length)
+        return bisect_left(range(STEPS_FOLLOW), rows, key=recipe.training.rows_after)
+    return phase.steps or STEPS_FOLLOW
+
+
+def _schedule_place(
+    config: RunConfig, recipes: Sequence[RunConfig], lengths: Sequence[int], number: int
+) -> dict[str, int | None]:
+    """Return start_step and total_steps of a phase: a schedule runs on until a phase sets another one."""
+    own: list[dict[str, Any]] = [phase.set.get("schedule") or {} for phase in config.phases]
+    first = max(index for index in range(number + 1) if index == 0 or own[index])
+    after = next((index for index in range(number + 1, len(own)) if own[index]), len(own))
+    start = recipes[number].schedule.start_step
+    total = own[first].get("total_steps", None if first else config.schedule.total_steps)
+    if total is None and after - first > 1:
+        total = min(start + sum(lengths[first:after]), STEPS_FOLLOW)
+    return {"start_step": min(start + sum(lengths[first:number]), STEPS_FOLLOW), "total_steps": total}
+
+
+def _change_problems(
+    before: RunConfig, now: RunConfig, phase: Phase, number: int, lengths: Sequence[int]
+) -> Iterator[Problem]:
+    """Yield what this phase cannot change or combine."""
+    name, old, new = f"phases[{number}]", before.flat(), now.flat()
+    placed = ("schedule.start_step", "schedule.total_steps", "training.max_steps", "training.max_words", "phases")
+    for key in dict.fromkeys((*old, *new)):
+        of_model = key.startswith("model.") and any(word in key for word in MODEL_WORDS)
+        fixed = key in NAMES or not (of_model or key.startswith(CHANGEABLE))
+        if old.get(key) != new.get(key) and fixed and key not in placed and not key.startswith("phases"):
+            text = f"{new.get(key)!r}: a phase cannot change it; start another run from its weights (initialize_from)"
+            yield Problem(f"{name}.set.{key}", text)
+    size = "model.max_position_embeddings"
+    if (new.get(size) or 0) < (old.get(size) or 0):
+        yield Problem(f"{name}.set.{size}", f"{new[size]} is below {old[size]} of the phase before; only more fit")
+    if phase.moments != "fresh" and number and now.optimizer.handed_over:
+        text = f"{phase.moments}: those of an optimizer of the DeepSpeed JSON are unknown then; set fresh"
+        yield Problem(f"{name}.moments", text)
+    if phase.data == "continue" and number and not same_rows(before, now):
+        yield Problem(f"{name}.data", "continue, but its settings change the rows; set restart")
+    open_length = lengths[number] == STEPS_FOLLOW and phase.words is None
+    shared = now.schedule.total_steps == STEPS_FOLLOW
+    if now.schedule.decays_to_the_end and (open_length or shared):
+        text = f"{now.schedule.name}, but words or hours give the steps; set constant, or a schedule of the phase"
+        yield Problem(f"{name}.set.schedule.name", text)
