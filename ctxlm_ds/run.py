@@ -71,9 +71,9 @@ class RunStates:
         """Load a checkpoint, the beginning of the phase from the one before it, or the initial weights if none is."""
         if folder is not None and saved_state(folder).phase < self.phase:
             self.checkpoints.engine.forget_updates()
-            state = self.begin_phase(folder)
-            self.checkpoints.read_on(folder, state)
-            return state
+            begun = self.begin_phase(folder)
+            self.checkpoints.read_on(folder, begun)
+            return begun
         state = self.checkpoints.resume(folder)
         if state is None:
             self.checkpoints.engine.forget_updates()

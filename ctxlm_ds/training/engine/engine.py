@@ -315,8 +315,6 @@ class Engine:
         """Release DeepSpeed's buffers; the engine cannot be used after it."""
         self._deepspeed.destroy()
 
-    # Training.
-
     def train_step(
         self,
         step: Step,
