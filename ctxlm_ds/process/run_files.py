@@ -25,6 +25,8 @@ from ctxlm_ds.untrusted_json import open_regular, parse_json
 Kind = TypeVar("Kind", int, float, str)
 
 METRICS_NAME = "metrics.jsonl"
+FORK_RECORD = "forked_from.json"
+"""Says which checkpoint of which run a branch began with."""
 HELD_OUT = "eval/"
 """The names of held-out figures begin so: eval/SOURCE/FIGURE."""
 TEXTS = "texts"

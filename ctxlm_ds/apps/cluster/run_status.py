@@ -23,7 +23,7 @@ from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, verify
 from ctxlm_ds.console import aligned, format_duration
 from ctxlm_ds.errors import CheckpointError, ClusterError
 from ctxlm_ds.process.failure import shortened
-from ctxlm_ds.process.run_files import STATUS_NAME, read_status, read_value, read_verdict
+from ctxlm_ds.process.run_files import FORK_RECORD, STATUS_NAME, read_status, read_value, read_verdict
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, HISTORY_NAME
 from ctxlm_ds.process.run_lock import LOCK_NAME, STALE_AFTER_S, look_at_lock, this_process
 
@@ -48,8 +48,8 @@ class RunStatus:
 
     run: str
     state: str = "never started"
-    """running, starting, restarting, queued, stopped, completed, failed, stale, never started, no status.json, no such
-    folder."""
+    """running, starting, restarting, queued, stopped, completed, failed, stale, never started, not started (a branch),
+    no status.json, no such folder."""
     why: str | None = None  # reason for that state, if there is one
     step: int | None = None
     of: int | None = None
@@ -123,6 +123,10 @@ def _status(run_dir: Path, values: Mapping[str, Any], queue: Mapping[str, str]) 
     status = RunStatus(str(run_dir))
     if not run_dir.is_dir():
         status.state = "no such folder"
+        return status
+    if not values and (run_dir / FORK_RECORD).is_file():
+        status.state = "not started"
+        status.why = f"`ctxlm pretrain --config {run_dir / 'config.yaml'}` starts it"
         return status
     if not values and is_run(run_dir):
         status.state = "no status.json"
@@ -241,9 +245,16 @@ def main() -> None:
         "run_dirs", nargs="*", default=[DEFAULT_RUNS], metavar="RUN_DIR",
         help=f"run directories, globs, or folders of runs (default: {DEFAULT_RUNS})",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print a JSON list with everything that is known")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print a JSON list with everything that is known")
+    form.add_argument("--tree", action="store_true", help="draw branches below the runs that they began with")
     args = parser.parse_args()
     statuses = read_statuses(find_runs(args.run_dirs))
-    show(statuses, args.json)
+    if args.tree:
+        from ctxlm_ds.apps.cluster.run_tree import tree_lines
+
+        print("\n".join(tree_lines(statuses)))
+    else:
+        show(statuses, args.json)
     if all(status.state == "no such folder" for status in statuses):
         sys.exit(2)

@@ -23,10 +23,10 @@ from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, read_manifest, verify
 from ctxlm_ds.checkpoint.saved_state import RECIPE_NAME, phase_to_train, refuse_changed_settings, saved_state
 from ctxlm_ds.console import logger, setup_logging
 from ctxlm_ds.errors import CheckpointError, ConfigError
+from ctxlm_ds.process.run_files import FORK_RECORD
 from ctxlm_ds.recipe.load import dump_config, load_config
 from ctxlm_ds.recipe.phases import run_phases
 
-RECORD = "forked_from.json"
 NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
 
@@ -66,7 +66,7 @@ def fork(run: str, new: Path, overrides: Sequence[str] = ()) -> int:
         (checkpoints / LATEST_NAME).write_text(source.name + "\n", encoding="utf-8")
         (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
         record = {"checkpoint": str(source.resolve()), "step": step_of(source), "settings": list(overrides)}
-        (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        (folder / FORK_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return step_of(source)
 
 

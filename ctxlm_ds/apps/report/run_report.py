@@ -8,21 +8,22 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.apps.report.charts import overlaid, page, run_charts, svg, table
 from ctxlm_ds.atomic import write_text
+from ctxlm_ds.checkpoint.ledger import read_ledger
 from ctxlm_ds.console import aligned, logger
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.process.run_files import METRICS_NAME, TEXTS, read_lines, read_status, read_verdict
+from ctxlm_ds.process.run_files import METRICS_NAME, TEXTS, read_lines, read_status, read_value, read_verdict
 from ctxlm_ds.process.run_history import read_history
 from ctxlm_ds.recipe.load import dump_config, load_saved_config
 from ctxlm_ds.recipe.problems import shortened
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import OBJECTIVES
-from ctxlm_ds.training.hooks.curves import COLUMNS, Chart, points_of, terminal_picture
+from ctxlm_ds.training.hooks.curves import COLUMNS, Chart, figure_chart, points_of, terminal_picture
 from ctxlm_ds.training.hooks.hooks import Hook, RunEnd
 
 PAGE_NAME = "report.html"
@@ -63,7 +64,25 @@ def charts_of(runs: Mapping[str, RunRecord]) -> list[Chart]:
         for label, run in runs.items()
     }
     charts = overlaid(found) if len(found) > 1 else next(iter(found.values()))
+    if len(found) > 1:
+        losses = {label: [figure_chart("loss (nats) by tokens", by_tokens(run), "loss", "loss")]
+                  for label, run in runs.items()}  # fmt: skip
+        charts = [*charts[:1], *overlaid(losses), *charts[1:]]
     return [chart for chart in charts if any(chart.curves.values())]
+
+
+def by_tokens(run: RunRecord) -> list[dict[str, Any]]:
+    """Return the lines with the tokens that the weights have read in place of the steps.
+
+    A branch continues the count of its trunk. Those of `initialize_from` are added, if it has a ledger.
+    """
+    begun, tokens, lines = run.config.initialize_from, 0, []
+    segments = takewhile(lambda one: one.initialized_from != begun, read_ledger(run.run_dir) if begun else ())
+    before = sum(source["read"]["tokens"] or 0 for segment in segments for source in segment.sources)
+    for record in run.records:
+        tokens = read_value(record, "tokens", int) or tokens
+        lines += [{**record, "step": before + tokens}] if tokens else []
+    return lines
 
 
 def run_page(runs: Mapping[str, RunRecord], charts: Sequence[Chart]) -> str:

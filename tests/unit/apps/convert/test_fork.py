@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.convert.fork import RECORD, fork, main
+from ctxlm_ds.apps.convert.fork import fork, main
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, find_verified
 from ctxlm_ds.checkpoint.manifest import list_files
 from ctxlm_ds.errors import CheckpointError, ConfigError
+from ctxlm_ds.process.run_files import FORK_RECORD
 from ctxlm_ds.recipe.load import load_config
 from tests.checkpoints import make_tokenizer, write_random_run
 
@@ -38,7 +39,7 @@ def test_a_branch_shares_the_files_of_its_checkpoint(
     assert all(os.path.samefile(there / name, source / name) for name in list_files(source))
     config = load_config(new / "config.yaml")
     assert (config.run_dir, config.optimizer.learning_rate) == (str(new.absolute()), 1e-5)
-    record = json.loads((new / RECORD).read_text())
+    record = json.loads((new / FORK_RECORD).read_text())
     assert record["step"] == manifest.step and record["settings"] == ["optimizer.learning_rate=1e-5"]
     shutil.rmtree(trunk)
     find_verified(new)

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.apps.report.run_report import ReportHook, by_label, charts_of, main, read_run, run_page
+from ctxlm_ds.checkpoint.ledger import LEDGER_NAME, Ledger, Segment, open_segment
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.process.run_files import update_status
 from ctxlm_ds.process.run_history import append_event
 from ctxlm_ds.training.hooks.hooks import Hooks
+from ctxlm_ds.training.loop.state import TrainState
 from tests.unit.training.hooks.test_metrics import end
 
 
@@ -48,6 +50,31 @@ def test_two_runs_over_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "a&lt;b training 7" in page and "b training 7" in page
     assert "<td>training.max_steps=20</td>" in page and "<td>training.max_steps=30</td>" in page
     assert not (runs[0] / "report.html").exists()
+
+
+def test_a_branch_begins_at_the_tokens_of_its_trunk(tmp_path: Path) -> None:
+    """A fork goes on counting; a run from weights counts from 0 after what these have read, by its ledger."""
+    folders = {name: tmp_path / name for name in ("trunk", "fork", "second")}
+    for name, folder in folders.items():
+        folder.mkdir()
+        records = [{"step": step, "loss": 5.0, "masked_lm": 5.0, "tokens": 100 * step} for step in (4, 5)]
+        make_run(folder, "".join(f"{json.dumps(record)}\n" for record in [*records, {"step": 5, "eval/a/loss": 4.5}]))
+        begun = f"initialize_from: {folders['trunk']}\n" if name == "second" else ""
+        (folder / "config.yaml").write_text(f"name: {name}\n{begun}")
+    segments: list[Segment] = []
+    for name, tokens in (("trunk", 7000), ("second", 500)):
+        sources = [{"path": "p", "index": name, "rows": 10, "tokens": tokens}]
+        segments = open_segment(segments, read_run(folders[name]).config, {"sources": sources}, 0)
+        segments[-1] = segments[-1].up_to(TrainState(step=5, rows_consumed=10))
+    (folders["second"] / LEDGER_NAME).write_text(Ledger(segments=segments).model_dump_json())
+    charts = charts_of(by_label([read_run(folder) for folder in folders.values()]))
+    (chart,) = [chart for chart in charts if chart.title == "loss (nats) by tokens"]
+    assert chart.curves == {
+        **{f"{name} training": [(400.0, 5.0), (500.0, 5.0)] for name in ("trunk", "fork")},
+        **{f"{name} a": [(500.0, 4.5)] for name in ("trunk", "fork")},
+        "second training": [(7400.0, 5.0), (7500.0, 5.0)], "second a": [(7500.0, 4.5)],
+    }  # fmt: skip
+    assert not any("tokens" in chart.title for chart in charts_of(by_label([read_run(folders["fork"])])))
 
 
 def test_a_sweep_is_compared(
