@@ -34,6 +34,8 @@ class TrainState:
     """Losses of the last good steps, oldest first, against which spikes are measured."""
     seconds: float = 0.0
     """Wall time spent in training steps, over all restarts."""
+    decay: list[int] = field(default_factory=list)
+    """Steps of the phase at which a decay by wall time (LearningRateSchedule.plan) begins and ends; empty before."""
     skipped_rows: list[list[int]] = field(default_factory=list)
     """[first, after] positions in the stream of batches whose gradients were not applied."""
     rolled_back_rows: list[list[int]] = field(default_factory=list)
@@ -52,7 +54,7 @@ class TrainState:
         row = self.rows_consumed if continues else 0
         return replace(
             self, phase=number, rows_consumed=row, first_row=row, first_step=self.step, first_words=self.words,
-            first_seconds=self.seconds, skips_in_a_row=0, recent_losses=[],
+            first_seconds=self.seconds, skips_in_a_row=0, recent_losses=[], decay=[],
             skipped_rows=self.skipped_rows if continues else [],
             rolled_back_rows=self.rolled_back_rows if continues else [],
         )  # fmt: skip

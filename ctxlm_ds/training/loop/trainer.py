@@ -72,10 +72,14 @@ class Trainer:
     _micro_batch_s: float = 0.0
     """This rank's time per micro-batch of the last step; 0 before the first, and if a pipeline stage reads none."""
 
+    _used_s: float = 0.0
+    """Rank 0's wall time in the phase: in steps before this start, and all since; if the schedule has a budget."""
+
     def begin(self) -> None:
         """Prepare for the first step; run() calls this."""
         self.began_s = self.began_s or time.monotonic()
         self.engine.first_step = self.state.first_step
+        self._phase_began_s = time.monotonic() - (self.state.seconds - self.state.first_seconds)
         # A checkpoint is written after its step's evaluation, so a resumed step has had both.
         self._last_evaluation_step = self.state.step or -1
         self.saves.start(self.state.step, lambda phase: self.hooks.call("on_phase", phase))
@@ -122,7 +126,7 @@ class Trainer:
         reason = self._limit_reached()
         if reason is None:
             logger.info("the first step also prepares the kernels, which may take half a minute")
-        else:
+        elif not self.state.decay:
             logger.info("nothing is left to train; a larger %s continues the run", reason.partition(" ")[0])
         from_weights = self.state.step == 0 and self.start.config.initialize_from is not None
         if reason is None and from_weights:
@@ -173,7 +177,7 @@ class Trainer:
         """Take one step without calling on_step_end; None if it was interrupted, or bad and the run went back."""
         started_s = time.monotonic()
         step = self._iterator.take()
-        learning_rate = self.schedule.at(self.state.step - self.state.first_step)
+        learning_rate = self.schedule.at(self.state.step - self.state.first_step, self.state.decay)
         find_spike = partial(self.recovery.find_spike, self.state)
         try:
             result = self.engine.train_step(step, self.state.step, learning_rate, find_spike, self._look_ahead)
@@ -194,6 +198,8 @@ class Trainer:
         self.state.reached_words = max((mark for mark in marks if before < mark <= self.state.words), default=0)
         self.state.skipped_steps += result.skipped
         self.state.seconds += seconds
+        if self.schedule.budget_s and not self.state.decay:
+            self.state.decay = self.schedule.plan(self.state.step - self.state.first_step, self._used_s)
         return self._metrics(result, learning_rate, seconds, step)
 
     def _go_back(self, step: Step, result: StepResult) -> None:
@@ -232,6 +238,8 @@ class Trainer:
         if self.phase_is_over():
             if not self.is_last_phase:
                 return f"phase {self.state.phase + 1} is over at step {self.state.step}"
+            if self.state.decay:
+                return f"schedule.until_hours ({self.schedule.budget_s / 3600:g}) reached"
             return f"training.max_steps ({self.start.last_step}) reached"
         return f"training.max_tokens ({limits.max_tokens}) reached" if self._tokens_reached() else None
 
@@ -240,7 +248,8 @@ class Trainer:
 
     def phase_is_over(self) -> bool:
         """Return whether the phase has had its steps or hours; the same on every rank."""
-        return self._hours_are_over or self.state.step - self.state.first_step >= self.training.max_steps
+        _, last = self.state.decay or (0, self.training.max_steps)
+        return self._hours_are_over or self.state.step - self.state.first_step >= last
 
     def _look_ahead(self) -> Ahead:
         """Return the next step and this rank's flags, for the agreement at the end of a step's passes."""
@@ -249,13 +258,17 @@ class Trainer:
         late = limit_hours is not None and time.monotonic() - self.began_s >= limit_hours * 3600
         phase_s = self.state.seconds - self.state.first_seconds
         over = self.phase_hours is not None and self.engine.topology.is_main and phase_s >= self.phase_hours * 3600
-        flags = (*signals, float(late), float(over), self._micro_batch_s, *self.saves.flags())
+        used_s = [(time.monotonic() - self._phase_began_s) * self.engine.topology.is_main]
+        budget = used_s if self.schedule.budget_s else []
+        flags = (*signals, float(late), float(over), self._micro_batch_s, *budget, *self.saves.flags())
         return Ahead(self._iterator.look(), flags)
 
     def _agree(self, flags: Sequence[float]) -> None:
         """Take the sums of all ranks' flags."""
         count = len(STOP_SIGNALS)
         late, over, micro_batch_s, *saves = flags[count:]
+        if self.schedule.budget_s:
+            self._used_s, *saves = saves
         self._signal_number = next((int(n) for n, sent in zip(STOP_SIGNALS, flags, strict=False) if sent), 0)
         self._is_late, self._hours_are_over = bool(late), bool(over)
         self.saves.agree(saves)

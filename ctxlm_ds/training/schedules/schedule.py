@@ -7,9 +7,11 @@ packages use an entry point (docs/extending.md).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
+from ctxlm_ds.console import logger
+from ctxlm_ds.errors import TrainingError
 from ctxlm_ds.recipe.check import total_schedule_steps, warmup_schedule_steps
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import (
@@ -41,10 +43,28 @@ class LearningRateSchedule:
         self.total_steps = total_schedule_steps(settings, max_steps)
         self.warmup_steps = warmup_schedule_steps(settings, max_steps)
         self._decay: Decay = SCHEDULES.get(settings.name)(settings, self.total_steps, self.warmup_steps)
+        self.budget_s: float = 3600.0 * (getattr(settings, "until_hours", None) or 0.0)
+        """Wall time at whose end the rate reaches its end, as `plan` decides; 0 if steps decide."""
 
-    def at(self, step: int) -> float:
-        """Return the learning rate of the update after `step` completed updates of this run."""
+    def plan(self, step: int, used_s: float) -> list[int]:
+        """Return the steps at which a decay by wall time begins, `step` being done, and ends; none before it is time.
+
+        Raises TrainingError if the warmup is not over then.
+        """
+        left, position = self._decay.steps_left(step, used_s), self.settings.start_step + step
+        if not left or self._decay.share(position) < 1.0:  # which a decay by steps has begun
+            return []
+        if position < self.warmup_steps:
+            text = f"{position} of {self.warmup_steps} steps of warmup fit before the decay"
+            raise TrainingError(f"schedule.until_hours {self.budget_s / 3600:g}: {text}; shorten it or give more hours")
+        end = min(step + left, self.total_steps - self.settings.start_step)
+        logger.info("schedule.until_hours: the learning rate decays from step %d to %d, the last", step, end)
+        return [step, end]
+
+    def at(self, step: int, decay: Sequence[int] = ()) -> float:
+        """Return the learning rate of the update after `step` completed updates; `decay` is what `plan` returned."""
         position = self.settings.start_step + step
+        self._decay.planned = [self.settings.start_step + bound for bound in decay]
         if position < self.warmup_steps:
             rises = self.settings.warmup_shape == "linear"
             return self.peak * position / self.warmup_steps if rises else self.peak
@@ -55,12 +75,18 @@ class Decay:
     """Learning rate after the warmup. A subclass names its section and computes `share`, or `rate` itself."""
 
     section: ClassVar[type[ScheduleSection]]
+    planned: Sequence[int] = ()
+    """Schedule steps at which a decay by wall time begins and ends."""
 
     def __init__(self, settings: Any, total_steps: int, warmup_steps: int) -> None:
         """Take the section of the recipe, and its steps as they are resolved."""
         self.settings = settings
         self.total_steps = total_steps
         self.warmup_steps = warmup_steps
+
+    def steps_left(self, step: int, used_s: float) -> int:
+        """Return the steps of a decay by wall time that begins now; 0 before it is time."""
+        return 0
 
     def rate(self, position: int, peak: float) -> float:
         """Return the learning rate at a step of the schedule, from warmup_steps on."""
@@ -154,8 +180,14 @@ class WarmupStableDecaySection(ScheduleSection):
     """Fraction of total_steps, at the end, in which the learning rate decays."""
     decay_shape: Literal["linear", "one_minus_sqrt"] = "linear"
     """Shape of the decay; `one_minus_sqrt` falls as 1 - sqrt(progress) (Hägele 2024; ModernBERT)."""
+    until_hours: PositiveFloat | None = None
+    """Decay in the last decay_fraction of this wall time of the run, or of its phase, by the speed measured until then,
+    and end it; training.max_steps is a bound. null: in the last steps."""
 
     def problems(self, total_steps: int, warmup_steps: int) -> Iterator[Problem]:
+        if self.until_hours and self.decay_fraction == 1.0:
+            text = "1 leaves no time to measure the speed by which schedule.until_hours plans the decay; lower it"
+            yield Problem("schedule.decay_fraction", text, ("schedule.until_hours",))
         decay = round(self.decay_fraction * total_steps)
         if warmup_steps + decay > total_steps:
             text = (
@@ -172,9 +204,16 @@ class WarmupStableDecay(Decay):
 
     section = WarmupStableDecaySection
 
+    def steps_left(self, step: int, used_s: float) -> int:
+        budget_s = 3600.0 * self.settings.until_hours
+        is_time = used_s >= (1.0 - self.settings.decay_fraction) * budget_s
+        return max(1, int((budget_s - used_s) / used_s * step)) if is_time else 0
+
     def share(self, position: int) -> float:
-        decay_steps = round(self.settings.decay_fraction * self.total_steps)
-        share = min(1.0, (self.total_steps - position) / decay_steps) if decay_steps else 1.0
+        decay_steps, end = round(self.settings.decay_fraction * self.total_steps), self.total_steps
+        if self.planned:
+            decay_steps, end = self.planned[1] - self.planned[0], self.planned[1]
+        share = min(1.0, (end - position) / decay_steps) if decay_steps else 1.0
         return share if self.settings.decay_shape == "linear" else 1.0 - math.sqrt(1.0 - share)
 
 

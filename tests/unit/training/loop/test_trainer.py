@@ -14,12 +14,13 @@ from typing import Any, NoReturn
 import pytest
 
 from ctxlm_ds.data.stream.loader import Step
-from ctxlm_ds.errors import DataError
+from ctxlm_ds.errors import DataError, TrainingError
 from ctxlm_ds.process.signals import STOP_SIGNALS, StopSignal
 from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.schema import CheckpointConfig, EvaluationConfig, RunConfig, TrainingConfig
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.hooks.hooks import Hook, Hooks, RunEnd, RunStart, StepMetrics
+from ctxlm_ds.training.loop import trainer as trainer_module
 from ctxlm_ds.training.loop.recovery import Recovery
 from ctxlm_ds.training.loop.saves import Saves
 from ctxlm_ds.training.loop.state import TrainState
@@ -155,8 +156,44 @@ def all_runs(rank: int, world_size: int) -> dict[str, dict[str, Any]]:
         "complete": run_trainer(engine, config_of(5), TrainState(step=5, rows_consumed=80)),
         "weights": run_trainer(engine, from_weights),
         "stopped": run_trainer(engine, from_weights, stopped=rank == 1),
+        **until_hours(engine, rank),
         "error": run_trainer(engine, config_of(50), steps=failing(steps_from(0, rank, world_size))),
     }
+
+
+WSD = choices.SCHEDULE.make(name="wsd", warmup_steps=2, decay_fraction=0.4, until_hours=10 / 3600)
+
+
+class Clock:
+    """Time that passes between steps alone, on rank 0; the other ranks' clocks stand still."""
+
+    def __init__(self, rank: int, seconds: float) -> None:
+        self.now, self._seconds = 0.0, seconds * (rank == 0)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def tick(self, step: int) -> None:
+        self.now += self._seconds
+
+
+def until_hours(engine: Engine, rank: int) -> dict[str, dict[str, Any]]:
+    """10 seconds with a step in each, the steps from the eighth on again, and a warmup that is too long."""
+    found, real = {}, trainer_module.time
+    config = config_of(50).model_copy(update={"schedule": WSD})
+    slow = config.with_values("schedule", warmup_steps=20)
+    planned = TrainState(step=8, decay=[7, 11], seconds=1.0)
+    for name, used, state, seconds in (
+        ("budget", config, None, 1.0), ("planned", config, planned, 0.1), ("short", slow, None, 1.0),
+    ):  # fmt: skip
+        clock = trainer_module.time = Clock(rank, seconds)
+        try:
+            found[name] = run_trainer(engine, used, state, clock.tick)
+        except TrainingError as error:
+            found[name] = {"error": str(error)}
+        finally:
+            trainer_module.time = real
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -209,6 +246,20 @@ def test_how_a_run_ends(
         assert [steps_of(result, kind) for kind in ("step", "evaluation", "save")] == [steps, evaluations, saves]
         assert result["end"].completed == completed and reason in result["end"].reason
         assert result["error"] == ("a row cannot be read" if name == "error" else None)
+
+
+def test_a_decay_by_wall_time_ends_the_run(runs: list[dict[str, dict[str, Any]]]) -> None:
+    """After 7 steps 6 s are over, 60 % of 10 s; at that speed 4 more steps fit. All ranks follow rank 0's clock."""
+    for rank in runs:
+        rates, resumed = ([event[2] for event in rank[name]["events"] if event[0] == "step"]
+                          for name in ("budget", "planned"))  # fmt: skip
+        assert rates == pytest.approx([0.0, 0.005, *[0.01] * 6, 0.0075, 0.005, 0.0025])
+        assert rank["budget"]["state"].decay == [7, 11]
+        assert (rank["budget"]["end"].reason, rank["budget"]["end"].completed) == (
+            "schedule.until_hours (0.00277778) reached", True,
+        )  # fmt: skip
+        assert resumed == rates[8:] and rank["planned"]["end"].completed
+        assert "7 of 20 steps of warmup fit before the decay" in rank["short"]["error"]
 
 
 def test_a_signal_on_one_rank_stops_all_after_the_same_step(runs: list[dict[str, dict[str, Any]]]) -> None:

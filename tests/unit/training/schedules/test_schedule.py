@@ -14,7 +14,7 @@ import torch
 import transformers
 from transformers import optimization
 
-from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.errors import ConfigError, TrainingError
 from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.phases import run_phases
@@ -142,6 +142,35 @@ def test_a_segment_may_restart_and_another_continue() -> None:
 def test_wrong_segments_are_one_error(segments: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(f"schedule: {{name: segments, segments: {json.dumps(segments)}}}\ntraining: {{max_steps: 60}}\n")
+    with pytest.raises(ConfigError, match=message):
+        load_config(path)
+
+
+def test_a_decay_by_wall_time_is_planned_from_the_speed() -> None:
+    """10 of 36 s are for the decay: at 27 s and 9 steps, 3 more fit."""
+    settings = {"name": "wsd", "warmup_steps": 7, "decay_fraction": 10 / 36, "until_hours": 0.01}
+    schedule = LearningRateSchedule(choices.SCHEDULE.make(**settings), PEAK, STEPS)
+    assert schedule.plan(8, 25.9) == [] and schedule.plan(9, 27.0) == [9, 12]
+    assert [schedule.at(step, [9, 12]) / PEAK for step in range(8, 12)] == pytest.approx([1, 1, 2 / 3, 1 / 3])
+    assert schedule.at(8) == PEAK
+    assert schedule.plan(30, 27.0) == [30, 40] and schedule.plan(42, 27.0) == [42, 56]
+    assert schedule.plan(43, 28.0) == [43, 55] and schedule.plan(50, 27.0) == []  # it decays since step 43 of 60
+    assert schedule.plan(9, 99.0) == [9, 10]
+    with pytest.raises(TrainingError, match="6 of 7 steps of warmup fit before the decay; shorten it or give more"):
+        schedule.plan(6, 27.0)
+    assert LearningRateSchedule(choices.SCHEDULE.make(name="linear"), PEAK, STEPS).plan(50, 1e9) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("decay_fraction: 1.0", "schedule.decay_fraction: 1 leaves no time to measure the speed"),
+        ("decay_fraction: 0.6, warmup_fraction: 0.5", "36 steps of decay and 30 of warmup exceed 60"),
+    ],
+)
+def test_a_budget_without_time_before_the_decay_is_refused(settings: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"schedule: {{name: wsd, until_hours: 23, {settings}}}\ntraining: {{max_steps: 60}}\n")
     with pytest.raises(ConfigError, match=message):
         load_config(path)
 
