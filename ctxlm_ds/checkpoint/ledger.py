@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -164,6 +165,23 @@ def read_ledger(folder: Path) -> list[Segment]:
     (segment,) = open_segment([], load_saved_config(folder / "config.yaml"), described["data"], 0)
     state = TrainState.from_dict(described["train_state"])
     return [segment.model_copy(update={"computed": True}).up_to(state)]
+
+
+def write_ledger(folder: Path, segments: list[Segment]) -> None:
+    """Write ledger.json, unless it is not known what the weights have read."""
+    if segments:
+        (folder / LEDGER_NAME).write_text(Ledger(segments=segments).model_dump_json(indent=1), encoding="utf-8")
+
+
+def join_ledgers(folder: Path, checkpoints: Sequence[Path]) -> None:
+    """Write the ledger of weights that are made of those of checkpoints, if each of these has one."""
+    found: dict[str, Segment] = {}
+    ledgers = list(map(read_ledger, checkpoints))
+    for segment in chain(*ledgers):
+        key = repr((segment.first, segment.order()))
+        if key not in found or found[key].after < segment.after:
+            found[key] = segment
+    write_ledger(folder, list(found.values()) if all(ledgers) else [])
 
 
 def inherited(source: str | None) -> list[Segment]:

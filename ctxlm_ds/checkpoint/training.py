@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.checkpoint.chunk_index import CARRIED_KIND, WEIGHT_KIND, merge_index
-from ctxlm_ds.checkpoint.ledger import LEDGER_NAME, Ledger, Segment, inherited, open_segment, read_ledger
+from ctxlm_ds.checkpoint.ledger import Segment, inherited, open_segment, read_ledger, write_ledger
 from ctxlm_ds.checkpoint.manager import CheckpointManager, Write
 from ctxlm_ds.checkpoint.rank_states import RankStates
 from ctxlm_ds.checkpoint.reader import CheckpointReader
@@ -104,8 +104,7 @@ class TrainingCheckpoints(Saver):
             merge_index(folder, chunks_by_rank, scalars)
             (folder / STATE_NAME).write_text(described)
             self._read = [*self._read[:-1], *(last.up_to(now) for last in self._read[-1:])]
-            if self._read:
-                (folder / LEDGER_NAME).write_text(Ledger(segments=self._read).model_dump_json(indent=1))
+            write_ledger(folder, self._read)
             (folder / "config.yaml").write_text(dump_config(self._config))
             if self._recipe.phases:
                 (folder / RECIPE_NAME).write_text(dump_config(self._recipe))

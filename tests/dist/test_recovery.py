@@ -203,6 +203,7 @@ def test_a_skipped_batch_leaves_no_trace_and_the_run_moves_on(runs: list[dict[st
         state = found["state"]
         assert (state.step, state.rows_consumed) == (STEPS, STEPS * GLOBAL_BATCH)
         assert (state.skipped_steps, state.skips_in_a_row, state.rollbacks) == (1, 0, 0)
+        assert state.skipped_rows == [[7 * GLOBAL_BATCH, 8 * GLOBAL_BATCH]]
         assert state.recent_losses == list(good["losses"].values())[-4:]
         assert events(found) == [("skip", 8)]
         (event,) = found["history"]
@@ -223,6 +224,8 @@ def test_a_run_goes_back_and_passes_over_the_rows_since(runs: list[dict[str, dic
         state = found["state"]
         assert (state.step, state.rows_consumed, state.rollbacks) == (STEPS, 12 * GLOBAL_BATCH, 2)
         assert events(found) == [("rollback", 5), ("rollback", 7)]
+        passed = [[3 * GLOBAL_BATCH, 5 * GLOBAL_BATCH], [8 * GLOBAL_BATCH, 9 * GLOBAL_BATCH]]
+        assert state.rolled_back_rows == passed and state.skipped_rows == []
         first, second = found["history"]
         assert (first["to_step"], second["to_step"]) == (3, 6)
         assert first["passed_over"] == {"first": 3 * GLOBAL_BATCH, "count": 2 * GLOBAL_BATCH}

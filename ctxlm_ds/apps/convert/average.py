@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from ctxlm_ds.atomic import output_folder
 from ctxlm_ds.checkpoint.chunk_index import write_weights
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, check_output, find_verified, list_checkpoints
+from ctxlm_ds.checkpoint.ledger import join_ledgers
 from ctxlm_ds.checkpoint.manifest import Manifest
 from ctxlm_ds.checkpoint.reader import READ_ELEMENTS, CheckpointReader
 from ctxlm_ds.console import at_least, logger, setup_logging
@@ -82,6 +83,7 @@ def average(checkpoints: Sequence[Path], weights: Sequence[float] | None, output
         shutil.copyfile(newest / "config.yaml", folder / "config.yaml")
         record = [record_of(*one, share) for one, share in zip(verified, shares, strict=True)]
         (folder / RECORD).write_text(json.dumps({"average of": record}, indent=1) + "\n", encoding="utf-8")
+        join_ledgers(folder, [each for each, _ in verified])
         shapes = {name: readers[0].shape(name) for name in readers[0].names()}
         write_weights(folder, manifest.step, shapes, partial(mean, readers, shares))
 

@@ -17,6 +17,7 @@ import torch
 from ctxlm_ds.atomic import output_folder
 from ctxlm_ds.checkpoint.chunk_index import write_weights
 from ctxlm_ds.checkpoint.folders import check_output
+from ctxlm_ds.checkpoint.ledger import join_ledgers
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.export.weights import FRESH_SEED, check_finite, open_checkpoint
 from ctxlm_ds.models.program import Program, plain_program
@@ -59,6 +60,7 @@ def grow(checkpoint: Path, settings: Sequence[str], output: Path) -> list[str]:
         tokens = config.tokenizer.model_copy(update={"path": str(output / "tokenizer")})
         grown = config.model_copy(update={"model": model, "tokenizer": tokens})
         (folder / "config.yaml").write_text(dump_config(grown), encoding="utf-8")
+        join_ledgers(folder, [source.folder])
         write_weights(folder, 0, program.shapes, read)
     return [
         f"{source.program.num_parameters:,} parameters became {program.num_parameters:,}",

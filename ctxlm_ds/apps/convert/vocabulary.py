@@ -13,6 +13,7 @@ import torch
 from ctxlm_ds.atomic import output_folder
 from ctxlm_ds.checkpoint.chunk_index import write_weights
 from ctxlm_ds.checkpoint.folders import check_output
+from ctxlm_ds.checkpoint.ledger import join_ledgers
 from ctxlm_ds.console import logger
 from ctxlm_ds.data.sources.corpus import Corpus
 from ctxlm_ds.errors import ConfigError, ExportError
@@ -75,6 +76,7 @@ def change_tokenizer(
         tokens = source.config.tokenizer.model_copy(update={"path": str(output / "tokenizer")})
         config = source.config.model_copy(update={"model": model, "tokenizer": tokens})
         (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+        join_ledgers(folder, [source.folder])
         write_weights(folder, 0, program.shapes, read)
     return [
         *(f"{kind}: {count:,} ({count / len(origins):.1%})" for kind, count in counts.most_common()),

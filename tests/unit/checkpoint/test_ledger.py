@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctxlm_ds.checkpoint.ledger import LEDGER_NAME, Ledger, Segment, inherited, open_segment, read_ledger
+from ctxlm_ds.checkpoint.ledger import (
+    LEDGER_NAME,
+    Ledger,
+    Segment,
+    inherited,
+    join_ledgers,
+    open_segment,
+    read_ledger,
+    write_ledger,
+)
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.loop.state import TrainState
@@ -94,6 +103,20 @@ def test_a_checkpoint_without_a_ledger_has_the_segment_of_its_state(tmp_path: Pa
     # A run that begins with these weights has that segment before its first.
     first, second = open_segment(inherited(str(run)), config_of(), data_of(), 0)
     assert first == segment and (second.first, second.computed) == (0, False)
+
+
+def test_weights_made_of_several_have_read_what_each_has(tmp_path: Path) -> None:
+    """A branch and its trunk share a stream, whose longer part counts; of unknown weights nothing is known."""
+    begun = open_segment([], config_of(), data_of(), 0)
+    trunk, branch = grown(begun, 20, 160), grown(begun, 8, 64)
+    branch = grown(open_segment(branch, config_of(seed=9), data_of(), 0), 2, 16)
+    for name, segments in (("trunk", trunk), ("branch", branch), ("mean", []), ("none", []), ("imported", [])):
+        (tmp_path / name).mkdir()
+        write_ledger(tmp_path / name, segments)
+    join_ledgers(tmp_path / "mean", [tmp_path / "branch", tmp_path / "trunk"])
+    assert read_ledger(tmp_path / "mean") == [trunk[0], branch[1]]
+    join_ledgers(tmp_path / "none", [tmp_path / "trunk", tmp_path / "imported"])
+    assert read_ledger(tmp_path / "none") == []
 
 
 def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:

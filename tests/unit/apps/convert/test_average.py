@@ -12,6 +12,7 @@ import torch
 
 from ctxlm_ds.apps.convert.average import RECORD, average, last_of, main
 from ctxlm_ds.checkpoint.folders import list_checkpoints
+from ctxlm_ds.checkpoint.ledger import read_ledger
 from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import CheckpointError, ConfigError
@@ -57,6 +58,7 @@ def test_the_mean_is_that_of_float64(
         torch.testing.assert_close(found.read_full(name), (sum(parts) / 8).float(), rtol=1e-7, atol=0)
     shares = [one["share"] for one in json.loads((tmp_path / "mean" / RECORD).read_text())["average of"]]
     assert shares == [1 / 8, 2 / 8, 5 / 8]
+    assert read_ledger(tmp_path / "mean") == read_ledger(checkpoint(runs[0]))
     largest = max(each.relative for each in to_hf(tmp_path / "mean", tmp_path / "hf").comparisons)
     assert largest < 1e-6
 
