@@ -36,6 +36,7 @@ from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.phases import RunPhase, run_phases
 from ctxlm_ds.recipe.schema import RunConfig, TeacherConfig
+from ctxlm_ds.recipe.words import STEPS_FOLLOW
 from ctxlm_ds.run_data import RunData, build_data, build_loaders, held_out_words
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import open_tokenizer
@@ -115,7 +116,7 @@ def build_run(
     topology.run_on_rank_0(lambda: write_run_folder(dump_config(recipe), tokenizer, lock.run_dir, state.step))
     hooks = Hooks(build_hooks(config, lock.run_dir, topology, stop_signal))
     trainer = build_trainer(config, lock.run_dir, data, states, state, hooks, stop_signal, words)
-    if recipe.phases:
+    if recipe.phases and recipe.training.max_steps < STEPS_FOLLOW:
         trainer.start = replace(trainer.start, last_step=recipe.training.max_steps)
     trainer.is_last_phase, trainer.phase_hours = phase.is_last, phase.phase.hours
     return trainer

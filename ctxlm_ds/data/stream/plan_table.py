@@ -14,6 +14,7 @@ from ctxlm_ds.data.stream.blend import stream_shares
 from ctxlm_ds.recipe.schema import EvaluationConfig, TrainingConfig
 from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.recipe.source_rules import source_names
+from ctxlm_ds.recipe.words import STEPS_FOLLOW
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.index.index import RowSource, SampleIndex
@@ -43,11 +44,13 @@ def plan_lines(
     total_rows, first = training.rows_after(steps, rows_read), training.batch_size_at(rows_read)
     size = f"{f'{first:,} to ' if first < training.global_batch_size else ''}{training.global_batch_size:,}"
     past = f"has read {rows_read:,} rows in {steps_done:,} steps and " if steps_done else ""
+    is_known = training.max_steps < STEPS_FOLLOW
+    number = f"{steps:,}" if is_known else "as many"
+    amount = f": {total_rows:,} rows{' in all' if steps_done else ''}" if is_known else " as its hours allow"
     lines = [
-        f"the run {past}reads {steps:,} {'more ' if steps_done else ''}steps of {size} rows of "
-        f"{data.seq_length} positions: {total_rows:,} rows{' in all' if steps_done else ''}{_limits(training)}; "
-        f"{_blend(data)}",
-        *aligned([TRAIN_HEAD, *_train_rows(data, training, train, total_rows)]),
+        f"the run {past}reads {number} {'more ' if steps_done else ''}steps of {size} rows of {data.seq_length} "
+        f"positions{amount}{_limits(training)}; {_blend(data)}",
+        *aligned([TRAIN_HEAD, *_train_rows(data, training, train, total_rows if is_known else 0)]),
     ]
     if held_out:
         table: list[tuple[str, ...]] = [HELD_OUT_HEAD]

@@ -14,6 +14,7 @@ from ctxlm_ds.process.launch import RankInfo
 from ctxlm_ds.process.run_files import read_status, update_status
 from ctxlm_ds.process.run_history import END, START, append_event, attempt_folder, own_job_id
 from ctxlm_ds.process.watchdog import Watchdog
+from ctxlm_ds.recipe.words import STEPS_FOLLOW
 from ctxlm_ds.training.hooks.hooks import Hook, IntervalHook, Phase, RunEnd, RunStart, StepMetrics
 
 if TYPE_CHECKING:
@@ -61,10 +62,11 @@ class RecordHook(IntervalHook):
         self._run_dir, self._ranks = run_dir, ranks
         self._environment = environment
         self._last_good = last_good
-        self._last_step = 0
+        self._last_step: int | None = None
 
     def on_run_start(self, start: RunStart) -> None:
-        self._last_step, self._interval_steps = start.last_step, start.config.logging.interval_steps
+        self._last_step = start.last_step if start.last_step < STEPS_FOLLOW else None
+        self._interval_steps = start.config.logging.interval_steps
         restarts = os.environ.get("SLURM_RESTART_COUNT", "")
         place = {
             "job_id": own_job_id(), "attempt": attempt_folder(self._run_dir).name, "log": _log_file(),
@@ -77,7 +79,7 @@ class RecordHook(IntervalHook):
         )  # fmt: skip
         starts = read_status(self._run_dir).get("starts")
         update_status(
-            self._run_dir, state="running", why=None, step=start.step, of=start.last_step, left_s=None,
+            self._run_dir, state="running", why=None, step=start.step, of=self._last_step, left_s=None,
             starts=starts + (not start.begins_phase) if isinstance(starts, int) else 1,
             checkpoint=self._last_good(), **place,
         )  # fmt: skip
@@ -85,7 +87,7 @@ class RecordHook(IntervalHook):
     def report(self, metrics: StepMetrics, tokens_per_second: float, step_seconds: float) -> None:
         update_status(
             self._run_dir, step=metrics.step, loss=metrics.loss, tokens_per_second=tokens_per_second,
-            left_s=(self._last_step - metrics.step) * step_seconds, skipped=metrics.skipped_steps,
+            left_s=self._last_step and (self._last_step - metrics.step) * step_seconds, skipped=metrics.skipped_steps,
             rollbacks=metrics.rollbacks, checkpoint=self._last_good(),
         )  # fmt: skip
 

@@ -15,6 +15,7 @@ from ctxlm_ds.console import format_duration, logger
 from ctxlm_ds.process.run_files import FILE_ONLY, METRICS_NAME
 from ctxlm_ds.process.run_history import in_job
 from ctxlm_ds.process.signals import StopSignal
+from ctxlm_ds.recipe.words import STEPS_FOLLOW
 from ctxlm_ds.registry import FAMILIES, OBJECTIVES
 from ctxlm_ds.training.hooks.curves import LiveTable
 from ctxlm_ds.training.hooks.hooks import IntervalHook, RunEnd, RunStart, StepMetrics, memory_bytes
@@ -55,12 +56,13 @@ class TimeLeft:
         if steps <= 0:
             return None
         limits = self._start.config.training
-        left = [(self._start.last_step - metrics.step) * passed_s / steps]
+        known = self._start.last_step < STEPS_FOLLOW
+        left = [(self._start.last_step - metrics.step) * passed_s / steps] if known else []
         if limits.max_tokens is not None and tokens > 0:
             left.append((limits.max_tokens - metrics.tokens) * passed_s / tokens)
         if limits.max_hours is not None:
             left.append(limits.max_hours * 3600 - (now_s - self._begin_s))
-        return max(0.0, min(left))
+        return max(0.0, min(left)) if left else None
 
     def go_back(self) -> None:
         """Start measuring again."""
@@ -212,7 +214,7 @@ def status_cells(
     metrics: StepMetrics, last_step: int, speed: tuple[float, float], left_s: float | None
 ) -> dict[str, str]:
     """Format the status by heading; `speed` is in tokens per second and seconds per step, `left_s` in seconds."""
-    cells = {"step": f"{metrics.step}/{last_step}", "loss": f"{metrics.loss:.4f}"}
+    cells = {"step": f"{metrics.step}/{last_step if last_step < STEPS_FOLLOW else '?'}", "loss": f"{metrics.loss:.4f}"}
     if len(metrics.terms) > 1:
         cells |= {name: f"{value:.4f}" for name, value in metrics.terms.items()}
     cells["lr"] = f"{metrics.learning_rate:.2e}"

@@ -238,6 +238,8 @@ class Trainer:
         if self.phase_is_over():
             if not self.is_last_phase:
                 return f"phase {self.state.phase + 1} is over at step {self.state.step}"
+            if self._hours_are_over:
+                return f"the hours of phase {self.state.phase + 1} are over"
             if self.state.decay:
                 return f"schedule.until_hours ({self.schedule.budget_s / 3600:g}) reached"
             return f"training.max_steps ({self.start.last_step}) reached"
