@@ -121,7 +121,7 @@ def phase_to_train(folder: Path | None, phases: Sequence[RunPhase]) -> int:
     if phase.phase.words is not None:
         saved = load_saved_config(folder / "config.yaml").training
         length = saved.max_steps if saved.max_words == phase.phase.words else length
-    over = state.step - state.first_step >= length
+    over = state.step - state.first_step >= (state.decay[1] if state.decay else length)
     over = over or (hours is not None and state.seconds - state.first_seconds >= hours * 3600)
     return state.phase + 1 if over and not phase.is_last else state.phase
 

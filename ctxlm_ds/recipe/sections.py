@@ -213,10 +213,10 @@ class DataSection(Section):
 
     train: list[TrainSource] = []
     """Datasets to train on."""
-    blend: Literal["concatenate", "weighted", "temperature", "megatron"] = "concatenate"
-    """How training datasets are mixed. `concatenate`: all rows, repeated by `epochs`, shuffled together. `weighted`:
-    shares by weight, independent of size. `temperature`: shares proportional to rows^(1/temperature). `megatron`:
-    Megatron's order of sources (by weight, or by rows if none has one)."""
+    blend: Literal["concatenate", "in_order", "weighted", "temperature", "megatron"] = "concatenate"
+    """How training datasets are mixed. `concatenate`: all rows, repeated by `epochs`, shuffled together. `in_order`: one
+    after another, not shuffled. `weighted`: shares by weight, of any size. `temperature`: shares proportional to
+    rows^(1/temperature). `megatron`: Megatron's order of sources (by weight, or by rows if none has one)."""
     temperature: Annotated[float, Field(ge=1.0, le=1e6)] = 1.0
     """For `temperature` blends: 1 is proportional to the rows, higher is more even (mBERT 1/0.7, XLM-R 1/0.3)."""
     split: str | None = None

@@ -277,8 +277,8 @@ def train_stream(rows: RowSource, data: DataSection, training: TrainingConfig) -
 def stream_of(counts: Sequence[int], data: DataSection, training: TrainingConfig) -> RowStream:
     """Return the stream over sources that have so many rows in an epoch."""
     seed = training.seed
-    if data.in_lanes:
-        return LaneOrder(sum(counts), training.global_batch_size)
+    if data.in_lanes or data.blend == "in_order":
+        return LaneOrder(sum(counts), training.global_batch_size if data.in_lanes else 1)
     epochs = [source.epochs or 1.0 for source in data.train]
     if data.blend == "concatenate" and all(number == 1.0 for number in epochs):
         return RowOrder(sum(counts), seed)

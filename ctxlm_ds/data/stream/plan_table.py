@@ -90,6 +90,7 @@ def _limits(training: TrainingConfig) -> str:
 def _blend(data: DataSection) -> str:
     words = {
         "concatenate": "each source in full, then again for its epochs",
+        "in_order": "sources one after another, not shuffled",
         "weighted": "sources by weight",
         "temperature": f"sources by rows^(1/{data.temperature:g})",
         "megatron": "sources in Megatron's order",

@@ -123,6 +123,13 @@ def test_without_epochs_all_rows_are_one_epoch() -> None:
     assert [stream.epoch_of(position) for position in (0, 1296, 1297, 2593, 2594)] == [0, 0, 1, 1, 2]
 
 
+def test_in_order_reads_one_source_after_another_in_every_epoch() -> None:
+    stream, total = stream_of(recipe("in_order")), sum(COUNTS)
+    planned = read(stream, 2 * total, 5)
+    assert planned.rows.tolist() == [position % total for position in range(5, 5 + 2 * total)]
+    assert planned.epochs.tolist() == [position // total for position in range(5, 5 + 2 * total)]
+
+
 def test_epochs_are_exact_in_each_cycle() -> None:
     cycle = 500 + 4 * 37 + 260
     stream = stream_of(RECIPES["epochs"])
