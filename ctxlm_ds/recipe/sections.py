@@ -214,7 +214,7 @@ class DataSection(Section):
     train: list[TrainSource] = []
     """Datasets to train on."""
     blend: Literal["concatenate", "in_order", "weighted", "temperature", "megatron"] = "concatenate"
-    """How training datasets are mixed. `concatenate`: all rows, repeated by `epochs`, shuffled together. `in_order`: one
+    """How training datasets are mixed. `concatenate`: all rows, repeated by `epochs`, mixed. `in_order`: one
     after another, not shuffled. `weighted`: shares by weight, of any size. `temperature`: shares proportional to
     rows^(1/temperature). `megatron`: Megatron's order of sources (by weight, or by rows if none has one)."""
     temperature: Annotated[float, Field(ge=1.0, le=1e6)] = 1.0
