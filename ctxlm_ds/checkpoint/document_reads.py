@@ -65,7 +65,9 @@ def places_of(segments: Sequence[Segment], dataset: IndexedDataset) -> list[tupl
     """Return segment and source of each source that is this dataset. Raises DataError if none is."""
     sources = {(number, place): source for number, segment in enumerate(segments)
                for place, source in enumerate(segment.sources)}  # fmt: skip
-    marks = {at: str(source.get("fingerprint", dataset.fingerprint)) for at, source in sources.items()}
+    # A ledger that is computed from state.json has no fingerprints, but the key of an index depends on them.
+    marks = {at: source.get("fingerprint") or (dataset.fingerprint if source["path"] == dataset.prefix else "unknown")
+             for at, source in sources.items()}  # fmt: skip
     if found := [at for at, mark in marks.items() if mark == dataset.fingerprint]:
         return found
     known = ", ".join(dict.fromkeys(f"{source['path']} ({marks[at][:12]})" for at, source in sources.items()))
@@ -75,14 +77,17 @@ def places_of(segments: Sequence[Segment], dataset: IndexedDataset) -> list[tupl
 
 def _reads(number: int, segment: Segment, place: int, touched: Callable[[int], Touched]) -> Iterator[Read]:
     before = sum(source["rows"] for source in segment.sources[:place])
+    found: list[tuple[int, int, NDArray[np.int64], bool]] = []
     for positions in segment.positions(segment.first):
         planned = segment.stream.at(positions)
+        rows = planned.rows - before
         for epoch in np.unique(planned.epochs).tolist():
-            found = touched(epoch if segment.config.data.in_lanes else 0)
-            hits = np.flatnonzero((planned.epochs == epoch) & np.isin(planned.rows - before, list(found)))
-            for hit, step in zip(hits.tolist(), segment.steps_at(positions[hits].tolist()), strict=True):
-                for read in found[int(planned.rows[hit]) - before]:
-                    yield Read(number, epoch, int(positions[hit]), step, *read)
+            held = touched(epoch if segment.config.data.in_lanes else 0)
+            for hit in np.flatnonzero((planned.epochs == epoch) & np.isin(rows, list(held))).tolist():
+                found += [(epoch, int(positions[hit]), *each) for each in held[int(rows[hit])]]
+    steps = segment.steps_at([position for _, position, *_ in found])
+    for (epoch, position, places, second), step in zip(found, steps, strict=True):
+        yield Read(number, epoch, position, step, places, second)
 
 
 def _marked(

@@ -7,6 +7,7 @@ of the segment and the position (document_reads.py), so nothing is stored per ro
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -21,8 +22,9 @@ from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.checkpoint.saved_state import SOURCES, read_saved_state
 from ctxlm_ds.data.stream.blend import RowStream, stream_of
 from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.recipe.load import load_saved_config
+from ctxlm_ds.recipe.load import load_saved_config, saved_settings
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.yaml_source import YamlSource
 from ctxlm_ds.training.loop.state import TrainState
 
 LEDGER_NAME = "ledger.json"
@@ -55,7 +57,7 @@ class Segment(BaseModel):
 
     @cached_property
     def config(self) -> RunConfig:
-        return RunConfig.model_validate(self.settings)
+        return RunConfig.model_validate(saved_settings(YamlSource(deepcopy(self.settings)), LEDGER_NAME).data)
 
     @cached_property
     def stream(self) -> RowStream:

@@ -67,13 +67,18 @@ def load_config(
 
 
 def load_saved_config(path: Path) -> RunConfig:
-    """Load the config.yaml of a run or checkpoint, also of an earlier version; ConfigError as load_config.
+    """Load the config.yaml of a run or checkpoint, also of an earlier version; ConfigError as load_config."""
+    return validate(saved_settings(_read_recipe(path), str(path)), f"recipe {path}")
+
+
+def saved_settings(source: YamlSource, name: str) -> RawRecipe:
+    """Return settings in a file called `name` under the names that they have now.
 
     Settings of other entries are dropped, and `parallel.pipeline_partition: time` and `teacher.outputs`, which change
     no numbers.
     """
     tree = RawRecipe()
-    tree.merge(_read_recipe(path), str(path))
+    tree.merge(source, name)
     list(tree.drop_settings_of_others(CHOICES.values()))
     layout = tree.data.get("parallel")
     if isinstance(layout, dict) and layout.get("pipeline_partition") == "time":
@@ -81,7 +86,7 @@ def load_saved_config(path: Path) -> RunConfig:
     teacher = tree.data.get("teacher")
     if isinstance(teacher, dict):
         teacher.pop("outputs", None)
-    return validate(tree, f"recipe {path}")
+    return tree
 
 
 def dump_config(config: RunConfig) -> str:

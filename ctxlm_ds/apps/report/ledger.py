@@ -1,8 +1,10 @@
-"""Show what the weights of a checkpoint have read, through all their ancestors (docs/checkpoints.md).
+"""Show what the weights of a checkpoint have read, through all their ancestors.
 
-ctxlm ledger RUN                                 # segments and sources
-ctxlm ledger CHECKPOINT --document data/wiki:17  # when and how often a document was read
-ctxlm ledger CHECKPOINT --text FILE              # the same of the documents that have this text
+    ctxlm ledger RUN                                 # segments and sources
+    ctxlm ledger CHECKPOINT --document data/wiki:17  # when and how often a document was read
+    ctxlm ledger CHECKPOINT --text FILE              # the same of the documents that have this text
+
+The last two read the sample indexes of the run.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from ctxlm_ds.checkpoint.ledger import Segment
 
 SHOWN = 6
+"""Documents, positions and steps that a line has at most."""
+Table = list[tuple[str, ...]]
 
 
 def main() -> None:
@@ -58,21 +62,21 @@ def open_ledger(path: Path) -> tuple[Path, list[Segment]]:
 
 def segment_lines(segments: list[Segment]) -> list[str]:
     """Return a table of the segments, and one of their sources."""
-    table: list[tuple[str, ...]] = [("segment", "run", "objective", "blend", "seed", "rows", "skipped", "rolled back")]
-    sources: list[tuple[str, ...]] = [("segment", "source", "documents", "rows", "epochs", "tokens", "words")]
-    for number, one in enumerate(segments):
-        lost = (f"{sum(end - start for start, end in ranges):,}" for ranges in (one.skipped, one.rolled_back))
-        data, name = one.config.data, f"{one.run} (from state.json)" if one.computed else one.run
-        rows = f"{one.first:,} to {one.after - 1:,}"
+    table: Table = [("segment", "run", "objective", "blend", "seed", "rows", "skipped", "rolled back")]
+    sources: Table = [("segment", "source", "documents", "rows", "epochs", "tokens", "words")]
+    for number, segment in enumerate(segments):
+        lost = (f"{sum(end - start for start, end in ranges):,}" for ranges in (segment.skipped, segment.rolled_back))
+        run, rows = segment.run + " (from state.json)" * segment.computed, f"{segment.first:,} to {segment.after - 1:,}"
+        config = segment.config
         table.append(
-            (str(number), name, one.config.objective.name, data.blend, str(one.config.training.seed), rows, *lost)
+            (str(number), run, config.objective.name, config.data.blend, str(config.training.seed), rows, *lost)
         )
-        for source in one.sources:
-            read = source["read"]
-            epochs, figures = f"{read['epochs']:.2f}", (read["rows"], read["tokens"], read["words"])
-            count, *sizes = ("-" if figure is None else f"{figure:,}" for figure in figures)
-            span = "{:,} to {:,}".format(source["documents"][0], source["documents"][1] - 1)
-            sources.append((str(number), source["path"], span, count, epochs, *sizes))
+        for source in segment.sources:
+            (first, after), read = source["documents"], source["read"]
+            rows, *sizes = ("-" if read[name] is None else f"{read[name]:,}" for name in ("rows", "tokens", "words"))
+            sources.append(
+                (str(number), source["path"], f"{first:,} to {after - 1:,}", rows, f"{read['epochs']:.2f}", *sizes)
+            )
     began = segments[0].initialized_from
     unknown = [f"  began with the weights of {began}, of which it is not known what they have read"] if began else []
     return [*aligned(table, left=(0, 1, 2, 3)), *unknown, "", *aligned(sources, left=(0, 1))]
@@ -99,10 +103,9 @@ def answers(folder: Path, segments: list[Segment], document: str | None, text: P
             continue
         reads = document_reads(segments, dataset, documents, tokenizer)
         listed = [read._asdict() | {"places": read.places.tolist()} for read in reads]
-        size = int(
-            dataset.document_tokens(documents[0], documents[0] + 1)[0] - ends_with_eod(dataset, tokenizer.sep_id)
-        )
-        found.append({"dataset": dataset.prefix, "documents": documents, "tokens": size, "reads": listed})
+        tokens = int(dataset.document_tokens(documents[0], documents[0] + 1)[0])
+        tokens -= ends_with_eod(dataset, tokenizer.sep_id)
+        found.append({"dataset": dataset.prefix, "documents": documents, "tokens": tokens, "reads": listed})
     return found
 
 
@@ -117,7 +120,7 @@ def answer_lines(answer: dict[str, Any]) -> list[str]:
     places = [place for read in answer["reads"] for place in read["places"]]
     if not places:
         return [title + "not read"]
-    table: list[tuple[str, ...]] = [("segment", "epoch", "as", "rows", "tokens", "positions", "steps")]
+    table: Table = [("segment", "epoch", "as", "rows", "tokens", "positions", "steps")]
     for key, reads in groups.items():
         covered = f"{len({place for read in reads for place in read['places']}):,} of {size:,}"
         when = (list(dict.fromkeys(read[name] for read in reads)) for name in ("position", "step"))

@@ -181,6 +181,20 @@ def test_what_does_not_fit_is_one_error(tmp_path: Path) -> None:
     other = segment.model_copy(update={"sources": [{**one, "index": "0" * 64} for one in segment.sources]})
     with pytest.raises(DataError, match="one: gives samples .* now, the weights read 000000000000"):
         list(document_reads([other], IndexedDataset(tmp_path / "one"), [0], TOKENIZER))
+    bare = segment.model_copy(
+        update={"sources": [{k: one[k] for k in one if k != "fingerprint"} for one in segment.sources]}
+    )
+    read_by = [
+        [
+            read.position
+            for number in range(60)
+            for read in document_reads([each], IndexedDataset(tmp_path / "one"), [number], TOKENIZER)
+        ]
+        for each in (segment, bare)
+    ]
+    assert read_by[0] == read_by[1] != []
+    with pytest.raises(DataError, match="is that of no source of the ledger: .*one .unknown"):
+        list(document_reads([bare], IndexedDataset(tmp_path / "other"), [0], TOKENIZER))
     for path in tmp_path.glob("one.samples-*"):
         shutil.rmtree(path)
     with pytest.raises(DataError, match="build the samples again .ctxlm samples."):

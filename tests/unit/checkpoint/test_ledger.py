@@ -105,6 +105,17 @@ def test_a_checkpoint_without_a_ledger_has_the_segment_of_its_state(tmp_path: Pa
     assert first == segment and (second.first, second.computed) == (0, False)
 
 
+def test_settings_of_an_earlier_version_are_read(tmp_path: Path) -> None:
+    (segment,) = open_segment([], config_of(), data_of(), 0)
+    older = {**segment.settings["data"], "reset_at_documents": True, "packing": True}
+    del older["split_seed"]
+    old = segment.model_copy(update={"settings": {**segment.settings, "data": older}})
+    write_ledger(tmp_path, [old])
+    (read,) = read_ledger(tmp_path)
+    assert read.config.data.packing and read.order() == segment.order()  # type: ignore[attr-defined]
+    assert len(open_segment([read], config_of(), data_of(), 0)) == 1
+
+
 def test_weights_made_of_several_have_read_what_each_has(tmp_path: Path) -> None:
     """A branch and its trunk share a stream, whose longer part counts; of unknown weights nothing is known."""
     begun = open_segment([], config_of(), data_of(), 0)
