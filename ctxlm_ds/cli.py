@@ -29,7 +29,6 @@ class Command(NamedTuple):
 GROUPS: dict[str, tuple[Command, ...]] = {
     "all steps in one command": (
         Command("demo", "apps.demo.pretrain_default", "your text (--corpus FILE) to a model that fills masks"),
-        Command("demo-downstream", "apps.demo.downstream_default", "fine-tune that model, next to random weights"),
     ),
     "from text to a dataset": (
         Command("tokenizer", "apps.text.tokenizers", "train a tokenizer"),

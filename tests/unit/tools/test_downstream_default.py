@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.demo.downstream_default import write_tasks
+from tools.downstream_default import write_tasks
 from ctxlm_ds.apps.downstream.prepare import read_parts
 from ctxlm_ds.apps.downstream.task import load_task
 from ctxlm_ds.errors import DataError
