@@ -85,7 +85,7 @@ MUTANTS = (
      "test_losses.py test_forward_backward.py"),
     ("recovery:Recovery.decide", "state.skips_in_a_row >= config.max_skips", "state.skips_in_a_row > config.max_skips",
      "test_recovery.py"),
-    ("trainer:Trainer.phase_is_over", ">= self.training.max_steps", "> self.training.max_steps",
+    ("trainer:Trainer.phase_is_over", "first_step >= last", "first_step > last",
      "test_trainer.py"),
     # Checkpoints.
     ("manifest:verify", "found.st_size != entry.bytes", "found.st_size > entry.bytes", "test_manifest.py"),

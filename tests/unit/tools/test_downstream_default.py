@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tools.downstream_default import write_tasks
 from ctxlm_ds.apps.downstream.prepare import read_parts
 from ctxlm_ds.apps.downstream.task import load_task
 from ctxlm_ds.errors import DataError
+from tools.downstream_default import write_tasks
 
 NAMES = ("alpha", "beta", "gamma", "delta", "epsilon", "zeta", "seldom")
 
