@@ -61,8 +61,8 @@ class RunStates:
 
     manager: CheckpointManager
     checkpoints: TrainingCheckpoints
-    initialize: Callable[[], None]
-    """Sets the initial weights."""
+    initialize: Callable[[Path | None], None]
+    """Sets the initial weights, to fresh values or those of a folder."""
     phase: int
     """Number of the phase, from 0."""
     begin_phase: Callable[[Path], TrainState]
@@ -78,7 +78,7 @@ class RunStates:
         state = self.checkpoints.resume(folder)
         if state is None:
             self.checkpoints.engine.forget_updates()
-            self.initialize()
+            self.initialize(self.checkpoints.beginning)
         return state or TrainState()
 
     def load_last_good(self) -> TrainState:
@@ -284,12 +284,15 @@ def engine_builder(
     return build_engine
 
 
-def initialize_weights(config: RunConfig, engine: Engine) -> None:
-    """Set the parameters to fresh values by (seed, name), or weights (and moments) to those of `initialize_from`."""
+def initialize_weights(config: RunConfig, engine: Engine, source: Path | str | None = None) -> None:
+    """Set the parameters to fresh values by (seed, name), or weights (and moments) to those of `initialize_from`.
+
+    `source` is the checkpoint of a run that `initialize_from` names.
+    """
     fresh = partial(engine.program.initial_value, seed=config.training.seed)
     held = {fragment.name for fragment in engine.fragments()}
     names = [name for name in engine.program.trained_shapes if name in held]
-    source = config.initialize_from
+    source = source or config.initialize_from
     if source is None:
         engine.load_weights((name, fresh(name)) for name in names)
         return

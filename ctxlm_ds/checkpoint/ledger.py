@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, find_newest_intact
-from ctxlm_ds.checkpoint.manifest import verify
+from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, find_verified
 from ctxlm_ds.checkpoint.saved_state import SOURCES, read_saved_state
 from ctxlm_ds.data.stream.blend import RowStream, stream_of
 from ctxlm_ds.errors import CheckpointError
@@ -186,9 +185,6 @@ def join_ledgers(folder: Path, checkpoints: Sequence[Path]) -> None:
     write_ledger(folder, list(found.values()) if all(ledgers) else [])
 
 
-def inherited(source: str | None) -> list[Segment]:
-    """Return the segments of the weights that `initialize_from` names; none if they have no ledger."""
-    folder = Path(source or "/")
-    if (folder / CHECKPOINTS_DIR).is_dir():
-        folder = find_newest_intact(folder / CHECKPOINTS_DIR, partial(verify, quick=True), speaks=False)[0] or folder
-    return read_ledger(folder) if source else []
+def first_weights(source: str) -> Path:
+    """Return what `initialize_from` names: of a run its newest intact checkpoint. CheckpointError if it has none."""
+    return find_verified(Path(source))[0] if (Path(source) / CHECKPOINTS_DIR).is_dir() else Path(source)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.checkpoint.chunk_index import CARRIED_KIND, WEIGHT_KIND, merge_index
-from ctxlm_ds.checkpoint.ledger import Segment, inherited, open_segment, read_ledger, write_ledger
+from ctxlm_ds.checkpoint.ledger import Segment, first_weights, open_segment, read_ledger, write_ledger
 from ctxlm_ds.checkpoint.manager import CheckpointManager, Write
 from ctxlm_ds.checkpoint.rank_states import RankStates
 from ctxlm_ds.checkpoint.reader import CheckpointReader
@@ -67,6 +67,8 @@ class TrainingCheckpoints(Saver):
         self._states = RankStates(engine)
         self._read: list[Segment] = []
         """Ledger of the weights when they were last saved or loaded."""
+        self.beginning: Path | None = None
+        """What `initialize_from` names, once a run begins."""
         self.changed_settings: list[str] = []
         """Settings of the recipe that the last resume found changed, as `name old -> new`."""
 
@@ -118,7 +120,12 @@ class TrainingCheckpoints(Saver):
         Raises CheckpointError if the checkpoint is damaged, or belongs to another model, data or seed.
         """
         if folder is None:
-            self._read = open_segment(inherited(self._config.initialize_from), self._config, self._data, 0)
+            source = self._config.initialize_from
+            if source is not None and self.beginning is None:
+                # Once: the newest checkpoint of a run that trains is soon another one.
+                self.beginning = self._topology.compute_on_rank_0(lambda: first_weights(source))
+            self._read = read_ledger(self.beginning) if self.beginning else []
+            self._read = open_segment(self._read, self._config, self._data, 0)
             return None
         described = read_saved_state(folder)
         if not described:

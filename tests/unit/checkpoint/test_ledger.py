@@ -13,7 +13,7 @@ from ctxlm_ds.checkpoint.ledger import (
     LEDGER_NAME,
     Ledger,
     Segment,
-    inherited,
+    first_weights,
     join_ledgers,
     open_segment,
     read_ledger,
@@ -97,11 +97,11 @@ def test_steps_follow_a_ramp_and_pass_over_what_was_rolled_back() -> None:
 def test_a_checkpoint_without_a_ledger_has_the_segment_of_its_state(tmp_path: Path) -> None:
     config = make_config("gpt2", make_tokenizer("gpt2", tmp_path / "tok"))
     run = write_run(tmp_path / "run", config, random_weights(config))
-    (segment,) = inherited(str(run))
+    (segment,) = read_ledger(first_weights(str(run)))
     assert (segment.first, segment.after, segment.computed) == (0, 800, True) and segment.steps_at([5]) == [None]
-    assert inherited(None) == [] and inherited(str(tmp_path)) == []
+    assert first_weights("hf/bert") == Path("hf/bert") and read_ledger(tmp_path) == []
     # A run that begins with these weights has that segment before its first.
-    first, second = open_segment(inherited(str(run)), config_of(), data_of(), 0)
+    first, second = open_segment([segment], config_of(), data_of(), 0)
     assert first == segment and (second.first, second.computed) == (0, False)
 
 
