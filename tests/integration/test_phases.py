@@ -64,7 +64,7 @@ def test_it_is_bitwise_the_chain_of_runs(phased: Path, bert_route: Prepared, tmp
     same_weights(phased / "checkpoints" / "step-00000010", tmp_path / "two" / "run" / "checkpoints" / "step-00000004")
 
 
-@pytest.mark.parametrize("kept", [4, 6, 8], ids=["before", "at", "after"])
+@pytest.mark.parametrize("kept", [pytest.param(4, marks=pytest.mark.soak), 6, 8])
 def test_a_kill_around_the_boundary_changes_nothing(
     kept: int, phased: Path, bert_route: Prepared, tmp_path: Path
 ) -> None:
@@ -97,6 +97,21 @@ def test_a_phase_may_share_rows_between_ranks(bert_route: Prepared, tmp_path: Pa
         train(bert_route, tmp_path / name, phases=phases, model=NO_DROPOUT)
     one, two = metrics(tmp_path / "one" / "run"), metrics(tmp_path / "two" / "run")
     assert sorted(one) == [1, 2, 3, 4, 5, 6] and list(two.values()) == pytest.approx(list(one.values()), rel=1e-5)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("axis", "ranks", "stage"), [
+    ("tensor", 2, 1), ("pipeline", 2, 1), (None, 2, 0), (None, 2, 3), ("tensor", 4, 2), ("pipeline", 4, 0),
+])  # fmt: skip
+def test_every_layout_trains_the_phases_of_one_rank(
+    axis: str | None, ranks: int, stage: int, bert_route: Prepared, tmp_path: Path
+) -> None:
+    phases = [PHASES[0], {**PHASES[1], "moments": "keep"}]
+    train(bert_route, tmp_path / "one", phases=phases, model=NO_DROPOUT, ranks=1, stage=1)
+    settings = [] if axis is None else [f"parallel.{axis}_parallel_size=2"]
+    train(bert_route, tmp_path / "two", *settings, phases=phases, model=NO_DROPOUT, ranks=ranks, stage=stage)
+    one, two = metrics(tmp_path / "one" / "run"), metrics(tmp_path / "two" / "run")
+    assert len(one) == 10 and list(two.values()) == pytest.approx(list(one.values()), rel=1e-5)
 
 
 def test_a_branch_keeps_the_phases_to_come(phased: Path, tmp_path: Path) -> None:
