@@ -206,7 +206,8 @@ def _change_problems(
     if phase.data == "continue" and number and not same_rows(before, now):
         yield Problem(f"{name}.data", "continue, but its settings change the rows; set restart")
     open_length = lengths[number] == STEPS_FOLLOW and phase.words is None
-    shared = now.schedule.total_steps == STEPS_FOLLOW
-    if now.schedule.decays_to_the_end and (open_length or shared):
-        text = f"{now.schedule.name}, but words or hours give the steps; set constant, or a schedule of the phase"
+    shared, by_time = now.schedule.total_steps == STEPS_FOLLOW, getattr(now.schedule, "until_hours", None)
+    if now.schedule.decays_to_the_end and (open_length or shared) and not by_time:
+        remedy = "set constant, wsd with until_hours, or a schedule of the phase"
+        text = f"{now.schedule.name}, but words or hours give the steps; {remedy}"
         yield Problem(f"{name}.set.schedule.name", text)

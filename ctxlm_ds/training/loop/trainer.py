@@ -199,7 +199,11 @@ class Trainer:
         self.state.skipped_steps += result.skipped
         self.state.seconds += seconds
         if self.schedule.budget_s and not self.state.decay:
-            self.state.decay = self.schedule.plan(self.state.step - self.state.first_step, self._used_s)
+            first = self.state.first_step
+            self.state.decay = self.schedule.plan(self.state.step - first, self._used_s)
+            for begin, end in [self.state.decay] if self.state.decay else []:
+                said = "schedule.until_hours: the learning rate decays from step %d to %d, the last"
+                logger.info(said, first + begin, first + end)
         return self._metrics(result, learning_rate, seconds, step)
 
     def _go_back(self, step: Step, result: StepResult) -> None:

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
-from ctxlm_ds.console import logger
 from ctxlm_ds.errors import TrainingError
 from ctxlm_ds.recipe.check import total_schedule_steps, warmup_schedule_steps
 from ctxlm_ds.recipe.problems import Problem
@@ -57,9 +56,7 @@ class LearningRateSchedule:
         if position < self.warmup_steps:
             text = f"{position} of {self.warmup_steps} steps of warmup fit before the decay"
             raise TrainingError(f"schedule.until_hours {self.budget_s / 3600:g}: {text}; shorten it or give more hours")
-        end = min(step + left, self.total_steps - self.settings.start_step)
-        logger.info("schedule.until_hours: the learning rate decays from step %d to %d, the last", step, end)
-        return [step, end]
+        return [step, min(step + left, self.total_steps - self.settings.start_step)]
 
     def at(self, step: int, decay: Sequence[int] = ()) -> float:
         """Return the learning rate of the update after `step` completed updates; `decay` is what `plan` returned."""

@@ -51,6 +51,8 @@ def test_lengths_become_steps() -> None:
     ramp = phases_of("[{tokens: 1000000}]", FREE, "training.batch_ramp=[32, 32, 3200]")[0].config.training
     needed = -(-1_000_000 // 128)
     assert ramp.rows_after(ramp.max_steps - 1) < needed <= ramp.rows_after(ramp.max_steps)
+    until = "{hours: 2, set: {schedule: {name: wsd, until_hours: 2, warmup_fraction: null}}}"
+    assert phases_of(f"[{{steps: 3}}, {until}]", FREE)[1].config.schedule.decays_to_the_end
     words, hours = phases_of("[{words: 5M}, {hours: 2}]", FREE, "schedule.name=constant")
     assert words.config.training.max_words == 5_000_000
     assert words.config.training.max_steps == hours.config.training.max_steps == STEPS_FOLLOW
