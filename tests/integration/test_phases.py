@@ -34,6 +34,12 @@ def train(
     return call(*launcher("forked", ranks), *words, check=check)
 
 
+def read_rows(run: Path) -> list[Any]:
+    """The rows of each segment of a run's ledger, and what was read of its sources."""
+    segments = json.loads((run / "ledger.json").read_text())["segments"]
+    return [(one["from"], one["to"], [source["read"] for source in one["sources"]]) for one in segments]
+
+
 def same_weights(one: Path, other: Path) -> None:
     """Assert that two checkpoints have the same weights and moments."""
     paths = sorted(one.glob("*.safetensors"))
@@ -61,6 +67,8 @@ def test_it_is_bitwise_the_chain_of_runs(phased: Path, bert_route: Prepared, tmp
     one, two = (metrics(tmp_path / name / "run") for name in ("one", "two"))
     chain = one | {step + 6: loss for step, loss in two.items() if step}
     assert metrics(phased) == chain and len(chain) == 10
+    rows = read_rows(phased)
+    assert rows == read_rows(tmp_path / "two" / "run") and [row[:2] for row in rows] == [(0, 48), (0, 16)]
     same_weights(phased / "checkpoints" / "step-00000010", tmp_path / "two" / "run" / "checkpoints" / "step-00000004")
 
 
@@ -73,6 +81,7 @@ def test_a_kill_around_the_boundary_changes_nothing(
     for step in range(kept + 2, 11, 2):
         shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step-{step:08d}")
     train(bert_route, tmp_path, phases=PHASES)
+    assert read_rows(tmp_path / "run") == read_rows(phased)
     assert metrics(tmp_path / "run") == metrics(phased)
     same_weights(tmp_path / "run" / "checkpoints" / "step-00000010", phased / "checkpoints" / "step-00000010")
 
