@@ -87,7 +87,7 @@ def answers(folder: Path, segments: list[Segment], document: str | None, text: P
     from ctxlm_ds.checkpoint.document_reads import document_reads, documents_of_text, places_of
     from ctxlm_ds.data.dataset.reader import IndexedDataset
     from ctxlm_ds.data.index.sentence_table import ends_with_eod
-    from ctxlm_ds.errors import ConfigError
+    from ctxlm_ds.errors import ConfigError, DataError
     from ctxlm_ds.tokenizers.load import load_tokenizer
     from ctxlm_ds.untrusted_json import read_text
 
@@ -95,7 +95,8 @@ def answers(folder: Path, segments: list[Segment], document: str | None, text: P
     if text is None and not (prefix and number.isdecimal()):
         raise ConfigError(f"--document {document}: give a dataset and the number of a document: data/wiki:17")
     paths = [prefix] if text is None else dict.fromkeys(source["path"] for one in segments for source in one.sources)
-    content, tokenizer, found = "" if text is None else read_text(text), load_tokenizer(folder / "tokenizer"), []
+    content, tokenizer = "" if text is None else read_text(text, DataError), load_tokenizer(folder / "tokenizer")
+    found = []
     for dataset in map(IndexedDataset, paths):
         places_of(segments, dataset)
         documents = [int(number)] if text is None else documents_of_text(dataset, content, folder / "tokenizer")

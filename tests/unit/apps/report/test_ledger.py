@@ -36,6 +36,7 @@ def test_what_is_wrong_is_one_error(run: Path, tmp_path: Path) -> None:
     for wrong in ("data", "data:", ":3", "data:-1", "data:x"):
         assert "give a dataset and the number of a document" in refused(run, "--document", wrong)
     assert f"{tmp_path / 'gone'}.idx: no such file" in refused(run, "--document", f"{tmp_path / 'gone'}:0")
+    assert f"error: {tmp_path / 'text'}: missing" in refused(run, "--text", tmp_path / "text")
     folder, manifest = find_verified(run)
     (folder / "state.json").write_bytes(b"x" * (folder / "state.json").stat().st_size)
     assert "state.json: sha256" in refused(run)
