@@ -62,6 +62,7 @@ def load_config(
     tree.data.pop("extends", None)
     for note in tree.drop_settings_of_others((OPTIMIZER, SCHEDULE)):
         logger.warning(note)
+    _let_phases_give_steps(tree)
     config = validate(tree, f"recipe {recipe}", world_size, is_new=True)
     return with_all_steps(config, run_phases(config, world_size, tree)) if config.phases else config
 
@@ -146,6 +147,20 @@ def _recipe_chain(recipe: str | Path) -> list[tuple[Path, YamlSource]]:
             path = find_recipe(base, path.parent)
         except ConfigError as error:
             raise ConfigError(f"recipe {path}: extends: {error}") from error
+
+
+def _let_phases_give_steps(tree: RawRecipe) -> None:
+    """Drop training.max_steps of a base if the recipe that extends it has phases of lengths other than shares."""
+
+    def written(*path: str) -> int:
+        return max((number for number, places in enumerate(tree.places) if path in places), default=-1)
+
+    phases, training = tree.data.get("phases"), tree.data.get("training")
+    if not phases or not isinstance(phases, list) or not isinstance(training, dict):
+        return
+    divided = any(isinstance(phase, dict) and phase.get("share") is not None for phase in phases)
+    if not divided and written("phases") > written("training", "max_steps"):
+        training.pop("max_steps", None)
 
 
 def _in_phase(tree: RawRecipe, key: tuple[str, ...], source: YamlSource, override: str) -> YamlSource:

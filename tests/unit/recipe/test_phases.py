@@ -157,6 +157,13 @@ def test_an_old_recipe_of_one_phase_loads_with_a_warning(
     assert load_config(tmp_path / "mine.yaml").flat() == config.flat() | {"name": "mine", "training.max_steps": 5}
 
 
+def test_phases_in_steps_replace_the_inherited_steps(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text("extends: bert-laptop\nname: r\nphases:\n- steps: 5\n")
+    assert load_config(tmp_path / "r.yaml").training.max_steps == 5
+    with pytest.raises(ConfigError, match="training.max_steps: 9, but the phases have 5 steps"):
+        load_config(tmp_path / "r.yaml", ["training.max_steps=9"])
+
+
 def test_an_option_changes_one_phase() -> None:
     settings = ["phases.1.set.training.micro_batch_size=2", "phases.0.share=0.5", "phases.1.share=0.5"]
     _, second = run_phases(load_config("bert-laptop-phases", settings))
