@@ -2,12 +2,11 @@
 # shellcheck disable=SC2086,SC2206 # settings may hold several words
 # From raw text to an exported model as Slurm jobs that wait for each other (docs/route.md):
 #
-#   tokenizer -> preprocess (an array of shards) -> merge -> samples -> pretrain (a job per recipe) -> export -> AFTER
+#   tokenizer -> preprocess (an array of shards) -> merge -> samples -> pretrain -> export -> AFTER
 #
-#   slurm/route.sh RECIPE [RECIPE2 ...] [SETTING=VALUE ...] [--dry-run] [--set a.b=c ...]
+#   slurm/route.sh RECIPE [SETTING=VALUE ...] [--dry-run] [--set a.b=c ...]
 #
-# RECIPE2 is a second phase: it starts from the weights of the first. --set holds for all recipes. Run it again if a job
-# has failed: every tool resumes, and finished steps end in seconds.
+# Run it again if a job has failed: every tool resumes, and finished steps end in seconds.
 
 CTXLM_HOME=${CTXLM_HOME:-$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)}
 # shellcheck source=slurm/common.sh
@@ -18,7 +17,7 @@ set -e -f -o pipefail
 INPUT=              # texts: files, globs, hf://NAME; empty: begin at the samples, with tokenizer.path and data.train
 HELDOUT=            # held-out texts; empty: none, or --set data.split=969,30,1
 JSON_KEY=text       # the key or column that holds the text
-OUT=                # output folder; empty: routes/NAME, NAME being the first recipe's
+OUT=                # output folder; empty: routes/NAME, NAME being the recipe's
 TOKENIZER=          # a finished tokenizer; empty: train one
 TOKENIZER_TYPE=     # empty: the one that the model's family was published with
 VOCAB_SIZE=         # empty: the published model's
@@ -36,7 +35,7 @@ AFTER=              # a line of shell to run at the end; it finds $OUT, $TOKENIZ
 
 die() { echo "error: $*" >&2 && exit 2; }
 
-recipes=() given=() sets=() dry_run=
+recipe='' given=() sets=() dry_run=
 while [ $# -gt 0 ]; do
     case $1 in
         --dry-run) dry_run=1 ;;
@@ -46,17 +45,20 @@ while [ $# -gt 0 ]; do
             given+=("$1")
             ;;
         -*) die "$1: no such option; usage at the top of $0" ;;
-        *) recipes+=("$1") ;;
+        *)
+            [ -z "$recipe" ] || die "$1: a route has one recipe, with all phases of the run (docs/phases.md)"
+            recipe=$1
+            ;;
     esac
     shift
 done
-[ ${#recipes[@]} -gt 0 ] || die "name a recipe; usage at the top of $0"
+[ -n "$recipe" ] || die "name a recipe; usage at the top of $0"
 # shellcheck source=/dev/null
-[ ! -r "${recipes[0]%.yaml}.env" ] || source "${recipes[0]%.yaml}.env"
+[ ! -r "${recipe%.yaml}.env" ] || source "${recipe%.yaml}.env"
 [ ${#given[@]} -eq 0 ] || declare "${given[@]}"
 
-# ---- facts of the first recipe: its name, its family's tokenizer, the form of its documents ----
-facts=$("$CTXLM_PYTHON" - "${recipes[0]}" "${sets[@]}" <<'END'
+# ---- facts of the recipe: its name, its family's tokenizer, the form of its documents ----
+facts=$("$CTXLM_PYTHON" - "$recipe" "${sets[@]}" <<'END'
 import sys
 from ctxlm_ds.console import run_command
 from ctxlm_ds.recipe.load import load_config
@@ -73,16 +75,16 @@ read -r name family_tokenizer form form_options <<<"$facts"
 OUT=$(realpath -m "${OUT:-routes/$name}")
 train=$OUT/data/train_${JSON_KEY}_$form
 jobs=${name//[^A-Za-z0-9._-]/_}-$(cksum <<<"$OUT" | cut -d' ' -f1)
-makes_tokenizer='' sets=("name=$name" "${sets[@]}")
+makes_tokenizer='' RUN=$OUT/pretrain
 [ -z "$INPUT" ] || [ -n "$TOKENIZER" ] || makes_tokenizer=1 TOKENIZER=$OUT/tokenizer
 [ -z "$TOKENIZER" ] || sets=("tokenizer.path=$TOKENIZER" "${sets[@]}")
 [ -z "$INPUT" ] || sets=("data.train=[$train]" "${sets[@]}")
 [ -z "$HELDOUT" ] || [ -n "$TOKENIZER" ] || die "HELDOUT without INPUT needs TOKENIZER"
 [ -z "$HELDOUT" ] || sets=("data.validation=[{name: heldout, path: $OUT/data/heldout_${JSON_KEY}_$form}]" "${sets[@]}")
-for recipe in "${recipes[@]}"; do # a mistake in a recipe is reported before anything is submitted
-    "$CTXLM_PYTHON" -m ctxlm_ds.pretrain --config "$recipe" --check --print --world-size $((NODES * RANKS)) \
-        --set "${sets[@]}" >/dev/null
-done
+sets+=("run_dir=$RUN")
+# a mistake in the recipe is reported before anything is submitted
+"$CTXLM_PYTHON" -m ctxlm_ds.pretrain --config "$recipe" --check --print --world-size $((NODES * RANKS)) \
+    --set "${sets[@]}" >/dev/null
 if [ -z "$dry_run" ]; then
     queued=$(squeue --noheader "--user=$(id -u)" --format='%i %j')
     queued=$(grep -F " $jobs-" <<<"$queued") && die "jobs of $OUT are in the queue; wait, or scancel them:"$'\n'"$queued"
@@ -114,7 +116,7 @@ step() { submit "$1" "$2" "--cpus-per-task=$WORKERS" $CPU_OPTIONS "$CTXLM_HOME/s
 tool() { step "$1" "$2" python -m ctxlm_ds.cli "${@:3}"; } # STEP IDS COMMAND WORDS..., as of ctxlm
 
 # ---- the route ----
-tokenizer='' datasets='' before='' start=()
+tokenizer='' datasets=''
 if [ -n "$makes_tokenizer" ]; then
     tool tokenizer '' tokenizer --input $INPUT --json-keys "$JSON_KEY" --type "${TOKENIZER_TYPE:-$family_tokenizer}" \
         ${VOCAB_SIZE:+--vocab-size $VOCAB_SIZE} $TOKENIZER_OPTIONS --output-dir "$TOKENIZER"
@@ -136,15 +138,9 @@ elif [ -n "$INPUT" ]; then
     tool merge "$ID" merge --input $parts --output-prefix "$train"
     datasets+=" $ID"
 fi
-for i in "${!recipes[@]}"; do
-    phase=$([ "$i" -eq 0 ] || echo "-$((i + 1))")
-    tool "samples$phase" "$datasets" samples --config "${recipes[i]}" --workers "$WORKERS" --set "${sets[@]}"
-    [ "$i" -eq 0 ] || extra=("--export=ALL,CTXLM_NEEDED_RUN=$RUN") start=("initialize_from=$RUN")
-    RUN=$OUT/pretrain$phase
-    submit "pretrain$phase" "$ID $before" --nodes="$NODES" --ntasks-per-node="$RANKS" $PRETRAIN_OPTIONS \
-        "$CTXLM_HOME/slurm/pretrain.sbatch" "${recipes[i]}" --set "${sets[@]}" "run_dir=$RUN" "${start[@]}"
-    before=$ID
-done
+tool samples "$datasets" samples --config "$recipe" --workers "$WORKERS" --set "${sets[@]}"
+submit pretrain "$ID" --nodes="$NODES" --ntasks-per-node="$RANKS" $PRETRAIN_OPTIONS \
+    "$CTXLM_HOME/slurm/pretrain.sbatch" "$recipe" --set "${sets[@]}"
 extra=("--export=ALL,CTXLM_NEEDED_RUN=$RUN") # the export fails if the run was stopped before its end
-tool export "$before" convert to-hf --checkpoint "$RUN" --output "$OUT/hf" $EXPORT_OPTIONS
+tool export "$ID" convert to-hf --checkpoint "$RUN" --output "$OUT/hf" $EXPORT_OPTIONS
 [ -z "$AFTER" ] || step after "$ID" env "OUT=$OUT" "TOKENIZER=$TOKENIZER" "RUN=$RUN" "HF=$OUT/hf" bash -c "$AFTER"

@@ -16,34 +16,32 @@ from tests.text import write_corpus
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 
-STEPS = ["tokenizer", "preprocess-heldout", "preprocess", "merge", "samples", "pretrain", "samples-2", "pretrain-2",
-         "export", "after"]  # fmt: skip
+STEPS = ["tokenizer", "preprocess-heldout", "preprocess", "merge", "samples", "pretrain", "export", "after"]
 TINY = {
     "extends": "bert-laptop",
     "name": "tiny",
     "model": {"hidden_size": 32, "num_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
               "max_position_embeddings": 64},
     "data": {"seq_length": 32},
-    "schedule": {"warmup_fraction": None, "warmup_steps": 2, "total_steps": 12},
-    "training": {"global_batch_size": 8, "micro_batch_size": 2, "max_steps": 8},
+    "schedule": {"warmup_fraction": None, "warmup_steps": 2},
+    "training": {"global_batch_size": 8, "micro_batch_size": 2, "max_steps": None},
+    "phases": [
+        {"steps": 8},
+        {"steps": 4, "moments": "fresh",
+         "set": {"data": {"seq_length": 64}, "training": {"global_batch_size": 4, "micro_batch_size": 4}}},
+    ],
     "evaluation": {"interval_steps": 4, "max_rows": 16},
     "checkpoint": {"interval_steps": 4},
     "logging": {"interval_steps": 1, "tensorboard": False},
 }  # fmt: skip
-SECOND = {
-    "extends": "recipe.yaml",
-    "data": {"seq_length": 64},
-    "schedule": {"start_step": 8},
-    "training": {"max_steps": 4, "global_batch_size": 4, "micro_batch_size": 4},
-}
 
 
 @dataclass
 class Route:
-    """Recipes with a file of settings beside them, and the folder that the jobs fill."""
+    """A recipe with a file of settings beside it, and the folder that the jobs fill."""
 
     cluster: Cluster
-    recipes: tuple[Path, ...]
+    recipe: Path
     out: Path
     submitted: dict[str, str] = field(default_factory=dict)
     """Ids of its first submission by step."""
@@ -51,8 +49,8 @@ class Route:
     """How these jobs ended."""
 
     def sh(self, *words: str, check: bool = True, **environ: str) -> Finished:
-        """slurm/route.sh RECIPES WORDS."""
-        return self.cluster.run("slurm/route.sh", *self.recipes, *words, check=check, **environ)
+        """slurm/route.sh RECIPE WORDS."""
+        return self.cluster.run("slurm/route.sh", self.recipe, *words, check=check, **environ)
 
     def submit(self, *words: str, **environ: str) -> dict[str, str]:
         """Submit the whole route: ids by step."""
@@ -74,9 +72,9 @@ class Route:
         return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-2000:]}" for path in paths)
 
     def made(self) -> dict[str, int]:
-        """When each file of the outputs was written; the runs' own journals left out."""
+        """When each file of the outputs was written; the run's own journals left out."""
         kept = [path for name in ("tokenizer", "data", "hf") for path in (self.out / name).rglob("*") if path.is_file()]
-        kept += [path for path in self.out.glob("pretrain*/checkpoints/*/*") if path.is_file()]
+        kept += [path for path in self.out.glob("pretrain/checkpoints/*/*") if path.is_file()]
         return {str(path): path.stat().st_mtime_ns for path in kept}
 
 
@@ -86,9 +84,8 @@ def first(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Route:
     folder = tmp_path_factory.mktemp("route")
     for name, count, seed in (("train-0", 30, 1), ("train-1", 30, 2), ("heldout", 15, 3)):
         write_corpus(folder / f"{name}.jsonl", num_documents=count, seed=seed)
-    paths = (folder / "recipe.yaml", folder / "phase2.yaml")
-    for path, content in zip(paths, (TINY, SECOND), strict=True):
-        path.write_text(yaml.safe_dump(content, sort_keys=False))
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(TINY, sort_keys=False))
     settings = {
         "OUT": folder / "out",
         "WORKERS": 1,
@@ -101,7 +98,7 @@ def first(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Route:
         "AFTER": f'test -f {folder}/allowed && ls "$HF" > "$OUT"/listed',
     }
     (folder / "recipe.env").write_text("".join(f"{name}='{value}'\n" for name, value in settings.items()))
-    route = Route(cluster, paths, folder / "out")
+    route = Route(cluster, recipe, folder / "out")
     planned = route.sh("--dry-run").stdout.splitlines()
     assert len(planned) == len(STEPS) and all(line.startswith("sbatch --parsable ") for line in planned)
     assert not route.out.exists() and cluster.run("squeue", "-h").stdout == ""
@@ -120,9 +117,9 @@ def test_raw_text_to_an_exported_model(first: Route) -> None:
     assert list(first.submitted) == STEPS
     assert {first.ended[name] for name in STEPS[:-1]} == {"COMPLETED"}, first.logs()
     assert first.cluster.job(first.submitted["pretrain"])["Restarts"] == "1"
-    assert f"weights taken from {first.out / 'pretrain'}" in first.log("pretrain-2", first.submitted["pretrain-2"])
-    steps = [json.loads(line)["step"] for line in (first.out / "pretrain-2" / "metrics.jsonl").read_text().splitlines()]
-    assert max(steps) == 4
+    run, said = first.out / "pretrain", first.log("pretrain", first.submitted["pretrain"])
+    assert f"weights taken from {run / 'checkpoints' / 'step-00000008'}" in said and "phase 2 of 2 begins" in said
+    assert max(json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()) == 12
     shards = [json.loads(path.read_text())["shard"] for path in sorted((first.out / "data" / "shards").glob("*.json"))]
     assert shards == [[0, 2], [1, 2]]
 

@@ -26,7 +26,7 @@ def jobs(folder: Path, *words: str) -> dict[str, list[str]]:
     done = dry_run(folder, *words)
     assert done.returncode == 0, done.stderr
     lines = [shlex.split(line) for line in done.stdout.splitlines()]
-    names = [re.fullmatch(r"--job-name=.*-\d+-([a-z]+(?:-heldout|-\d)?)", words[2]) for words in lines]
+    names = [re.fullmatch(r"--job-name=.*-\d+-([a-z]+(?:-heldout)?)", words[2]) for words in lines]
     return {str(name and name[1]): words for name, words in zip(names, lines, strict=True)}
 
 
@@ -40,7 +40,7 @@ def dependencies(found: dict[str, list[str]]) -> dict[str, set[str]]:
 
 
 def test_each_step_waits_for_what_it_needs(tmp_path: Path) -> None:
-    found = jobs(tmp_path, "bert-laptop-phase1", "bert-laptop-phase2", *TEXTS, "SHARDS=3", "AFTER=ls $HF")
+    found = jobs(tmp_path, "bert-laptop-phases", *TEXTS, "SHARDS=3", "AFTER=ls $HF")
     assert dependencies(found) == {
         "tokenizer": set(),
         "preprocess-heldout": {"tokenizer"},
@@ -48,9 +48,7 @@ def test_each_step_waits_for_what_it_needs(tmp_path: Path) -> None:
         "merge": {"preprocess"},
         "samples": {"preprocess-heldout", "preprocess", "merge"},
         "pretrain": {"samples"},
-        "samples-2": {"preprocess-heldout", "preprocess", "merge"},
-        "pretrain-2": {"samples-2", "pretrain"},
-        "export": {"pretrain-2"},
+        "export": {"pretrain"},
         "after": {"export"},
     }
     assert all(("--kill-on-invalid-dep=yes" in found[step]) == bool(ids) for step, ids in dependencies(found).items())
@@ -94,9 +92,8 @@ def test_the_form_of_the_data_follows_from_the_recipe(tmp_path: Path) -> None:
 
 
 def test_without_texts_the_route_begins_at_the_samples(tmp_path: Path) -> None:
-    assert list(jobs(tmp_path, "bert-laptop", "--set", "tokenizer.path=tok", "data.train=[a]")) == [
-        "samples", "pretrain", "export",
-    ]  # fmt: skip
+    (tmp_path / "mine.yaml").write_text("extends: bert-laptop\ntokenizer: {path: tok}\ndata: {train: [a]}\n")
+    assert list(jobs(tmp_path, "mine.yaml")) == ["samples", "pretrain", "export"]
 
 
 def test_a_file_beside_the_recipe_holds_the_settings(tmp_path: Path) -> None:
@@ -114,6 +111,8 @@ def test_a_file_beside_the_recipe_holds_the_settings(tmp_path: Path) -> None:
     [
         ((), "name a recipe"),
         (("bert-laptp",), "did you mean bert-laptop?"),
+        (("bert-laptop", "bert-base"), "bert-base: a route has one recipe, with all phases of the run"),
+        (("bert-laptop-phases", "RANKS=4", "INPUT=x", "--set", "training.micro_batch_size=16"), "phases[1]"),
         (("bert-laptop", "SHARD=2"), "SHARD: no such setting"),
         (("bert-laptop", "--status"), "--status: no such option"),
         (("bert-laptop", "RANKS=5", "INPUT=x"), "is not a multiple of"),
