@@ -6,17 +6,20 @@ import os
 import re
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.plan.layouts import Layout
+from ctxlm_ds.apps.plan.check_run import layout_of
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.hardware import find_gpu
 from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.phases import run_phases
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES
 from ctxlm_ds.tokenizers.train import tokenizer_types
-from tools.write_published_scripts import GPUS_PER_NODE, SCRIPTS, ReadyLayout, planner_of, recommended_layout, table
+from tools.write_published_scripts import GPUS_PER_NODE, SCRIPTS, ReadyLayout, planners_of, recommended_layout, tables
 
 pytestmark = pytest.mark.long
 
@@ -31,43 +34,36 @@ def lines_of(recipe: str) -> list[str]:
     return [line for line in LINES if line.split()[0] == recipe]
 
 
+def phases_of(line: str) -> list[RunConfig]:
+    """The recipe of each phase with the settings of a line of layouts.txt."""
+    recipe, _, nodes, _, *settings = line.split()
+    return [phase.config for phase in run_phases(load_config(recipe, settings), int(nodes) * GPUS_PER_NODE)]
+
+
 def read_layout(line: str) -> ReadyLayout:
-    """Weigh a line of layouts.txt anew."""
-    recipe, gpu_name, nodes, deepspeed, *settings = line.split()
-    gpu = find_gpu(gpu_name)
-    values = dict(setting.split("=") for setting in settings)
-    tensor = int(values.get("parallel.tensor_parallel_size", "1"))
-    pipeline = int(values.get("parallel.pipeline_parallel_size", "1"))
-    layout = Layout(
-        data=int(nodes) * GPUS_PER_NODE // (tensor * pipeline),
-        tensor=tensor,
-        pipeline=pipeline,
-        zero_stage=int(deepspeed.removeprefix("zero")),
-        micro_batch_size=int(values["training.micro_batch_size"]),
-        recompute=values.get("training.activation_checkpointing") == "true",
-        sequence_parallel=values.get("parallel.sequence_parallel") == "true",
-    )
-    return ReadyLayout(recipe, gpu, int(nodes), planner_of(recipe, gpu, int(nodes)).weigh(layout))
+    """Weigh a line of layouts.txt again."""
+    recipe, gpu_name, nodes, deepspeed, *_ = line.split()
+    gpu, stage, world_size = find_gpu(gpu_name), int(deepspeed.removeprefix("zero")), int(nodes) * GPUS_PER_NODE
+    layouts = [layout_of(phase.parallel, phase.training, stage, world_size) for phase in phases_of(line)]
+    plans = []
+    for planner, layout in zip(planners_of(recipe, gpu, int(nodes)), layouts, strict=True):
+        plans.append(planner.weigh(layout))
+        assert plans[-1].memory.total <= planner.cluster.usable_bytes, line
+    return ReadyLayout(recipe, gpu, int(nodes), tuple(plans))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_tables_are_what_the_planner_weighs(script: str) -> None:
-    text = (FOLDER / f"{script}.sbatch").read_text()
-    recipes, num_nodes = SCRIPTS[script]
-    for recipe in recipes:
-        layouts = [read_layout(line) for line in lines_of(recipe)]
-        assert [layout.line for layout in layouts] == lines_of(recipe), REMEDY
-        assert f"\n{table(layouts)}" in text, REMEDY
-        assert {(layout.gpu.name, layout.nodes) for layout in layouts} == {
-            (gpu, nodes) for gpu in GPUS for nodes in num_nodes
-        }
+    layouts = [read_layout(line) for line in lines_of(script)]
+    assert [layout.line for layout in layouts] == lines_of(script), REMEDY
+    assert f" ----\n{tables(layouts)}# ---- " in (FOLDER / f"{script}.sbatch").read_text(), REMEDY
+    assert [(layout.gpu.name, layout.nodes) for layout in layouts] == list(product(GPUS, SCRIPTS[script]))
 
 
 @pytest.mark.parametrize(("script", "gpu"), list(zip(SCRIPTS, [*GPUS, *GPUS], strict=False))[::3])
 def test_layouts_are_what_the_planner_recommends(script: str, gpu: str) -> None:
     """One layout of some scripts here; all of them: test_every_layout."""
-    recipes, num_nodes = SCRIPTS[script]
-    found = recommended_layout(recipes[-1], find_gpu(gpu), num_nodes[-1])
+    found = recommended_layout(script, find_gpu(gpu), SCRIPTS[script][-1])
     assert found is not None
     assert found.line in LINES, REMEDY
 
@@ -81,10 +77,12 @@ def test_every_layout() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("line", LINES[::7] + LINES[-1:])
-def test_a_layout_is_accepted_by_training(line: str) -> None:
-    recipe, _, nodes, _, *settings = line.split()
-    check_config(load_config(recipe, settings), int(nodes) * GPUS_PER_NODE)
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_layouts_are_accepted_by_training(script: str) -> None:
+    for line in lines_of(script):
+        for phase in phases_of(line):
+            check_config(phase, int(line.split()[2]) * GPUS_PER_NODE)
+            assert phase.training.precision == ("fp16" if " V100-32 " in line else "bf16")
 
 
 def test_every_script_has_a_table() -> None:
@@ -92,10 +90,9 @@ def test_every_script_has_a_table() -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_scripts_differ_only_in_name_recipes_and_resources(script: str) -> None:
-    text, recipes = (FOLDER / f"{script}.sbatch").read_text(), SCRIPTS[script][0]
-    kind = {1: "pretrain_one", 2: "pretrain_two"}[len(recipes)]
-    assert text.endswith(f'\n{kind} {" ".join(recipes)} "$@"\n')
+def test_scripts_differ_only_in_recipe_and_resources(script: str) -> None:
+    text = (FOLDER / f"{script}.sbatch").read_text()
+    assert text.endswith(f'\npretrain_one {script} "$@"\n')
     assert f"#SBATCH --job-name={script}\n" in text
     for name in ("signal", "requeue", "open-mode", "output"):
         pattern = re.compile(rf"^#SBATCH --{name}.*$", re.MULTILINE)
@@ -105,7 +102,7 @@ def test_scripts_differ_only_in_name_recipes_and_resources(script: str) -> None:
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_the_example_names_a_tokenizer_that_the_recipe_accepts(script: str) -> None:
     """tokenizers/TYPE as tools/train_tokenizer.py makes it, with as many words as the recipe has by default."""
-    model = load_config(SCRIPTS[script][0][0]).model
+    model = load_config(script).model
     family = FAMILIES.get(model.family)
     assert f" tokenizer.path=tokenizers/{family.tokenizer}\n" in (FOLDER / f"{script}.sbatch").read_text()
     assert tokenizer_types()[family.tokenizer].default_vocab_size == model.vocab_size == family.vocab_size
