@@ -387,7 +387,7 @@ class ScheduleSection(Section):
     total_steps: PositiveSteps | None = None
     """Schedule step at which the decay ends; null is start_step + training.max_steps."""
     start_step: NonNegativeSteps = 0
-    """Schedule step of the run's first step (for a second phase that continues the schedule of the first)."""
+    """Schedule step of the run's first step (of a run that continues the schedule of another)."""
     final_learning_rate: LearningRate = 0.0
     """Learning rate at total_steps and after."""
     warmup_shape: Literal["linear", "constant"] = "linear"

@@ -79,7 +79,7 @@ def decide(
 
 
 def refuse_run_of_another(run_dir: Path, own_id: str | None, show: Callable[[str], slurm.Job] = slurm.show_job) -> None:
-    """Raise ConfigError if a job other than `own_id` has a run; a complete one may be extended (a second phase).
+    """Raise ConfigError if a job other than `own_id` has a run; a complete one may be extended.
 
     Without `own_id`, before a job is queued, a job that was queued and is still waiting has it too.
     """
