@@ -27,8 +27,8 @@ def prepare(folder: Path, tokenizer: Path, texts: dict[str, Path]) -> float:
         run_step(CTXLM, "preprocess", "--input", text, "--tokenizer", tokenizer, "--output-prefix", folder / name,
                  "--document", "line", "--split-sentences")  # fmt: skip
     made = json.loads((folder / "heldout_text_sentence.json").read_text(encoding="utf-8"))
-    text = texts["heldout"].read_text(encoding="utf-8")
-    return float(len(text.replace("\n", "")) / made["tokens"])
+    heldout = texts["heldout"].read_text(encoding="utf-8")
+    return float(len(heldout.replace("\n", "")) / made["tokens"])
 
 
 def recipe(folder: Path, weights: Path, steps: int) -> Path:
