@@ -13,13 +13,19 @@ import torch
 from ctxlm_ds import atomic
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.reader import CheckpointReader
-from ctxlm_ds.checkpoint.saved_state import read_saved_state, refuse_changed_data, refuse_changed_settings, saved_state
+from ctxlm_ds.checkpoint.saved_state import (
+    phase_to_train,
+    read_saved_state,
+    refuse_changed_data,
+    refuse_changed_settings,
+    saved_state,
+)
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints, load_carried
 from ctxlm_ds.console import logger
 from ctxlm_ds.data.stream.plan_table import plan_lines
 from ctxlm_ds.data.stream.preview import BatchRows
 from ctxlm_ds.data.stream.word_budget import with_word_budget
-from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.export.initial_weights import load_initial_moments, load_initial_weights, warn_of_other_tokens
 from ctxlm_ds.export.teacher import teacher_values, with_checked_teacher
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
@@ -110,7 +116,9 @@ def build_run(
     resolved = {"model": recipe.model.model_copy(update={"vocab_size": config.model.vocab_size})}
     recipe = recipe.model_copy(update={**resolved, "teacher": config.teacher}) if recipe.phases else config
     checkpoints = TrainingCheckpoints(manager, engine, config, lock.run_dir / "tokenizer", data.description, recipe)
-    begin = partial(begin_phase, config=config, engine=engine, phase=phase, data=data.description)
+    phases = run_phases(recipe) if recipe.phases else [phase]
+    place: dict[str, Any] = {"phases": phases, "number": phase.number, "data": data.description}
+    begin = partial(begin_phase, config=config, engine=engine, **place)
     states = RunStates(manager, checkpoints, partial(initialize_weights, config, engine), phase.number, begin)
     state = states.load(newest)
     topology.run_on_rank_0(lambda: write_run_folder(dump_config(recipe), tokenizer, lock.run_dir, state.step))
@@ -321,13 +329,19 @@ def take_weights(
 
 
 def begin_phase(
-    folder: Path, config: RunConfig, engine: Engine, phase: RunPhase, data: Mapping[str, Any]
+    folder: Path, config: RunConfig, engine: Engine, phases: Sequence[RunPhase], number: int, data: Mapping[str, Any]
 ) -> TrainState:
-    """Load the last checkpoint of the phase before and return the state in which this phase begins.
+    """Load the last checkpoint of the phase before and return the state in which phase `number` begins.
 
-    `data` describes the rows of this phase. Raises CheckpointError if rows cannot continue, or the model does not fit.
+    `data` describes its rows. Raises CheckpointError if the checkpoint is not of the end of the phase before, rows
+    cannot continue, or the model does not fit.
     """
-    described = read_saved_state(folder)
+    described, phase = read_saved_state(folder), phases[number]
+    if phase_to_train(folder, phases) != number:
+        raise CheckpointError(
+            f"{folder} is in the middle of an earlier phase than {phase.describe()}, in which the run is: no later "
+            "checkpoint is intact. Start it again: it continues there"
+        )
     if phase.continues:
         refuse_changed_data(folder, described["data"], data)
     fresh = partial(engine.program.initial_value, seed=config.training.seed)

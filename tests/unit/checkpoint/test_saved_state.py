@@ -15,6 +15,7 @@ import pytest
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, step_name
 from ctxlm_ds.checkpoint.manifest import hash_files, write_manifest
 from ctxlm_ds.checkpoint.saved_state import (
+    phase_to_train,
     read_progress,
     read_saved_state,
     refuse_changed_data,
@@ -22,7 +23,8 @@ from ctxlm_ds.checkpoint.saved_state import (
     report_resume,
 )
 from ctxlm_ds.errors import CheckpointError
-from ctxlm_ds.recipe.load import dump_config
+from ctxlm_ds.recipe.load import dump_config, load_config
+from ctxlm_ds.recipe.phases import run_phases
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.words import STEPS_FOLLOW
 from ctxlm_ds.training.loop.state import TrainState
@@ -326,3 +328,24 @@ def test_another_layout_or_kernel_is_exact_but_not_bitwise(report: Any) -> None:
 
 def test_nothing_is_said_of_an_equal_resume(report: Any) -> None:
     assert report({"logging.tensorboard": True}) == ([], [])
+
+
+@pytest.mark.parametrize(("state", "number"), [
+    (TrainState(step=3), 0), (TrainState(step=5), 1), (TrainState(step=7, phase=1, first_step=5), 1),
+    (TrainState(step=9, phase=1, first_step=5, first_seconds=5.0, seconds=4000.0), 2),
+    (TrainState(step=9, phase=2, first_step=9), 2), (TrainState(step=99, phase=2, first_step=9), 2),
+])  # fmt: skip
+def test_the_phase_that_follows_a_checkpoint(state: TrainState, number: int, tmp_path: Path) -> None:
+    """Phases of 5 steps, one hour and 3 steps; the last one is never left."""
+    hours = "{hours: 1, set: {schedule: {name: constant}}}"
+    phases = run_phases(load_config("bert-laptop", [f"phases=[{{steps: 5}}, {hours}, {{steps: 3}}]"]))
+    write(tmp_path, {"train_state": asdict(state)})
+    assert phase_to_train(tmp_path, phases) == number and phase_to_train(None, phases) == 0
+
+
+def test_a_phase_that_was_left_has_its_length(tmp_path: Path) -> None:
+    phases = run_phases(load_config("bert-laptop", ["phases=[{steps: 5}, {steps: 3}]"]))
+    for state in (TrainState(step=7, phase=1, first_step=4), TrainState(step=7, phase=2, first_step=6)):
+        write(tmp_path, {"train_state": asdict(state)})
+        with pytest.raises(CheckpointError, match=r"phase \d, which began at step \d; the recipe has 2 phases of 5, 3"):
+            phase_to_train(tmp_path, phases)
