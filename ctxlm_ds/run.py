@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ctxlm_ds import atomic
+from ctxlm_ds.checkpoint.chunk_index import EMA_KIND
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.saved_state import (
@@ -321,6 +322,8 @@ def take_weights(
         load = partial(load_initial_moments, source, config.optimizer.name, engine.program)
         moments = engine.topology.run_on_rank_0_first(load)
     engine.load_weights(values)
+    if not engine.average.kinds:
+        moments.pop(EMA_KIND, None)
     if moments:
         engine.prepare_optimizer_state(updates or 0, list(moments))
     for kind, named in moments.items():

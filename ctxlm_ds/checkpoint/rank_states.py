@@ -139,7 +139,7 @@ class RankStates:
             yield chunk(kind=WEIGHT_KIND, values=LazyTensor(fragment.length, fragment.weight))
             optimizer_state = self._engine.optimizer_state(fragment.owner)
             # It is empty before the first update.
-            for kind in kinds[fragment.name] if optimizer_state else ():
+            for kind in (kind for kind in kinds[fragment.name] if kind in optimizer_state):
                 read = partial(fragment.moment, optimizer_state, kind)
                 yield chunk(kind=kind, values=LazyTensor(fragment.length, read))
         for name, tensor in self._carried():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.checkpoint.chunk_index import (
     CARRIED_KIND,
+    EMA_KIND,
     INDEX_NAME,
     WEIGHT_KIND,
     ChunkEntry,
@@ -72,6 +73,17 @@ class CheckpointReader:
     def kinds(self, name: str) -> list[str]:
         """Return what is stored of a parameter: `weight` and the optimizer's moments."""
         return sorted(self._groups[name], key=lambda kind: (kind != WEIGHT_KIND, kind))
+
+    def take_averages(self) -> None:
+        """Read the moving averages in place of the weights; CheckpointError if there are none (training.ema).
+
+        Parameters that were not trained have none and keep their weights.
+        """
+        averaged = [kinds for kinds in self._groups.values() if EMA_KIND in kinds]
+        if not averaged:
+            raise CheckpointError(f"{self.path} has no averages: its run has no training.ema; leave out --weights ema")
+        for kinds in averaged:
+            kinds[WEIGHT_KIND] = kinds[EMA_KIND]
 
     def moment_kinds(self) -> list[str]:
         """Return the kinds of moments that any parameter has, such as `exp_avg` and `exp_avg_sq`."""

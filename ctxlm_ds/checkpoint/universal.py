@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from ctxlm_ds.atomic import output_folder
-from ctxlm_ds.checkpoint.chunk_index import WEIGHT_KIND, ChunkWriter, merge_index
+from ctxlm_ds.checkpoint.chunk_index import EMA_KIND, WEIGHT_KIND, ChunkWriter, merge_index
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, LATEST_NAME, check_output, find_verified, step_name
 from ctxlm_ds.checkpoint.manifest import MAX_STEP, seal
 from ctxlm_ds.checkpoint.reader import CheckpointReader
@@ -90,7 +90,7 @@ def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> Non
             (zero / name).mkdir(parents=True)
             marks = cut_marks(whole.facts[name].split, len(whole.shapes[name]))
             _save(step, zero / name / f"{STEP_FILE}.pt")
-            for kind in (WEIGHT_KIND, *reader.moment_kinds()):
+            for kind in (WEIGHT_KIND, *(kind for kind in reader.moment_kinds() if kind != EMA_KIND)):
                 is_kept = kind in reader.kinds(name)  # a run with training.only keeps no moments of the others
                 value = reader.read_full(name, kind) if is_kept else torch.zeros(whole.shapes[name])
                 _save({PARAM: value, **marks}, _file_of(zero, name, kind))

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ctxlm_ds.atomic import is_same, output_folder, read_object
-from ctxlm_ds.checkpoint.chunk_index import write_weights
+from ctxlm_ds.checkpoint.chunk_index import EMA_KIND, write_weights
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, check_output, find_verified, list_checkpoints
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME
 from ctxlm_ds.checkpoint.reader import CheckpointReader
@@ -64,22 +64,25 @@ class Conversion:
 
 
 def to_hf(
-    checkpoint: Path, output: Path, dtype: str = "fp32", max_shard_bytes: int = DEFAULT_SHARD_BYTES
-) -> Conversion:
+    checkpoint: Path, output: Path, dtype: str = "fp32", max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    averaged: bool = False,
+) -> Conversion:  # fmt: skip
     """Write a checkpoint as a folder that transformers loads: weights, config, tokenizer and model card.
 
     `checkpoint` is the folder of a run (its newest checkpoint that verifies) or of one checkpoint, `dtype` (fp32, bf16
-    or fp16) the type of the weights, whose files are split at `max_shard_bytes`. `output` appears only when its logits
+    or fp16) the type of the weights, whose files are split at `max_shard_bytes`, `averaged` takes the moving averages
+    (training.ema). `output` appears only when its logits
     have been proved. Raises CheckpointError if there is no intact checkpoint, ExportError if no plain class computes
     this model or the logits differ.
     """
     old_card = output / "README.md"
     is_earlier_export = old_card.is_file() and CARD_MARK in old_card.read_text(encoding="utf-8", errors="replace")
     check_output(output, checkpoint, is_earlier_export or read_object(output / EXPORT_RECORD) is not None)
-    source = open_checkpoint(checkpoint)
+    source = open_checkpoint(checkpoint, averaged=averaged)
+    made_of = _export_record(source.folder, dtype, max_shard_bytes, averaged)
     own = own_format_of(source.model.family)
     if own is not None:
-        return _to_own_format(own, source, output, dtype, max_shard_bytes)
+        return _to_own_format(own, source, output, dtype, max_shard_bytes, made_of)
     export = export_of(source.model.family)
     tokenizer = load_tokenizer(source.folder / "tokenizer")
     parts = [(part, part.shared_outputs(source.outputs)) for part in export.models()]
@@ -107,14 +110,13 @@ def to_hf(
         if heads:
             write_heads(folder, source.reader, heads, dtype)
             logger.info("%s has no place for %s; %s keeps them", hf_class, ", ".join(heads), HEADS_FILE)
-        record = _export_record(source.folder, dtype, max_shard_bytes)
-        (folder / EXPORT_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        (folder / EXPORT_RECORD).write_text(json.dumps(made_of, indent=1) + "\n", encoding="utf-8")
         comparisons = verify_folder(folder, source.reader, source.model, source.outputs, tokenizer, dtype)
     return Conversion(source.folder, output, hf_class, text.task, program.num_parameters, comparisons)
 
 
 def _to_own_format(
-    own: OwnFormat, source: CheckpointSource, output: Path, dtype: str, max_shard_bytes: int
+    own: OwnFormat, source: CheckpointSource, output: Path, dtype: str, max_shard_bytes: int, made_of: dict[str, Any]
 ) -> Conversion:
     """Write a folder of a family's own format, whose weights are compared when they have been read back."""
     logger.info("exporting %s as %s", source.folder, own.title)
@@ -127,8 +129,7 @@ def _to_own_format(
         config = {"model_type": source.model.family, **source.model.model_dump(mode="json")}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         own.write(folder, source.model, source.reader)
-        record = _export_record(source.folder, dtype, max_shard_bytes)
-        (folder / EXPORT_RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        (folder / EXPORT_RECORD).write_text(json.dumps(made_of, indent=1) + "\n", encoding="utf-8")
         written, bound = own.open(folder).source, 0.0 if dtype == "fp32" else ROUNDING_BOUNDS[dtype]
         comparison = compare_weights(source.reader, written, bound)
         if not comparison.holds:
@@ -140,7 +141,7 @@ def _card_text(export: FamilyExport, outputs: Sequence[str], tokenizer: Tokenize
     return export.card(outputs, tokenizer.id_to_token(tokenizer.mask_id) if tokenizer.has_mask else "")
 
 
-def is_exported(checkpoint: Path, output: Path, dtype: str, max_shard_bytes: int) -> bool:
+def is_exported(checkpoint: Path, output: Path, dtype: str, max_shard_bytes: int, averaged: bool = False) -> bool:
     """Return whether `output` is the finished export of a checkpoint, or of the newest one of a run.
 
     Raises CheckpointError if there is no intact checkpoint, ExportError with the differences if the folder was made of
@@ -150,17 +151,18 @@ def is_exported(checkpoint: Path, output: Path, dtype: str, max_shard_bytes: int
         return False
     recorded = read_object(output / EXPORT_RECORD)
     newest = max(list_checkpoints(checkpoint / CHECKPOINTS_DIR).items(), default=(0, checkpoint))[1]
-    if recorded is not None and recorded == _export_record(newest, dtype, max_shard_bytes):
+    if recorded is not None and recorded == _export_record(newest, dtype, max_shard_bytes, averaged):
         return True
-    wanted = _export_record(find_verified(checkpoint)[0], dtype, max_shard_bytes)
+    wanted = _export_record(find_verified(checkpoint)[0], dtype, max_shard_bytes, averaged)
     return is_same(output, recorded, wanted, "replace it with --overwrite, or give another --output", ExportError)
 
 
-def _export_record(checkpoint: Path, dtype: str, max_shard_bytes: int) -> dict[str, Any]:
+def _export_record(checkpoint: Path, dtype: str, max_shard_bytes: int, averaged: bool) -> dict[str, Any]:
     """Return what an export is made of; `manifest` is None if the checkpoint has none."""
     manifest = checkpoint / MANIFEST_NAME
     digest = hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.is_file() else None
-    return {"checkpoint": checkpoint.name, "manifest": digest, "dtype": dtype, "max_shard_bytes": max_shard_bytes}
+    record = {"checkpoint": checkpoint.name, "manifest": digest, "dtype": dtype, "max_shard_bytes": max_shard_bytes}
+    return {**record, "weights": EMA_KIND} if averaged else record
 
 
 def _check_tokenizer(tokenizer: Tokenizer, model: ModelSection) -> None:

@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 
+from ctxlm_ds.checkpoint.chunk_index import EMA_KIND
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError, TokenizerError
 from ctxlm_ds.export.base import own_format_in
@@ -112,6 +113,8 @@ def load_initial_moments(
             f"{optimizer}; set the same, or initialize_moments to false"
         )
     reader = checkpoint.reader
+    if any(name in reader and reader.shape(name) != tuple(shape) for name, shape in model.trained_shapes.items()):
+        kinds = [kind for kind in kinds if kind != EMA_KIND]  # the average of new rows is not known: it begins again
 
     def values(kind: str) -> Iterator[tuple[str, torch.Tensor]]:
         for name, shape in model.trained_shapes.items():

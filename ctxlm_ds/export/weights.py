@@ -225,13 +225,17 @@ def is_checkpoint(path: Path) -> bool:
     return (path / INDEX_NAME).is_file() or (path / MANIFEST_NAME).is_file() or (path / CHECKPOINTS_DIR).is_dir()
 
 
-def open_checkpoint(path: Path, with_moments: bool = False) -> CheckpointSource:
+def open_checkpoint(path: Path, with_moments: bool = False, averaged: bool = False) -> CheckpointSource:
     """Open a checkpoint's folder, or the newest checkpoint of a run that verifies, `with_moments` these too.
 
-    Raises CheckpointError if there is none, or it is damaged (of a run: all of them are).
+    `averaged`: with moving averages as weights. Raises CheckpointError if there is none, or it is damaged (of a run:
+    all of them are).
     """
-    folder, _ = find_verified(path, partial(verify, sizes_only=None if with_moments else MOMENTS_PATTERN))
+    sizes_only = None if with_moments or averaged else MOMENTS_PATTERN
+    folder, _ = find_verified(path, partial(verify, sizes_only=sizes_only))
     reader = CheckpointReader(folder)
+    if averaged:
+        reader.take_averages()
     config = load_saved_config(folder / "config.yaml")
     outputs = build_objective(config.objective).outputs
     _check_layers(config.model, len(reader.names()), folder)

@@ -161,6 +161,10 @@ def find_conflicts(
     yield from optimizer.stage_problems(stage)
     yield from stage_problems(parallel, training, teacher, stage)
     yield from _offload_rules(zero, stage)
+    offloads = _section(zero, "offload_optimizer").get("device") in ("cpu", "nvme")
+    if training.ema is not None and offloads:
+        text = f"{training.ema:g}: an offloaded optimizer has no weights on the device to average; set null"
+        yield Problem("training.ema", text, ("zero_optimization.offload_optimizer",))
     yield from _communication_rules(settings, zero, stage)
     yield from _partition_rules(zero, stage, parallel.data_parallel_size(world_size))
     for section, remedy in OWN_RULES["monitors"].items():

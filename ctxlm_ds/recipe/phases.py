@@ -20,7 +20,7 @@ from ctxlm_ds.recipe.yaml_source import YamlSource
 CHANGEABLE = (
     "data.", "objective.", "optimizer.", "schedule.", "kernels.", "evaluation.", "checkpoint.", "anomalies.",
     "training.global_batch_size", "training.batch_ramp", "training.micro_batch_size",
-    "training.activation_checkpointing", "training.only", "parallel.context_parallel_size",
+    "training.activation_checkpointing", "training.only", "training.ema", "parallel.context_parallel_size",
 )  # fmt: skip
 """Settings that a phase may change, and those of the model with a word of MODEL_WORDS."""
 MODEL_WORDS = ("max_position_embeddings", "rotary", "local_attention", "dropout")

@@ -82,6 +82,8 @@ class TrainingConfig(Section):
     """Stop with a checkpoint after this wall time of this process."""
     only: list[str] = []
     """Train only parameters whose names begin so; `embeddings` also takes all with a row for each word. Empty: all."""
+    ema: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """Decay of a moving average of the weights, which is evaluated and saved too (4 bytes a parameter); null: none."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1234
     """Seed of weights, data order, masks and dropout."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
@@ -156,11 +158,9 @@ class CheckpointConfig(Section):
     """Also save at the first step at which so many white-space words were read, and never remove these checkpoints:
     numbers, `5M` or `1M..10M by 1M`."""
     overlap: bool = True
-    """Copy the states to CPU memory and write them while training continues; false waits for the disk. Training always
-    waits for the last checkpoint and for one after a stop signal."""
+    """Write copies of the states while training continues; false waits for the disk, as the last save always does."""
     max_failed_saves: NonNegativeSteps = 3
-    """Consecutive saves that may fail (a full or read-only disk) before the run stops; 0 stops at the first. Retries
-    between two intervals do not count."""
+    """Due saves in a row that may fail (a full or read-only disk) before the run stops; 0 stops at the first."""
 
 
 class AnomaliesConfig(Section):

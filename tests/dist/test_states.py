@@ -51,7 +51,8 @@ def state_counts(engine: Any) -> Counts:
         if hasattr(zero, low):
             weights, master = count(getattr(zero, low)), count(getattr(zero, high))
             break
-    moments = count(state[name] for state in inner.state.values() for name in ("exp_avg", "exp_avg_sq"))
+    states = [engine.optimizer_state(owner) for owner in inner.state]
+    moments = count(state.get(name) for state in states for name in ("exp_avg", "exp_avg_sq", "ema"))
     return {"parameters": weights, "master": master, "moments": moments}
 
 
@@ -96,9 +97,9 @@ def check(config: RunConfig, user_json: dict[str, Any], world_size: int, timeout
     assert found == planned(config, user_json, world_size)
 
 
-def config_of(precision: str, accumulation: str = "fp32", **parallel: Any) -> RunConfig:
+def config_of(precision: str, accumulation: str = "fp32", ema: float | None = None, **parallel: Any) -> RunConfig:
     training = TrainingConfig(
-        global_batch_size=GLOBAL_BATCH, micro_batch_size=4, precision=precision, grad_accum_dtype=accumulation
+        global_batch_size=GLOBAL_BATCH, micro_batch_size=4, precision=precision, grad_accum_dtype=accumulation, ema=ema
     )
     return tiny_config(training=training, parallel=ParallelConfig(**parallel))
 
@@ -115,7 +116,8 @@ def config_of(precision: str, accumulation: str = "fp32", **parallel: Any) -> Ru
     ],
 )
 def test_states_are_shared_as_planned(stage: int, precision: str, accumulation: str) -> None:
-    check(config_of(precision, accumulation), {"zero_optimization": {"stage": stage}}, 2)
+    """With a moving average of the weights, beside the moments."""
+    check(config_of(precision, accumulation, ema=0.9), {"zero_optimization": {"stage": stage}}, 2)
 
 
 @pytest.mark.parametrize(

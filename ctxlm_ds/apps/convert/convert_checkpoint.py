@@ -43,6 +43,7 @@ def parse_arguments() -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     to_hf = add_command(commands, "to-hf", "a checkpoint as a plain Hugging Face folder", CHECKPOINT_HELP)
     to_hf.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="data type of the weights")
+    to_hf.add_argument("--weights", choices=("trained", "ema"), default="trained", help="ema: their moving average")
     to_hf.add_argument("--max-shard-size", default="5GB", help="largest weight file, such as 500MB or 5GB")
     to_hf.add_argument("--overwrite", action="store_true", help="replace an earlier export")
     hub = to_hf.add_argument_group("Hugging Face Hub").add_argument
@@ -113,7 +114,8 @@ def export_hf(arguments: argparse.Namespace) -> list[str]:
     if arguments.push is not None:
         check_push(arguments.push)
     out = arguments.output
-    how = (arguments.checkpoint, out, arguments.dtype, parse_size(arguments.max_shard_size))
+    averaged = arguments.weights == "ema"
+    how = (arguments.checkpoint, out, arguments.dtype, parse_size(arguments.max_shard_size), averaged)
     if not arguments.overwrite and is_exported(*how):
         lines = [f"{out}: complete already, nothing to do"]
     else:

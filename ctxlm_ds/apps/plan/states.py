@@ -204,9 +204,9 @@ class Partition:
     def state_elements(self, parameters: StageParameters) -> StateElements:
         """Count the elements on the GPU; offloaded ones are not there."""
         whole, padded = parameters.num_elements, parameters.padded(self.ranks)
-        share, moments = padded // self.ranks, len(self.optimizer.moments)
+        share, own = padded // self.ranks, len(self.optimizer.moments)
         # Moments of other parameters that the group of matrices lacks.
-        fewer = moments - len(self.optimizer.moments_of(matrix=True))
+        fewer, moments = own - len(self.optimizer.moments_of(matrix=True)), own + (self.training.ema is not None)
         if self.zero.stage == 0:
             return StateElements(whole, whole, 0, moments * whole - fewer * total_elements(parameters.matrix_group))
         if self.zero.stage == 3:

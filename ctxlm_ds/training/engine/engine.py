@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ctxlm_ds.checkpoint.chunk_index import EMA_KIND
 from ctxlm_ds.console import logger
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
@@ -22,6 +23,7 @@ from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.library_noise import without_known_prints
 from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.schema import RunConfig, flat_settings
+from ctxlm_ds.training.engine.average import WeightAverage
 from ctxlm_ds.training.engine.forward_backward import PassContext, PlainPasses
 from ctxlm_ds.training.engine.fragments import Fragment, flat_tensors, list_fragments, refresh_model_weights
 from ctxlm_ds.training.engine.losses import TermLosses, TokenChoice, means, perplexity, weighted_total
@@ -41,8 +43,8 @@ from ctxlm_ds.training.engine.runtime import (
     model_parallel_unit,
     write_frozen,
 )
-from ctxlm_ds.training.engine.update import Clipping, FindSpike, StepJudge, StepTotals, Update, Updater, loss_scaler
-from ctxlm_ds.training.loop.state import Ahead, Anomaly, StepInterrupted, StepResult
+from ctxlm_ds.training.engine.update import Clipping, FindSpike, StepJudge, StepTotals, Updater, loss_scaler
+from ctxlm_ds.training.loop.state import Ahead, StepInterrupted, StepResult
 from ctxlm_ds.training.optimizers.base import OptimizerPlace, optimizer_of
 from ctxlm_ds.training.optimizers.build import (
     completed_updates,
@@ -200,6 +202,7 @@ class Engine:
         self._updater = Updater(self._zero, self._run.update, clipping if self.zero_stage == 0 else None)
         self._totals = StepTotals(self.terms, self.topology, self.device)
         self._first_scalars = self.scalars()
+        self.average = WeightAverage(self.config.training.ema, self._owners, self.weights_changed)
         if isinstance(self._inner, Stepper):
             sharers = Sharers(self.topology, self.zero_stage, self.device)
             flat = flat_tensors(self._zero)
@@ -221,21 +224,23 @@ class Engine:
         return list({id(fragment.owner): fragment.owner for fragment in self.fragments()}.values())
 
     def optimizer_state(self, owner: torch.Tensor) -> Mapping[str, Any]:
-        """Return the inner optimizer's state of one owner tensor; empty before the first update."""
-        return self._inner.state.get(owner, {})
+        """Return the inner optimizer's state of one owner tensor, and its average; empty before the first update."""
+        return {**self._inner.state.get(owner, {}), **self.average.of(owner)}
 
     def moment_kinds(self) -> dict[str, tuple[str, ...]]:
         """Return the names of each parameter's moments; fixed ones have none in checkpoints."""
         if not self.config.optimizer.handed_over:
-            facts, moments = self._facts, self.config.optimizer.moments_of
-            return {name: () if facts[name].fixed else moments(facts[name].matrix) for name in self._shapes}
+            facts, moments, average = self._facts, self.config.optimizer.moments_of, self.average.kinds
+            return {name: () if facts[name].fixed else moments(facts[name].matrix) + average for name in self._shapes}
         items = [(owner, item) for owner in self._owners() for item in self.optimizer_state(owner).items()]
         kinds = tuple(sorted({name for owner, (name, value) in items if is_moment(owner, value)}))
         return dict.fromkeys(self._shapes, kinds)
 
     def prepare_optimizer_state(self, updates: int, kinds: Sequence[str]) -> None:
         """Give every owner zeroed moments, those of the given kinds that it has, and a count of `updates` updates."""
-        known = self.moment_kinds()
+        if EMA_KIND in kinds:
+            self.average.begin(is_loaded=True)
+        known, kinds = self.moment_kinds(), [kind for kind in kinds if kind != EMA_KIND]
         by_kinds: dict[tuple[str, ...], dict[int, torch.Tensor]] = {}
         for fragment in self.fragments():
             # Those of an optimizer of the JSON are unknown before its first update.
@@ -307,6 +312,7 @@ class Engine:
     def forget_updates(self) -> None:
         """Reset moments, counters, the loss scale and carried tensors to before the first update."""
         self.load_carried({})
+        self.average.forget()
         if self._inner.state:
             forget_state(self._inner, loaded_owners(self._zero, self._owners()))
         self.restore_scalars(self._first_scalars)
@@ -344,8 +350,11 @@ class Engine:
             raise
         vector = self._totals.start(sums, look_ahead())
         self.before_update()
+        self.average.begin()
         judge = StepJudge(self._totals, self.terms, step_index, self.passes.is_fp16, find_spike)
         update = self._updater.end_step(vector, judge)
+        if update.applied:
+            self.average.update()
         self.module.carried.end_step(keep=update.applied)
         return StepResult(
             loss=judge.total,
@@ -355,20 +364,9 @@ class Engine:
             num_tokens=counts.num_tokens,
             skipped=not update.applied,
             loss_scale=float(getattr(self._zero, "loss_scale", 1.0)) if self.passes.is_fp16 else 1.0,
-            anomaly=judge.anomaly or self._find_overflow(update, step_index),
+            anomaly=judge.anomaly or update.anomaly(step_index, self.passes.is_fp16),
             flags=judge.flags,
         )
-
-    def _find_overflow(self, update: Update, step_index: int) -> Anomaly | None:
-        if update.scale_exhausted:
-            return Anomaly(
-                "non_finite",
-                f"fp16 overflowed at the smallest loss scale in step {step_index + 1}: the loss has diverged; use "
-                "bf16, a lower learning rate or gradient clipping",
-            )
-        if update.applied or self.passes.is_fp16:
-            return None
-        return Anomaly("non_finite", f"the gradient norm of step {step_index + 1} is {update.grad_norm}")
 
     def _factors(self, counts: Sequence[float], num_micro_batches: int) -> torch.Tensor:
         """Return the factor of each term's sum that makes DeepSpeed's averaging yield the exact global mean."""

@@ -145,6 +145,18 @@ class Update:
     scale_exhausted: bool = False
     """True if fp16 overflowed at the smallest loss scale."""
 
+    def anomaly(self, step_index: int, is_fp16: bool) -> Anomaly | None:
+        """Return what is wrong with a norm that is not finite, except an fp16 overflow that a lower scale handles."""
+        if self.scale_exhausted:
+            return Anomaly(
+                "non_finite",
+                f"fp16 overflowed at the smallest loss scale in step {step_index + 1}: the loss has diverged; use "
+                "bf16, a lower learning rate or gradient clipping",
+            )
+        if self.applied or is_fp16:
+            return None
+        return Anomaly("non_finite", f"the gradient norm of step {step_index + 1} is {self.grad_norm}")
+
 
 class Updater:
     """Applies or refuses updates.

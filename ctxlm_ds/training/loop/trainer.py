@@ -166,6 +166,10 @@ class Trainer:
             if name in self.tokens_per_word:
                 by_word = word_perplexity(figures[f"eval/{name}/perplexity"], self.tokens_per_word[name])
                 figures[f"eval/{name}/word_perplexity"] = by_word
+            if self.engine.average.is_kept:
+                with self.engine.average.in_place_of_the_weights():
+                    averaged = self.engine.evaluate(batches)
+                figures |= {f"eval/{name}/ema_{key}": value for key, value in averaged.items()}
             self.hooks.call("on_evaluation", self.state.step, figures)
             found |= figures
         if self.continuations is not None:
