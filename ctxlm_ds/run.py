@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from ctxlm_ds import atomic
-from ctxlm_ds.checkpoint.chunk_index import EMA_KIND
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.saved_state import (
@@ -43,6 +42,7 @@ from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.phases import RunPhase, run_phases
 from ctxlm_ds.recipe.schema import RunConfig, TeacherConfig
+from ctxlm_ds.recipe.sections import EMA_KIND
 from ctxlm_ds.recipe.words import STEPS_FOLLOW
 from ctxlm_ds.run_data import RunData, build_data, build_loaders, held_out_words
 from ctxlm_ds.tokenizers.base import Tokenizer

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 INDEX_NAME = "index.json"
 WEIGHT_KIND = "weight"
 CARRIED_KIND = "carried"
-EMA_KIND = "ema"
-"""The moving average of the weights, stored as a moment."""
 """What layers carry from step to step, named `NAME.MICROBATCH`; such an entry is no parameter and has no weight."""
 MAX_SIZE = 1 << 48
 """No dimension of a parameter is longer; a larger number in an index is damage."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.checkpoint.chunk_index import (
     CARRIED_KIND,
-    EMA_KIND,
     INDEX_NAME,
     WEIGHT_KIND,
     ChunkEntry,
@@ -24,6 +23,7 @@ from ctxlm_ds.checkpoint.chunk_index import (
 from ctxlm_ds.checkpoint.tensor_file import TensorFileReader
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.placement import Rectangle, Shard
+from ctxlm_ds.recipe.sections import EMA_KIND
 from ctxlm_ds.untrusted_json import read_json_object
 
 if TYPE_CHECKING:

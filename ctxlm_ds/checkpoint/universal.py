@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from ctxlm_ds.atomic import output_folder
-from ctxlm_ds.checkpoint.chunk_index import EMA_KIND, WEIGHT_KIND, ChunkWriter, merge_index
+from ctxlm_ds.checkpoint.chunk_index import WEIGHT_KIND, ChunkWriter, merge_index
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, LATEST_NAME, check_output, find_verified, step_name
 from ctxlm_ds.checkpoint.manifest import MAX_STEP, seal
 from ctxlm_ds.checkpoint.reader import CheckpointReader
@@ -36,7 +36,7 @@ from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.models.program import plain_program
 from ctxlm_ds.parallel.placement import Split
 from ctxlm_ds.recipe.load import dump_config, load_config, load_saved_config
-from ctxlm_ds.recipe.sections import ModelSection
+from ctxlm_ds.recipe.sections import EMA_KIND, ModelSection
 from ctxlm_ds.registry import OBJECTIVES
 from ctxlm_ds.tokenizers.load import load_tokenizer
 

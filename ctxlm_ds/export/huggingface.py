@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ctxlm_ds.atomic import is_same, output_folder, read_object
-from ctxlm_ds.checkpoint.chunk_index import EMA_KIND, write_weights
+from ctxlm_ds.checkpoint.chunk_index import write_weights
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, check_output, find_verified, list_checkpoints
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME
 from ctxlm_ds.checkpoint.reader import CheckpointReader
@@ -37,7 +37,7 @@ from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.check import find_problems
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.recipe.sections import DataSection, ModelSection
+from ctxlm_ds.recipe.sections import EMA_KIND, DataSection, ModelSection
 from ctxlm_ds.registry import FAMILIES, OBJECTIVES
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer

@@ -12,7 +12,6 @@ from typing import Literal
 
 import torch
 
-from ctxlm_ds.checkpoint.chunk_index import EMA_KIND
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError, TokenizerError
 from ctxlm_ds.export.base import own_format_in
@@ -20,7 +19,7 @@ from ctxlm_ds.export.key_maps import Shape, WeightSource
 from ctxlm_ds.export.weights import HuggingFaceWeights, check_finite, is_checkpoint, open_checkpoint
 from ctxlm_ds.models.program import Program, plain_program
 from ctxlm_ds.parallel.parameters import ParameterFacts
-from ctxlm_ds.recipe.sections import ModelSection
+from ctxlm_ds.recipe.sections import EMA_KIND, ModelSection
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 

@@ -30,6 +30,8 @@ NonNegativeFloat = Annotated[float, Field(ge=0.0, le=1e9)]
 LearningRate = Annotated[float, Field(ge=0.0, le=1000.0)]
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Names of the first and second moment in checkpoints."""
+EMA_KIND = "ema"
+"""Name of the moving average of the weights, stored as a moment."""
 
 
 class Section(BaseModel):

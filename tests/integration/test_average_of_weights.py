@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ctxlm_ds.checkpoint.chunk_index import EMA_KIND
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.export.huggingface import to_hf
+from ctxlm_ds.recipe.sections import EMA_KIND
 from tests.integration.conftest import Prepared
 from tests.integration.route import NO_DROPOUT, call, launcher, metrics, pretrain_words
 

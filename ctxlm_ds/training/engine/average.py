@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 import torch
 
-from ctxlm_ds.checkpoint.chunk_index import EMA_KIND
 from ctxlm_ds.console import logger
+from ctxlm_ds.recipe.sections import EMA_KIND
 
 
 class WeightAverage:

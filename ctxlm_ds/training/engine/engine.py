@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctxlm_ds.checkpoint.chunk_index import EMA_KIND
 from ctxlm_ds.console import logger
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
@@ -23,6 +22,7 @@ from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.library_noise import without_known_prints
 from ctxlm_ds.recipe.json_source import ZeroSettings
 from ctxlm_ds.recipe.schema import RunConfig, flat_settings
+from ctxlm_ds.recipe.sections import EMA_KIND
 from ctxlm_ds.training.engine.average import WeightAverage
 from ctxlm_ds.training.engine.forward_backward import PassContext, PlainPasses
 from ctxlm_ds.training.engine.fragments import Fragment, flat_tensors, list_fragments, refresh_model_weights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ctxlm_ds.checkpoint.chunk_index import EMA_KIND
+from ctxlm_ds.recipe.sections import EMA_KIND
 from ctxlm_ds.training.engine.average import WeightAverage
 
 
