@@ -223,7 +223,7 @@ def main() -> None:
     cluster = build_cluster(args)
     found = [plan_recipe(args, cluster, config) for config in load_recipes(args, cluster)]
     if args.json:
-        print(json.dumps(found[0] if len(found) == 1 else {"phases": found}, indent=1))
+        print(json.dumps(found[0] | ({"phases": found} if len(found) > 1 else {}), indent=1))
 
 
 def plan_recipe(args: argparse.Namespace, cluster: Cluster, config: RunConfig) -> dict[str, Any]:

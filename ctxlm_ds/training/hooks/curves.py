@@ -99,7 +99,7 @@ class LiveTable:
         self._shown_s = self._read_again_s = 0.0
         self.is_drawing = False
         """True while the view is written, which a signal's handler must not interrupt."""
-        self._live = Live(console=Console(stderr=True), auto_refresh=False, redirect_stdout=False)
+        self._live = Live(console=Console(stderr=True, emoji=False), auto_refresh=False, redirect_stdout=False)
         self._live.start()
         # Handlers must write through the live stream, or their lines would break the table.
         self._streams: list[tuple[logging.StreamHandler[Any], Any]] = []

@@ -46,8 +46,11 @@ def test_threads_after_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     queue = context.Queue()
     child = context.Process(target=_drop_in_child, args=(queue,))
     child.start()
-    assert queue.get(timeout=60) == expected
-    child.join(timeout=60)
+    try:
+        assert queue.get(timeout=60) == expected
+        child.join(timeout=60)
+    finally:
+        child.kill()
 
 
 def test_arrays_share_the_memory_of_tensors() -> None:
