@@ -16,7 +16,9 @@ from ctxlm_ds.console import aligned, at_least, run_command, setup_logging
 from ctxlm_ds.process.run_files import METRICS_NAME, read_lines
 from ctxlm_ds.recipe.yaml_source import write_yaml
 
-LOSS = "eval/heldout/masked_lm_loss"
+LOSS, EMA_LOSS = "eval/heldout/masked_lm_loss", "eval/heldout/ema_masked_lm_loss"
+EMA = 0.99
+"""Decay of the moving average of each run, which changes nothing in its training."""
 DECAY = 0.2
 """Part of a run in which its rate decays."""
 SAVES = 25
@@ -42,7 +44,7 @@ class Measured:
             "objective": {"name": "masked_lm", "masking": "dynamic"},
             "optimizer": {"learning_rate": 2e-3},
             "schedule": {"name": "constant", "warmup_fraction": None, "warmup_steps": steps // 50},
-            "training": {"precision": "fp32", "global_batch_size": 32, "max_steps": steps},
+            "training": {"precision": "fp32", "global_batch_size": 32, "max_steps": steps, "ema": EMA},
             "evaluation": {"interval_steps": 0, "max_rows": 1024},
             "checkpoint": {"interval_steps": steps // SAVES, "interval_minutes": None, "keep_last": SAVES},
             "logging": {"interval_steps": 50, "tensorboard": False},
@@ -62,8 +64,8 @@ class Measured:
         status = self.folder / name / "status.json"
         return status.is_file() and json.loads(status.read_text(encoding="utf-8")).get("state") == "completed"
 
-    def losses(self, name: str) -> list[float]:
-        return [float(line[LOSS]) for line in read_lines(self.folder / name / METRICS_NAME) if LOSS in line]
+    def losses(self, name: str, key: str = LOSS) -> list[float]:
+        return [float(line[key]) for line in read_lines(self.folder / name / METRICS_NAME) if key in line]
 
     def branch(self, trunk: str, step: int, name: str, *settings: str) -> float:
         """Branch off a run at a step, train, and return the last held-out loss."""
@@ -101,11 +103,12 @@ def decays(runs: Measured) -> Rows:
 
 
 def averages(runs: Measured) -> Rows:
-    """Compare the mean of the last five checkpoints with the last, of the trunk and of its longest decay."""
+    """Compare the last weights with the mean of five checkpoints and with training.ema, of the trunk and its decay."""
     decays(runs)
-    rows: Rows = [("run", "last checkpoint", "mean of the last five")]
+    rows: Rows = [("run", "last checkpoint", "mean of the last five", f"training.ema {EMA}")]
     for name in ("trunk", f"decay-{runs.steps}", f"cosine-{runs.steps}"):
-        rows.append((name, f"{runs.losses(name)[-1]:.4f}", f"{runs.mean(name):.4f}"))
+        found = (runs.losses(name)[-1], runs.mean(name), runs.losses(name, EMA_LOSS)[-1])
+        rows.append((name, *(f"{loss:.4f}" for loss in found)))
     return rows
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.recipe.load import load_config
-from tools.measure_branches import LOSS, Measured, averages, decays, growth
+from tools.measure_branches import EMA_LOSS, LOSS, Measured, averages, decays, growth
 
 
 def complete(folder: Path, **losses: list[float]) -> Measured:
@@ -18,7 +18,8 @@ def complete(folder: Path, **losses: list[float]) -> Measured:
         run = folder / name.replace("_", "-")
         run.mkdir()
         (run / "status.json").write_text(json.dumps({"state": "completed"}))
-        lines = [json.dumps({"step": step, LOSS: value}) for step, value in enumerate(values)]
+        both = (LOSS, EMA_LOSS)
+        lines = [json.dumps({"step": step, **dict.fromkeys(both, value)}) for step, value in enumerate(values)]
         (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     return runs
 
@@ -48,7 +49,8 @@ def test_a_mean_has_the_loss_at_step_0(tmp_path: Path) -> None:
     runs = complete(tmp_path, **DECAYS, **means)
     for name in ("trunk", "decay-100", "cosine-100"):
         (tmp_path / f"{name}-mean").mkdir()
-    assert [row[1:] for row in averages(runs)[1:]] == [("5.0000", "2.5000"), ("3.0000", "2.5000"), ("3.1000", "2.5000")]
+    losses = (("5.0000", "2.5000", "5.0000"), ("3.0000", "2.5000", "3.0000"), ("3.1000", "2.5000", "3.1000"))
+    assert [row[1:] for row in averages(runs)[1:]] == list(losses)
 
 
 def test_growth_compares_equal_steps(tmp_path: Path) -> None:
