@@ -5,24 +5,22 @@ This is how ModernBERT-large began from ModernBERT-base (Warner 2024, arXiv:2412
 
 from __future__ import annotations
 
-import shutil
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ctxlm_ds.atomic import output_folder
-from ctxlm_ds.checkpoint.chunk_index import write_weights
+from ctxlm_ds.apps.convert.vocabulary import write_model
 from ctxlm_ds.checkpoint.folders import check_output
-from ctxlm_ds.checkpoint.ledger import join_ledgers
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.export.weights import FRESH_SEED, check_finite, open_checkpoint
 from ctxlm_ds.models.program import Program, plain_program
-from ctxlm_ds.recipe.load import dump_config, load_config
+from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.sections import ModelSection
+from ctxlm_ds.tokenizers.load import load_tokenizer
 
 HEADS = "num_attention_heads"
 SIZES = ("layers", "heads", "size", "groups")
@@ -52,35 +50,24 @@ def grow(checkpoint: Path, settings: Sequence[str], output: Path) -> list[str]:
         if (there := names[name]) not in source.reader:
             return program.initial_value(name, FRESH_SEED)
         value = check_finite(there, source.reader.read_full(there), source.folder)
-        blocks = (source.program.facts[there].split, program.facts[name].split)
-        return tiled(value, program.shapes[name], axes, *(split.blocks if split else () for split in blocks))
+        splits = (source.program.facts[there].split, program.facts[name].split)
+        return tiled(value, program.shapes[name], axes, [split.blocks if split else () for split in splits])
 
-    with output_folder(output) as folder:
-        shutil.copytree(source.folder / "tokenizer", folder / "tokenizer")
-        tokens = config.tokenizer.model_copy(update={"path": str(output / "tokenizer")})
-        grown = config.model_copy(update={"model": model, "tokenizer": tokens})
-        (folder / "config.yaml").write_text(dump_config(grown), encoding="utf-8")
-        join_ledgers(folder, [source.folder])
-        write_weights(folder, 0, program.shapes, read)
-    return [
-        f"{source.program.num_parameters:,} parameters became {program.num_parameters:,}",
-        f"wrote {output}",
-        f"next: --set initialize_from={output} tokenizer.path={output / 'tokenizer'} with its model section",
-    ]
+    tokenizer = load_tokenizer(source.folder / "tokenizer")
+    written = write_model(output, source, model, tokenizer, program, read)
+    return [f"{source.program.num_parameters:,} parameters became {program.num_parameters:,}", *written]
 
 
 def _check_settings(old: ModelSection, new: ModelSection, settings: Sequence[str]) -> None:
     """Raise ConfigError unless only sizes of a transformer's layers differ, and each has grown."""
-    changed = {name: (getattr(old, name, None), value) for name, value in new if getattr(old, name, None) != value}
-    others = [setting for setting in settings if not setting.startswith("model.")]
-    others += [f"model.{name}={now}" for name, (before, now) in changed.items()
-               if not name.endswith(SIZES) or name.endswith("vocab_size") or not (before and now)]  # fmt: skip
-    if others or not changed or not hasattr(old, HEADS):
-        text = f"{', '.join(others) or 'nothing'} of model.family {old.family}"
-        raise ConfigError(f"{text}: only sizes of a transformer's layers grow, such as --set model.num_layers=28")
-    for name, (before, now) in changed.items():
-        if now < before:
-            raise ConfigError(f"model.{name}: {now} is less than the source's {before}; a model only grows")
+    changed = [(name, getattr(old, name, None), now) for name, now in new if getattr(old, name, None) != now]
+    wrong = [setting for setting in settings if not setting.startswith("model.")]
+    sizes = [name for name, _, _ in changed if name.endswith(SIZES) and not name.endswith("vocab_size")]
+    wrong += [f"model.{name}={now} ({before} before)" for name, before, now in changed
+              if name not in sizes or not before or not now or now < before]  # fmt: skip
+    if wrong or not changed or not hasattr(old, HEADS):
+        text = ", ".join(wrong) or f"nothing of model.family {old.family}"
+        raise ConfigError(f"{text}: sizes of a transformer's layers may grow, such as --set model.num_layers=28")
 
 
 def _head_axes(old: ModelSection, new: ModelSection) -> Iterator[Axis]:
@@ -106,33 +93,26 @@ def source_names(old: Program, new: Program) -> dict[str, str]:
 
     Source: init_model_from_pretrained of AnswerDotAI/ModernBERT, src/bert_layers/model.py; it has no bound.
     """
-    there = _stacks(old)
-    renamed = {
-        block: there[stack][min(round(at * len(there[stack]) / len(blocks)), len(there[stack]) - 1)]
-        for stack, blocks in _stacks(new).items()
-        for at, block in enumerate(blocks)
-    }
-    prefixes = {name: next((block for block in renamed if name.startswith(f"{block}.")), "") for name in new.shapes}
-    return {name: renamed.get(block, "") + name.removeprefix(block) for name, block in prefixes.items()}
-
-
-def _stacks(program: Program) -> dict[str, list[str]]:
-    blocks = dict.fromkeys(program.block_names)
-    return {stack: list(found) for stack, found in groupby(blocks, lambda block: block.rpartition(".")[0])}
+    there, here = (Counter(block.rpartition(".")[0] for block in set(each.block_names)) for each in (old, new))
+    names = {name: name for name in new.shapes}
+    for name in names:
+        if block := next((block for block in new.block_names if name.startswith(f"{block}.")), None):
+            stack, _, number = block.rpartition(".")
+            at = min(round(int(number) * there[stack] / here[stack]), there[stack] - 1)
+            names[name] = f"{stack}.{at}{name.removeprefix(block)}"
+    return names
 
 
 def tiled(
-    value: torch.Tensor, shape: Sequence[int], axes: Sequence[Axis] = (),
-    old_blocks: Sequence[int] = (), new_blocks: Sequence[int] = (),
-) -> torch.Tensor:  # fmt: skip
-    """Return a parameter with a larger `shape`, tiled from the middle; blocks of rows are tiled on their own.
+    value: torch.Tensor, shape: Sequence[int], axes: Sequence[Axis] = (), blocks: Sequence[Sequence[int]] = ((), ())
+) -> torch.Tensor:
+    """Return a parameter with a larger `shape`, tiled from the middle; `blocks` of rows, old and new, on their own.
 
     Source: tile_weight (tile_weights_from_middle) of AnswerDotAI/ModernBERT, src/bert_layers/initialization.py.
     """
     for dim, size in enumerate(shape):
-        before, after = (list(blocks) or [total] if dim == 0 else [total]
-                         for blocks, total in ((old_blocks, value.shape[dim]), (new_blocks, size)))  # fmt: skip
-        parts = zip(value.split(before, dim), before, after, strict=True)
+        before, after = blocks if dim == 0 and blocks[0] else ([value.shape[dim]], [size])
+        parts = zip(value.split(list(before), dim), before, after, strict=True)
         value = torch.cat([part.index_select(dim, places(old, new, axes)) for part, old, new in parts], dim)
     return value
 

@@ -20,8 +20,9 @@ from ctxlm_ds.errors import ConfigError, ExportError
 from ctxlm_ds.export.base import own_format_of
 from ctxlm_ds.export.weights import FRESH_SEED, CheckpointSource, check_finite, open_checkpoint
 from ctxlm_ds.installed import check_extra
-from ctxlm_ds.models.program import plain_program
+from ctxlm_ds.models.program import Program, plain_program
 from ctxlm_ds.recipe.load import dump_config
+from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.tokenizers.base import SPECIAL_ROLES, Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 
@@ -63,26 +64,30 @@ def change_tokenizer(
         raise ExportError(f"model.family {source.model.family} reads characters, so no tokenizer has its rows")
     origins = trace(load_tokenizer(source.folder / "tokenizer"), new, method)
     if method == "static":
-        origins = static_origins(
-            origins, new, read_vectors(vectors, new) if vectors else train_vectors(Path(corpus or ""), new)
-        )
+        origins = static_origins(origins, new, token_vectors(new, vectors, corpus))
     model = source.model.model_copy(update={"vocab_size": new.vocab_size})
     program = plain_program(model, source.outputs)
     counts = Counter(origin.kind for origin in origins)
     logger.info("rows for %d tokens instead of %d", new.vocab_size, source.model.vocab_size)
     read = _reader(source, origins, lambda name: program.initial_value(name, FRESH_SEED))
+    shares = [f"{kind}: {count:,} ({count / len(origins):.1%})" for kind, count in counts.most_common()]
+    return shares + write_model(output, source, model, new, program, read)
+
+
+def write_model(
+    output: Path, source: CheckpointSource, model: ModelSection, tokenizer: Tokenizer, program: Program,
+    read: Callable[[str], torch.Tensor],
+) -> list[str]:  # fmt: skip
+    """Write weights made of a source, with recipe, tokenizer and ledger; return lines to print."""
     with output_folder(output) as folder:
-        new.save(folder / "tokenizer")
-        tokens = source.config.tokenizer.model_copy(update={"path": str(output / "tokenizer")})
-        config = source.config.model_copy(update={"model": model, "tokenizer": tokens})
+        tokenizer.save(folder / "tokenizer")
+        config = source.config.with_values("tokenizer", path=str(output / "tokenizer"))
+        config = config.model_copy(update={"model": model})
         (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
         join_ledgers(folder, [source.folder])
         write_weights(folder, 0, program.shapes, read)
-    return [
-        *(f"{kind}: {count:,} ({count / len(origins):.1%})" for kind, count in counts.most_common()),
-        f"wrote {output}",
-        f"next: --set initialize_from={output} tokenizer.path={output / 'tokenizer'} with its model section",
-    ]
+    next_step = f"--set initialize_from={output} tokenizer.path={output / 'tokenizer'} with its model section"
+    return [f"wrote {output}", f"next: {next_step}"]
 
 
 def trace(old: Tokenizer, new: Tokenizer, method: str) -> list[Origin]:
@@ -143,9 +148,9 @@ def static_origins(origins: Sequence[Origin], new: Tokenizer, vectors: Mapping[s
     Its row is the sum of the rows of the tokens of equal text, with the sparsemax of the cosines of their vectors as
     weights. A token without a vector keeps its origin. Raises ConfigError if no token of equal text has one.
     """
-    units = {number: torch.tensor(vectors[name]).double() for number in range(len(origins))
-             if (name := new.id_to_token(number)) in vectors}  # fmt: skip
-    units = {number: vector / vector.norm() for number, vector in units.items() if bool(vector.any())}
+    names = {number: new.id_to_token(number) for number in range(len(origins))}
+    found = {number: torch.tensor(vectors[name]).double() for number, name in names.items() if name in vectors}
+    units = {number: vector / vector.norm() for number, vector in found.items() if bool(vector.any())}
     known = [number for number in units if origins[number].kind == "equal"]
     if not known:
         raise ConfigError("--method static: no token that both tokenizers have has a vector; is it of this tokenizer?")
@@ -165,16 +170,13 @@ def sparsemax(scores: torch.Tensor) -> torch.Tensor:
     return (scores - bounds[(ordered > bounds).sum() - 1]).clamp_min(0.0)
 
 
-def read_vectors(path: Path, new: Tokenizer) -> Mapping[str, Any]:
-    """Read the vectors of the tokenizer's tokens, by name, from a file of word2vec; DataError if it is damaged."""
-    from ctxlm_ds.apps.downstream.features.sources import read_static
+def token_vectors(new: Tokenizer, path: Path | None, corpus: Path | None) -> Mapping[str, Any]:
+    """Read vectors of tokens by name from a file of word2vec, or train fastText's on a text as FOCUS's code does."""
+    if path is not None:
+        from ctxlm_ds.apps.downstream.features.sources import read_static
 
-    source = read_static(path, {new.id_to_token(number) for number in range(new.vocab_size)})
-    return {name: source.table[row] for name, row in source.rows.items()}
-
-
-def train_vectors(corpus: Path, new: Tokenizer) -> Mapping[str, Any]:
-    """Train fastText's vectors of the tokens with the settings of FOCUS's code; ConfigError without gensim."""
+        source = read_static(path, {new.id_to_token(number) for number in range(new.vocab_size)})
+        return {name: source.table[row] for name, row in source.rows.items()}
     check_extra("downstream", ["gensim"])
     from gensim.models import FastText
 
@@ -183,7 +185,6 @@ def train_vectors(corpus: Path, new: Tokenizer) -> Mapping[str, Any]:
         for text in Corpus([str(corpus)], document="lines:1"):
             file.write(" ".join(map(new.id_to_token, new.encode_batch([text])[0])) + "\n")
         file.flush()
-        # One worker gives the same vectors each time. fastText has 2 million rows for parts of words.
-        rows = min(2_000_000, 20 * new.vocab_size)
+        rows = min(2_000_000, 20 * new.vocab_size)  # of parts of words; fastText has 2 million
         found = FastText(corpus_file=file.name, **settings, workers=1, seed=0, bucket=rows).wv
     return {name: found[name] for name in found.index_to_key}

@@ -51,7 +51,6 @@ from ctxlm_ds.training.optimizers.build import (
     forget_state,
     parameter_groups,
     restore_state,
-    set_rate,
     use_full_vectors,
 )
 from ctxlm_ds.training.optimizers.steps import ParameterLayout, Sharers, Stepper
@@ -342,7 +341,8 @@ class Engine:
             self._deepspeed.micro_steps = 0
         counts = self._totals.counts_of(step)
         factors = self._factors(counts.predictions, len(step.micro_batches))
-        set_rate(self._inner, learning_rate)
+        for group in self._inner.param_groups:
+            group["lr"] = learning_rate * group.get("moves", 1.0)
         try:
             sums = self._run.train(step, step_index - self.first_step, factors)
         except StepInterrupted:

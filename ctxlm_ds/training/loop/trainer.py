@@ -268,9 +268,9 @@ class Trainer:
         late = limit_hours is not None and time.monotonic() - self.began_s >= limit_hours * 3600
         phase_s = self.state.seconds - self.state.first_seconds
         over = self.phase_hours is not None and self.engine.topology.is_main and phase_s >= self.phase_hours * 3600
-        used_s = [(time.monotonic() - self._phase_began_s) * self.engine.topology.is_main]
-        budget = used_s if self.schedule.budget_s else []
-        flags = (*signals, float(late), float(over), self._micro_batch_s, *budget, *self.saves.flags())
+        used_s = [time.monotonic() - self._phase_began_s] if self.engine.topology.is_main else [0.0]
+        used_s *= self.schedule.budget_s > 0.0
+        flags = (*signals, float(late), float(over), self._micro_batch_s, *used_s, *self.saves.flags())
         return Ahead(self._iterator.look(), flags)
 
     def _agree(self, flags: Sequence[float]) -> None:

@@ -25,8 +25,8 @@ AdamFactory = Callable[..., "torch.optim.Optimizer"]
 """Class of an optimizer of another library."""
 FLOAT = 4
 """Bytes of an element of an update."""
-GroupKind = Literal["matrices", "weights", "rest"]
-"""Matrices that an update takes complete; other parameters that decay; biases and LayerNorm."""
+GroupKind = Literal["matrices", "weights", "rest", "fixed"]
+"""Matrices that an update takes complete; other parameters that decay; biases and LayerNorm; what keeps its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,8 @@ class Optimizer:
 
     def group_settings(self, kind: GroupKind) -> dict[str, Any]:
         """Return the entries of a parameter group in addition to its parameters and the learning rate."""
+        if kind == "fixed":
+            return {"weight_decay": 0.0, "moves": 0.0}
         decays = kind != "rest" or self.settings.decay_biases
         return {"weight_decay": self.settings.weight_decay if decays else 0.0}
 

@@ -22,25 +22,15 @@ def parameter_groups(
 
     The gradients of fixed ones become 0, so that norms are those of the trained ones, in every layout.
     """
-    found: dict[GroupKind, list[torch.nn.Parameter]] = {"matrices": [], "weights": [], "rest": []}
-    fixed: list[torch.nn.Parameter] = []
+    found: dict[GroupKind, list[torch.nn.Parameter]] = {"matrices": [], "weights": [], "rest": [], "fixed": []}
     for name, parameter in named:
-        if facts[name].fixed:
-            parameter.register_hook(torch.zeros_like)
-            fixed.append(parameter)
-            continue
         own = settings.matrix_moments is not None and facts[name].matrix
-        found["matrices" if own else "weights" if facts[name].decays else "rest"].append(parameter)
+        other: GroupKind = "fixed" if facts[name].fixed else "weights" if facts[name].decays else "rest"
+        found["matrices" if own else other].append(parameter)
+    for parameter in found["fixed"]:
+        parameter.register_hook(torch.zeros_like)
     optimizer = optimizer_of(settings)
-    groups = [{"params": group, **optimizer.group_settings(kind)} for kind, group in found.items() if group]
-    still = {**optimizer.group_settings("rest"), "weight_decay": 0.0, "fixed": True}
-    return [*groups, {"params": fixed, **still}] if fixed else groups
-
-
-def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set the learning rate of the next update; that of fixed parameters is 0."""
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0 if group.get("fixed") else learning_rate
+    return [{"params": group, **optimizer.group_settings(kind)} for kind, group in found.items() if group]
 
 
 def completed_updates(optimizer: torch.optim.Optimizer) -> int:

@@ -13,15 +13,7 @@ from typing import Any, ClassVar, Literal
 from ctxlm_ds.errors import TrainingError
 from ctxlm_ds.recipe.check import total_schedule_steps, warmup_schedule_steps
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.sections import (
-    PositiveFloat,
-    PositiveFraction,
-    PositiveSteps,
-    Probability,
-    ScheduleSection,
-    Section,
-    SmallInt,
-)
+from ctxlm_ds.recipe.sections import PositiveFloat, PositiveSteps, Probability, ScheduleSection, Section, SmallInt
 from ctxlm_ds.registry import SCHEDULES
 
 INVERSE_SQRT_TIMESCALE_STEPS = 10_000
@@ -46,16 +38,15 @@ class LearningRateSchedule:
         """Wall time at whose end the rate reaches its end, as `plan` decides; 0 if steps decide."""
 
     def plan(self, step: int, used_s: float) -> list[int]:
-        """Return the steps at which a decay by wall time begins, `step` being done, and ends; none before it is time.
-
-        Raises TrainingError if the warmup is not over then.
-        """
-        left, position = self._decay.steps_left(step, used_s), self.settings.start_step + step
-        if not left or self._decay.share(position) < 1.0:  # which a decay by steps has begun
+        """Return the steps at which a decay by wall time begins and ends, or none yet; TrainingError in the warmup."""
+        position = self.settings.start_step + step
+        is_early = used_s < (1.0 - getattr(self.settings, "decay_fraction", 0.0)) * self.budget_s
+        if is_early or self._decay.share(position) < 1.0:  # which a decay by steps has begun
             return []
         if position < self.warmup_steps:
             text = f"{position} of {self.warmup_steps} steps of warmup fit before the decay"
             raise TrainingError(f"schedule.until_hours {self.budget_s / 3600:g}: {text}; shorten it or give more hours")
+        left = max(1, int((self.budget_s - used_s) / used_s * step))
         return [step, min(step + left, self.total_steps - self.settings.start_step)]
 
     def at(self, step: int, decay: Sequence[int] = ()) -> float:
@@ -80,10 +71,6 @@ class Decay:
         self.settings = settings
         self.total_steps = total_steps
         self.warmup_steps = warmup_steps
-
-    def steps_left(self, step: int, used_s: float) -> int:
-        """Return the steps of a decay by wall time that begins now; 0 before it is time."""
-        return 0
 
     def rate(self, position: int, peak: float) -> float:
         """Return the learning rate at a step of the schedule, from warmup_steps on."""
@@ -201,16 +188,10 @@ class WarmupStableDecay(Decay):
 
     section = WarmupStableDecaySection
 
-    def steps_left(self, step: int, used_s: float) -> int:
-        budget_s = 3600.0 * self.settings.until_hours
-        is_time = used_s >= (1.0 - self.settings.decay_fraction) * budget_s
-        return max(1, int((budget_s - used_s) / used_s * step)) if is_time else 0
-
     def share(self, position: int) -> float:
-        decay_steps, end = round(self.settings.decay_fraction * self.total_steps), self.total_steps
-        if self.planned:
-            decay_steps, end = self.planned[1] - self.planned[0], self.planned[1]
-        share = min(1.0, (end - position) / decay_steps) if decay_steps else 1.0
+        by_steps = self.total_steps - round(self.settings.decay_fraction * self.total_steps), self.total_steps
+        begin, end = self.planned or by_steps
+        share = min(1.0, (end - position) / (end - begin)) if end > begin else 1.0
         return share if self.settings.decay_shape == "linear" else 1.0 - math.sqrt(1.0 - share)
 
 
@@ -221,7 +202,7 @@ class Segment(Section):
     """A linear rise, no change, or the form of a decay."""
     steps: PositiveSteps | None = None
     """Steps; give this or share."""
-    share: PositiveFraction | None = None
+    share: Probability | None = None
     """Steps as a share of total_steps, rounded down."""
     to: Probability | None = None
     """Rate at its end as a share of the peak; null: 1 after a warmup, 0 after a decay."""

@@ -158,7 +158,7 @@ def test_a_decay_by_wall_time_is_planned_from_the_speed() -> None:
     assert schedule.plan(9, 99.0) == [9, 10]
     with pytest.raises(TrainingError, match="6 of 7 steps of warmup fit before the decay; shorten it or give more"):
         schedule.plan(6, 27.0)
-    assert LearningRateSchedule(choices.SCHEDULE.make(name="linear"), PEAK, STEPS).plan(50, 1e9) == []
+
 
 
 @pytest.mark.parametrize(
