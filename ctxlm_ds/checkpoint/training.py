@@ -27,6 +27,7 @@ from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.recipe.load import dump_config, load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import EMA_KIND
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.hooks.history import environment
 from ctxlm_ds.training.loop.saves import PendingSave, Saver
@@ -166,9 +167,11 @@ class TrainingCheckpoints(Saver):
             held = (fragment.start, fragment.length, fragment.shard)
             fragment.weight().copy_(reader.read(fragment.name, WEIGHT_KIND, *held))
             state = self.engine.optimizer_state(fragment.owner)
-            for kind in (kind for kind in reader.kinds(fragment.name) if kind in kinds and kind in state):
+            own = reader.kinds(fragment.name)
+            # The average of a parameter that was not trained is its weight.
+            for kind in (kind for kind in kinds if kind in state and kind in (*own, EMA_KIND)):
                 view = fragment.moment(state, kind)
-                view.copy_(reader.read(fragment.name, kind, *held))
+                view.copy_(reader.read(fragment.name, kind if kind in own else WEIGHT_KIND, *held))
         self.engine.weights_changed()
 
     def _changed_environment(self, saved: Mapping[str, Any]) -> list[str]:

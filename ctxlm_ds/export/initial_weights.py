@@ -12,6 +12,7 @@ from typing import Literal
 
 import torch
 
+from ctxlm_ds.checkpoint.chunk_index import WEIGHT_KIND
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError, TokenizerError
 from ctxlm_ds.export.base import own_format_in
@@ -112,14 +113,17 @@ def load_initial_moments(
             f"{optimizer}; set the same, or initialize_moments to false"
         )
     reader = checkpoint.reader
-    if any(name in reader and reader.shape(name) != tuple(shape) for name, shape in model.trained_shapes.items()):
-        kinds = [kind for kind in kinds if kind != EMA_KIND]  # the average of new rows is not known: it begins again
+    if any(name not in reader or reader.shape(name) != shape for name, shape in model.trained_shapes.items()):
+        kinds = [kind for kind in kinds if kind != EMA_KIND]  # that of new rows and heads is not known: it begins again
 
     def values(kind: str) -> Iterator[tuple[str, torch.Tensor]]:
         for name, shape in model.trained_shapes.items():
             value = torch.zeros(shape)
-            if name in reader and kind in reader.kinds(name):
-                value = _extend(check_finite(f"{name} ({kind})", reader.read_full(name, kind), folder), value)
+            # The average of a parameter that was not trained is its weight.
+            own = reader.kinds(name) if name in reader else []
+            found = kind if kind in own or kind != EMA_KIND else WEIGHT_KIND
+            if found in own:
+                value = _extend(check_finite(f"{name} ({kind})", reader.read_full(name, found), folder), value)
             yield name, value
 
     return {kind: values(kind) for kind in kinds}

@@ -240,10 +240,12 @@ class Engine:
         if EMA_KIND in kinds:
             self.average.begin(is_loaded=True)
         known, kinds = self.moment_kinds(), [kind for kind in kinds if kind != EMA_KIND]
+        if not kinds:  # every step so far was skipped
+            return
         by_kinds: dict[tuple[str, ...], dict[int, torch.Tensor]] = {}
         for fragment in self.fragments():
             # Those of an optimizer of the JSON are unknown before its first update.
-            own = tuple(kind for kind in kinds if kind in (known[fragment.name] or kinds))
+            own = tuple(kind for kind in kinds if kind in ({*known[fragment.name]} - {EMA_KIND} or kinds))
             by_kinds.setdefault(own, {})[id(fragment.owner)] = fragment.owner
         for own, owners in (by_kinds or {tuple(kinds): {}}).items():
             restore_state(self._inner, loaded_owners(self._zero, owners.values()), updates, own)
