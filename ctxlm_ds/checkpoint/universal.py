@@ -65,7 +65,7 @@ def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> Non
     check_output(output, checkpoint)
     source, manifest = find_verified(checkpoint)
     reader = CheckpointReader(source)
-    if not reader.moment_kinds():
+    if not set(reader.moment_kinds()) - {EMA_KIND}:
         raise CheckpointError(
             f"{source} holds weights alone, and DeepSpeed loads the format only with optimizer states; train a step "
             "first, or give another checkpoint"

@@ -161,9 +161,10 @@ def find_conflicts(
     yield from optimizer.stage_problems(stage)
     yield from stage_problems(parallel, training, teacher, stage)
     yield from _offload_rules(zero, stage)
-    offloads = _section(zero, "offload_optimizer").get("device") in ("cpu", "nvme")
+    places = (_section(zero, f"offload_{name}").get("device") for name in ("optimizer", "param"))
+    offloads = any(place in ("cpu", "nvme") for place in places)
     if training.ema is not None and offloads:
-        text = f"{training.ema:g}: an offloaded optimizer has no weights on the device to average; set null"
+        text = f"{training.ema:g}: with offload there are no weights on the device to average; set null"
         yield Problem("training.ema", text, ("zero_optimization.offload_optimizer",))
     yield from _communication_rules(settings, zero, stage)
     yield from _partition_rules(zero, stage, parallel.data_parallel_size(world_size))

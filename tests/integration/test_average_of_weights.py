@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from ctxlm_ds.checkpoint.reader import CheckpointReader
+from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.export.huggingface import to_hf
 from ctxlm_ds.recipe.sections import EMA_KIND
 from tests.integration.conftest import Prepared
@@ -92,6 +93,14 @@ def test_phases_carry_it_on(bert_route: Prepared, averaged: Path, tmp_path: Path
     for name in checkpoint(run, STEPS).names():
         found, expected = (checkpoint(each, STEPS).read_full(name, EMA_KIND) for each in (run, averaged))
         assert torch.equal(found, expected)
+
+
+def test_an_export_without_averages_is_refused(averaged: Path) -> None:
+    plain = CheckpointReader(averaged / "checkpoints" / f"step-{STEPS:08d}")
+    for kinds in plain._groups.values():
+        kinds.pop(EMA_KIND, None)
+    with pytest.raises(CheckpointError, match="has no averages: its run has no training.ema; leave out --weights ema"):
+        plain.take_averages()
 
 
 def test_an_export_has_it(averaged: Path, tmp_path: Path) -> None:

@@ -104,7 +104,8 @@ def test_a_value_of_a_wrong_kind_is_refused_also_where_it_has_no_effect(path: st
 def test_an_average_of_offloaded_weights_is_refused() -> None:
     training = RunConfig().training.model_copy(update={"ema": 0.999})
     config = RunConfig().model_copy(update={"training": training})
-    offloaded = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
-    with pytest.raises(ConfigError, match="training.ema: 0.999: an offloaded optimizer has no weights on the device"):
-        build_deepspeed_config(config, offloaded, 1)
+    for stage, name in ((2, "offload_optimizer"), (3, "offload_param")):
+        offloaded = {"zero_optimization": {"stage": stage, name: {"device": "cpu"}}}
+        with pytest.raises(ConfigError, match="training.ema: 0.999: with offload there are no weights on the device"):
+            build_deepspeed_config(config, offloaded, 1)
     build_deepspeed_config(config, {"zero_optimization": {"stage": 2}}, 1)
