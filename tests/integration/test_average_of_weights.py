@@ -95,12 +95,11 @@ def test_phases_carry_it_on(bert_route: Prepared, averaged: Path, tmp_path: Path
         assert torch.equal(found, expected)
 
 
-def test_an_export_without_averages_is_refused(averaged: Path) -> None:
-    plain = CheckpointReader(averaged / "checkpoints" / f"step-{STEPS:08d}")
-    for kinds in plain._groups.values():
-        kinds.pop(EMA_KIND, None)
+def test_an_export_without_averages_is_refused(bert_route: Prepared, tmp_path: Path) -> None:
+    run = train(bert_route, tmp_path, "training.ema=null", "training.max_steps=1", ranks=1, stage=1)
     with pytest.raises(CheckpointError, match="has no averages: its run has no training.ema; leave out --weights ema"):
-        plain.take_averages()
+        to_hf(run, tmp_path / "hf", averaged=True)
+    assert not (tmp_path / "hf").exists()
 
 
 def test_an_export_has_it(averaged: Path, tmp_path: Path) -> None:
