@@ -1,4 +1,4 @@
-"""training.ema with an optimizer of the JSON, before a first update, and of parameters that are not trained."""
+"""training.ema with an optimizer of the JSON, around refused updates, and of parameters that are not trained."""
 
 from __future__ import annotations
 
@@ -64,6 +64,23 @@ def test_a_run_resumes_before_its_first_update(tmp_path: Path) -> None:
     alone, resumed = (run_ranks(function, 1, *more, timeout_s=180)[0]
                       for function, more in ((steps_alone, ()), (skip_save_and_resume, (tmp_path,))))  # fmt: skip
     assert resumed == alone
+
+
+def refuse_a_later_step(rank: int, world_size: int) -> list[dict[str, torch.Tensor]]:
+    """Averages before a step whose update is refused, after it, and after the same step without a refusal."""
+    engine = build_engine(EMA, LAYOUT.user_json())
+    some_steps(engine, 0, 2)
+    found = [averages(engine)]
+    engine.train_step(step_of(engine, 2), 2, 0.01, lambda loss: Anomaly("spike", "refused"))
+    found.append(averages(engine))
+    some_steps(engine, 2, 3)
+    return [*found, averages(engine)]
+
+
+def test_a_refused_update_leaves_it() -> None:
+    before, refused, applied = run_ranks(refuse_a_later_step, 1, timeout_s=180)[0]
+    assert all(torch.equal(refused[name], value) for name, value in before.items())
+    assert not all(torch.equal(applied[name], value) for name, value in before.items())
 
 
 def steps_alone(rank: int, world_size: int) -> list[float]:

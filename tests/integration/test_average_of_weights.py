@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ctxlm_ds.apps.convert.fork import fork
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.export.huggingface import to_hf
@@ -86,6 +87,16 @@ def test_a_resume_goes_on_with_it(ranks: int, stage: int, averaged: Path, bert_r
     for name in checkpoint(run, STEPS).names():
         found, expected = (checkpoint(each, STEPS).read_full(name, EMA_KIND) for each in (run, averaged))
         assert torch.equal(found, expected) if (ranks, stage) == (2, 2) else torch.allclose(found, expected, rtol=1e-5)
+
+
+def test_a_branch_continues_it(averaged: Path, tmp_path: Path) -> None:
+    """A branch of step 3 without other settings ends with the average of its trunk."""
+    branch = tmp_path / "branch"
+    fork(f"{averaged}@3", branch)
+    call(*launcher("forked", 2), *pretrain_words(branch / "config.yaml", [], 2))
+    for name in checkpoint(branch, STEPS).names():
+        found, expected = (checkpoint(each, STEPS).read_full(name, EMA_KIND) for each in (branch, averaged))
+        assert torch.equal(found, expected), name
 
 
 def test_phases_carry_it_on(bert_route: Prepared, averaged: Path, tmp_path: Path) -> None:
