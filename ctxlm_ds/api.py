@@ -164,6 +164,14 @@ class Run:
         """Evaluate the held-out sources and return their metrics as `eval/SOURCE/METRIC`."""
         return self._trainer.evaluate()
 
+    def evaluate_by_batch(self) -> dict[str, list[dict[str, float]]]:
+        """Evaluate the held-out sources and return the metrics of each micro-batch, `loss` and `TERM_loss`, by source.
+
+        Rows and masks of a micro-batch are the same at every step and for every training.seed.
+        """
+        evaluate, sources = self._trainer.engine.evaluate, self._trainer.validation
+        return {name: [evaluate([batch]) for batch in batches] for name, batches in sources.items()}
+
     def save(self) -> Path:
         """Write a checkpoint of the current state and return its folder.
 

@@ -64,6 +64,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("embed", "apps.downstream.embed", "vectors of words"),
         Command("evaluate", "apps.evaluate.command", "judge models on a suite: minimal pairs, GLUE, CoNLL, SQuAD"),
         Command("compare", "apps.evaluate.compare", "compare the scores of models"),
+        Command("study", "apps.study.command", "rerun a comparison of the field: arms, seeds, intervals, a verdict"),
     ),
     "this machine": (
         Command("completion", "cli:completion", "print completion for bash, zsh or fish"),

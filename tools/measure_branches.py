@@ -46,7 +46,9 @@ class Measured:
             "optimizer": {"name": "muon", "learning_rate": 5e-3, "matrix_learning_rate": 0.02,
                           "matrix_scale": "original", "eps": 1e-8},
             "schedule": {"name": "constant", "warmup_fraction": None, "warmup_steps": steps // 50},
-            "training": {"precision": "fp32", "global_batch_size": 32, "micro_batch_size": 32, "max_steps": steps, "ema": EMA},
+            "training": {
+                "precision": "fp32", "global_batch_size": 32, "micro_batch_size": 32, "max_steps": steps, "ema": EMA,
+            },
             "evaluation": {"interval_steps": 0, "max_rows": 2048, "mask_prob": 0.15},
             "checkpoint": {"interval_steps": steps // SAVES, "interval_minutes": None, "keep_last": SAVES},
             "logging": {"interval_steps": 50, "tensorboard": False},

@@ -18,7 +18,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -139,7 +139,9 @@ def _run(words: Sequence[str], environ: Mapping[str, str], folder: Path, output:
         _find_packages([str(folder), *environ.get("PYTHONPATH", "").split(os.pathsep)])
         for number, handle in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, errors)):
             os.dup2(handle, number)
-        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
+        # A fork of a fork replaces such files, which must not close their descriptors then.
+        opened = partial(open, closefd=False)
+        sys.stdin, sys.stdout, sys.stderr = opened(0), opened(1, "w"), opened(2, "w", buffering=1)
         logging.root.handlers.clear()
         warnings.resetwarnings()
         for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):

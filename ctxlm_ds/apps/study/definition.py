@@ -1,0 +1,118 @@
+"""Studies: YAML files, shipped (`studies/`) or a user's own, that compare arms under one budget. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ctxlm_ds.apps.downstream.task import load_description
+from ctxlm_ds.recipe.problems import Problem, did_you_mean, raise_problems
+from ctxlm_ds.recipe.sections import PositiveFloat, PositiveSteps, Section
+from ctxlm_ds.recipe.words import Words
+
+STUDY_DIR = Path(__file__).resolve().parent / "studies"
+SIZES = ("tiny", "small", "base")
+NAME = re.compile(r"[\w.-]+")
+LOSS = "loss"
+Settings = dict[str, Any]
+"""Sections of settings of a recipe, as in its YAML."""
+
+
+class Budget(Section):
+    """What every arm of a study spends, in one unit."""
+
+    words: Words | None = None
+    """White-space words read, repeated ones included."""
+    tokens: Words | None = None
+    """Tokens read, without padding."""
+    flops: PositiveFloat | None = None
+    """Units of 10^12 operations of training, the head's included, without recomputation."""
+    seconds: PositiveFloat | None = None
+    """Seconds of the device at the rate of each arm, measured once and written to rates.json."""
+
+    @property
+    def unit(self) -> str:
+        return next(name for name in type(self).model_fields if getattr(self, name) is not None)
+
+    @property
+    def amount(self) -> float:
+        return float(getattr(self, self.unit))
+
+
+class Claim(Section):
+    """A published result."""
+
+    text: str
+    source: str
+    """Publication and table."""
+    order: Annotated[list[str], Field(min_length=2)]
+    """Arms as the publication ranks them, the best first; others are not ranked."""
+    equal: bool = False
+    """True if it says that the arms do not differ."""
+    seen_at: str = ""
+    """Size of the published runs."""
+
+
+class Arm(Section):
+    """One side of the comparison."""
+
+    recipe: str | None = None
+    """Recipe that this arm extends; null takes the study's."""
+    set: Settings = {}
+
+
+class Size(Section):
+    """Shape and budget of one size of the study."""
+
+    set: Settings = {}
+    """Settings of all arms."""
+    budget: Budget
+    seeds: PositiveSteps = 5
+    """Initial values and data orders; the same ones in each arm."""
+    is_run: bool = False
+    """True if docs/studies.md has its results."""
+
+
+class Study(Section):
+    """A comparison of arms that differ in some settings of one recipe."""
+
+    title: str
+    claim: Claim
+    recipe: str
+    arms: Annotated[dict[str, Arm], Field(min_length=2)]
+    """Name -> what is different."""
+    sizes: Annotated[dict[Literal["tiny", "small", "base"], Size], Field(min_length=1)]
+    compare: str = LOSS
+    """Measure of the verdict: loss (arms of one objective), or one of `measures`."""
+    measures: list[str] = []
+    """Further tasks, scored where --data has their files."""
+    rates: Annotated[list[PositiveFloat], Field(min_length=1)] = [0.5, 1.0, 2.0]
+    """Factors of each arm's learning rates, searched with one seed that the comparison does not use."""
+
+
+def load_study(name_or_path: str) -> tuple[Path, Study]:
+    """Return file and content of a shipped study or a YAML file; ConfigError lists every problem."""
+    inner = (*Claim.model_fields, *Arm.model_fields, *Size.model_fields, *Budget.model_fields)
+    path, study = load_description(Study, name_or_path, STUDY_DIR, "study", "title, claim, recipe, arms, sizes", inner)
+    raise_problems(f"study {path}", list(_problems(study)))
+    return path, study
+
+
+def _problems(study: Study) -> Iterator[Problem]:
+    for name in study.arms:
+        if not NAME.fullmatch(name):
+            yield Problem(f"arms.{name}", "a name has letters, digits, hyphens, dots and underscores")
+    for name in study.claim.order:
+        if name not in study.arms:
+            yield Problem("claim.order", f"{name} is no arm{did_you_mean(name, study.arms)}")
+    for name, size in study.sizes.items():
+        given = [unit for unit in Budget.model_fields if getattr(size.budget, unit) is not None]
+        if len(given) != 1:
+            text = f"{' and '.join(given) or 'no unit'}: give exactly one of {', '.join(Budget.model_fields)}"
+            yield Problem(f"sizes.{name}.budget", text)
+    if study.compare not in (LOSS, *study.measures):
+        yield Problem("compare", f"{study.compare}: one of {', '.join((LOSS, *study.measures))}")

@@ -1,0 +1,246 @@
+"""The runs of a study: corpus, recipes and settings of each, and their execution as processes. What exists is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ctxlm_ds.apps.demo.pretrain_default import Job as Datasets
+from ctxlm_ds.apps.demo.pretrain_default import run_step, split_corpus
+from ctxlm_ds.apps.init.start import preprocess_options
+from ctxlm_ds.apps.study.definition import LOSS, Size, Study
+from ctxlm_ds.apps.study.measure import TRILLION, figures_of
+from ctxlm_ds.apps.study.scores import SCORES
+from ctxlm_ds.atomic import is_same, read_object, write_text
+from ctxlm_ds.console import counted, logger
+from ctxlm_ds.data.stream.run_datasets import build_run_rows
+from ctxlm_ds.data.stream.word_budget import words_per_row
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.objectives.base import build_objective
+from ctxlm_ds.process.cgroups import available_cores
+from ctxlm_ds.process.signals import STOP_SIGNALS
+from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.yaml_source import write_yaml
+from ctxlm_ds.registry import FAMILIES
+from ctxlm_ds.tokenizers.load import open_tokenizer
+from ctxlm_ds.training.measure import useful_flops_per_row
+
+MODULE = "ctxlm_ds.apps.study.measure"
+
+SEARCH_SEED = 1000
+"""Seed of the search of the learning rate; the comparison has 1, 2, ..."""
+RATE_STEPS = 50
+"""Steps by whose rate a budget in seconds becomes steps."""
+POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run."""
+
+    arm: str
+    factor: float
+    """Of the learning rates."""
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}/rate-{self.factor:g}" if self.seed == SEARCH_SEED else f"{self.arm}/seed-{self.seed}"
+
+
+class Work(NamedTuple):
+    """A process."""
+
+    name: str
+    words: list[str]
+    log: Path
+
+
+class StudyRuns:
+    """The folder of a study at one size."""
+
+    def __init__(self, folder: Path, study: Study, size: Size) -> None:
+        self.folder, self.study, self.size = folder.absolute(), study, size
+        self._sources: dict[str, list[str]] = {}
+        self._steps: dict[str, int] = {}
+
+    @property
+    def search(self) -> list[Job]:
+        """Return the runs that search the learning rate; none if there is one factor."""
+        factors = self.study.rates if len(self.study.rates) > 1 else []
+        return [Job(arm, factor, SEARCH_SEED) for arm in self.study.arms for factor in factors]
+
+    def compared(self) -> list[Job]:
+        """Return the runs of the comparison, paired by seed; the search must be complete (ConfigError)."""
+        chosen = {arm: self.best_factor(arm) for arm in self.study.arms}
+        return [Job(arm, chosen[arm], seed) for seed in range(1, self.size.seeds + 1) for arm in self.study.arms]
+
+    def best_factor(self, arm: str) -> float:
+        """Return the factor of the learning rates with the lowest held-out loss; a run that failed has none."""
+        jobs = [job for job in self.search if job.arm == arm]
+        if missing := [job.name for job in jobs if not self.log(job).exists()]:
+            raise ConfigError(f"{self.folder}: the search of {arm} lacks {', '.join(missing)}; run those points first")
+        losses = {job.factor: (self.figures(job) or {"loss": None})["loss"] for job in jobs}
+        known = [(loss, factor) for factor, loss in losses.items() if loss is not None]
+        return min(known)[1] if known else self.study.rates[0]
+
+    def prepare(self, study_path: Path, corpus: Sequence[str]) -> None:
+        """Make the corpus and every arm's tokenizer, datasets and recipe. A folder of another study is refused."""
+        wanted = {"study": self.study.model_dump(mode="json"), "size": self.size.model_dump(mode="json"),
+                  "corpus": [str(Path(one).absolute()) for one in corpus]}  # fmt: skip
+        record = self.folder / "settings.json"
+        if record.is_file():
+            is_same(self.folder, read_object(record), wanted, "choose another --output or remove it", ConfigError)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_text(record, json.dumps(wanted, indent=1) + "\n")
+        shared = self.folder / "data" / "corpus"
+        if corpus and not shared.exists():
+            split_corpus(corpus, shared)
+        for name, arm in self.study.arms.items():
+            base, recipe = self.folder / "recipes" / f"{name}-size.yaml", arm.recipe or self.study.recipe
+            own = study_path.parent / recipe
+            extends = str(own.resolve()) if own.suffix == ".yaml" else recipe
+            self._write(base, {"extends": extends, **self.size.set})
+            self._write(self._recipe(name), {"extends": str(base), **arm.set})
+            self._make_datasets(name, shared)
+        names = {arm: self.config(arm).objective.name for arm in self.study.arms}
+        if self.study.compare == LOSS and len(set(names.values())) > 1:
+            listed = ", ".join(f"{arm} {name}" for arm, name in names.items())
+            raise ConfigError(f"compare: losses of different objectives are not comparable ({listed}); name a measure")
+
+    def _write(self, path: Path, settings: dict[str, Any]) -> None:
+        path.parent.mkdir(exist_ok=True)
+        write_text(path, write_yaml(settings))
+
+    def _recipe(self, arm: str) -> Path:
+        return self.folder / "recipes" / f"{arm}.yaml"
+
+    def _make_datasets(self, arm: str, corpus: Path) -> None:
+        config = load_config(self._recipe(arm), ["tokenizer.path=unused", "data.train=[unused]"])
+        kind, form = FAMILIES.get(config.model.family).tokenizer, "".join(preprocess_options(config.data))
+        data = Datasets(self.folder / "data" / f"{kind}{form}", config.model, config.data)
+        data.corpus = corpus
+        data.make_datasets([], None)
+        self._sources[arm] = [
+            f"tokenizer.path={data.tokenizer}", f"data.train=[{data.train}]",
+            f"data.validation=[{{name: heldout, path: {data.heldout}}}]",
+        ]  # fmt: skip
+
+    def config(self, arm: str, *settings: str) -> RunConfig:
+        """Return the recipe of an arm with its data and further settings."""
+        return load_config(self._recipe(arm), [*self._sources[arm], *settings])
+
+    def run_dir(self, job: Job) -> Path:
+        return self.folder / "runs" / job.name
+
+    def log(self, job: Job) -> Path:
+        return self.folder / "runs" / f"{job.name}.log"
+
+    def figures(self, job: Job) -> dict[str, Any] | None:
+        """Return the figures of a run with its scores; None before it is complete."""
+        found, scores = figures_of(self.run_dir(job)), read_object(self.run_dir(job) / SCORES) or {}
+        return found and {**found, "scores": scores}
+
+    def command(self, job: Job) -> list[str]:
+        """Return the words of the process that trains and measures a run."""
+        optimizer = self.config(job.arm).optimizer.model_dump()
+        rates = {name: value * job.factor for name, value in optimizer.items()
+                 if name.endswith("learning_rate") and value is not None}  # fmt: skip
+        settings = [f"run_dir={self.run_dir(job)}", f"training.seed={job.seed}",
+                    f"training.max_steps={self.steps(job.arm)}"]  # fmt: skip
+        settings += [*self._sources[job.arm], *(f"optimizer.{name}={rate!r}" for name, rate in rates.items())]
+        return [sys.executable, "-m", MODULE, "--config", str(self._recipe(job.arm)), "--set", *settings]
+
+    def steps(self, arm: str) -> int:
+        """Return the steps that the budget gives an arm."""
+        if arm not in self._steps:
+            config, budget = self.config(arm), self.size.budget
+            per_row = self._seconds_per_row(arm) if budget.unit == "seconds" else cost_per_row(config, budget.unit)
+            self._steps[arm] = max(1, ceil(budget.amount / (per_row * config.training.global_batch_size)))
+        return self._steps[arm]
+
+    def _seconds_per_row(self, arm: str) -> float:
+        """Return the seconds of a row by the first steps of an arm, which are run once and recorded."""
+        record = self.folder / "rates.json"
+        rates: dict[str, float] = read_object(record) or {}
+        if arm not in rates:
+            run_dir, config = self.folder / "runs" / arm / "rate", self.config(arm)
+            settings = [*self._sources[arm], f"run_dir={run_dir}", f"training.max_steps={RATE_STEPS}"]
+            run_step(sys.executable, "-m", MODULE, "--config", self._recipe(arm), "--set", *settings)
+            figures = figures_of(run_dir) or {}
+            rates[arm] = figures["seconds"] / RATE_STEPS / config.training.global_batch_size
+            write_text(record, json.dumps(rates, indent=1) + "\n")
+        return rates[arm]
+
+    def train(self, jobs: Sequence[Job], parallel: int) -> None:
+        """Run the jobs that are not complete, some at a time."""
+        execute([Work(job.name, self.command(job), self.log(job)) for job in jobs if not self.figures(job)], parallel)
+
+    def score(self, jobs: Sequence[Job], data: Path, parallel: int) -> None:
+        """Score the runs that are complete and have no scores on the study's measures."""
+        todo = [job for job in jobs if self.figures(job) and not (self.run_dir(job) / SCORES).is_file()]
+        words = ["--data", str(data), "--measures", *self.study.measures]
+        command = [sys.executable, "-m", "ctxlm_ds.apps.study.scores"]
+        work = [Work(job.name, [*command, str(self.run_dir(job)), *words], self.log(job)) for job in todo]
+        execute(work if self.study.measures else [], parallel)
+
+
+def execute(work: Sequence[Work], parallel: int) -> None:
+    """Run processes, some at a time; one that fails is reported, and the others continue."""
+    waiting, running = list(work), dict[subprocess.Popen[bytes], Work]()
+    environ = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(max(1, available_cores() // parallel))}
+    with passed_on(running):
+        while waiting or running:
+            while waiting and len(running) < parallel:
+                one = waiting.pop(0)
+                one.log.parent.mkdir(parents=True, exist_ok=True)
+                with open(one.log, "ab") as log:
+                    process = subprocess.Popen(one.words, stdout=log, stderr=log, env=environ | os.environ)
+                running[process] = one
+                logger.info("%s: begun; %s after it", one.name, counted(len(waiting), "run"))
+            time.sleep(POLL_S)
+            for process in [process for process in running if process.poll() is not None]:
+                one = running.pop(process)
+                if process.returncode:
+                    logger.error("%s: failed (exit status %d); %s", one.name, process.returncode, one.log)
+
+
+@contextmanager
+def passed_on(running: Mapping[subprocess.Popen[bytes], Work]) -> Iterator[None]:
+    """Pass signals that ask a run to stop on to the processes inside, then exit as the signal asks."""
+
+    def stop(number: int, _: object) -> None:
+        for process in running:
+            process.send_signal(number)
+        for process in running:
+            process.wait()
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def cost_per_row(config: RunConfig, unit: str) -> float:
+    """Return the words, tokens or 10^12 operations of a row of training, on average."""
+    if unit == "flops":
+        return useful_flops_per_row(config) / TRILLION
+    tokenizer, _ = open_tokenizer(config.tokenizer.path, config.model.vocab_size)
+    rows = build_run_rows(config.row_settings, tokenizer, build_objective(config.objective, tokenizer)).train
+    if unit == "words":
+        return words_per_row(config.data, config.training, rows, [1])
+    return sum(index.meta["tokens"] for index in rows.indexes) / len(rows)

@@ -1,0 +1,71 @@
+"""Studies: the shipped ones are complete and their arms are recipes; a mistake names its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.apps.downstream.task import shipped
+from ctxlm_ds.apps.study.definition import STUDY_DIR, Study, load_study
+from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.yaml_source import write_yaml
+
+SOURCES = ["tokenizer.path=tok", "data.train=[data/x]", "training.max_steps=100"]
+GOOD = """
+title: Masks
+recipe: bert-docstrings
+claim: {text: fewer are better, source: nobody, order: [few, many]}
+arms:
+  few: {set: {objective: {mask_prob: 0.1}}}
+  many: {set: {objective: {mask_prob: 0.5}}}
+sizes: {tiny: {budget: {tokens: 1M}}}
+"""
+
+
+def recipes(study: Study, folder: Path) -> list[Path]:
+    found = []
+    for size, shape in study.sizes.items():
+        for name, arm in study.arms.items():
+            base, own = folder / f"{size}-{name}-base.yaml", folder / f"{size}-{name}.yaml"
+            base.write_text(write_yaml({"extends": arm.recipe or study.recipe, **shape.set}))
+            own.write_text(write_yaml({"extends": str(base), **arm.set}))
+            found.append(own)
+    return found
+
+
+@pytest.mark.parametrize("name", shipped(STUDY_DIR))
+def test_the_arms_of_a_shipped_study_are_recipes(name: str, tmp_path: Path) -> None:
+    _, study = load_study(name)
+    assert study.claim.source and study.claim.text and "tiny" in study.sizes
+    for path in recipes(study, tmp_path):
+        load_config(path, SOURCES)
+
+
+def load(tmp_path: Path, text: str) -> Study:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    return load_study(str(path))[1]
+
+
+def test_a_study_of_ones_own(tmp_path: Path) -> None:
+    study = load(tmp_path, GOOD)
+    budget = study.sizes["tiny"].budget
+    assert (budget.unit, budget.amount, study.sizes["tiny"].seeds, study.rates) == ("tokens", 1e6, 5, [0.5, 1.0, 2.0])
+
+
+@pytest.mark.parametrize(("old", "new", "message"), [
+    ("tokens: 1M", "tokens: 1M, words: 1M", r"sizes.tiny.budget: words and tokens: give exactly one of words, tokens"),
+    ("{tokens: 1M}", "{}", "sizes.tiny.budget: no unit: give exactly one"),
+    ("[few, many]", "[few, meny]", "claim.order: meny is no arm; did you mean many"),
+    ("arms:", "armes:", "armes.*did you mean arms"),
+    ("title: Masks", "title: Masks\ncompare: pairs", "compare: pairs: one of loss"),
+    ("few: {set", "'f/w': {set", "arms.f/w: a name has letters"),
+    ("{tiny: {budget", "{huge: {budget", "sizes.huge"),
+])  # fmt: skip
+def test_a_mistake_names_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(tmp_path, GOOD.replace(old, new))
+    with pytest.raises(ConfigError, match="no shipped study; did you mean masking-rate"):
+        load_study("maskingrate")

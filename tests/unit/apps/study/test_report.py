@@ -1,0 +1,84 @@
+"""What the report of a study says of runs with known figures."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctxlm_ds.apps.study.definition import Study
+from ctxlm_ds.apps.study.report import arm_table, differences, results_of, verdict, write_report
+from ctxlm_ds.apps.study.runs import StudyRuns
+from tests.unit.apps.study.conftest import Complete
+
+
+@pytest.fixture
+def runs(study: Study, tmp_path: Path) -> StudyRuns:
+    return StudyRuns(tmp_path, study, study.sizes["tiny"])
+
+
+def finish(runs: StudyRuns, complete: Complete, losses: Mapping[str, float], **more: Any) -> None:
+    for job in runs.search:
+        complete(runs, job, losses[job.arm] + abs(job.factor - 2))
+    for job in runs.compared():
+        complete(runs, job, losses[job.arm], **more)
+
+
+def verdict_of(runs: StudyRuns) -> str:
+    return verdict(runs.study.claim, runs.study.compare, differences(runs, results_of(runs)))
+
+
+@pytest.mark.parametrize(("losses", "word"), [
+    ((4.0, 4.2), "agrees"), ((4.2, 4.0), "disagrees"), ((4.1, 4.1), "undecided"),
+])  # fmt: skip
+def test_the_verdict_is_that_of_the_interval(
+    losses: tuple[float, float], word: str, runs: StudyRuns, complete: Complete
+) -> None:
+    finish(runs, complete, dict(zip(("few", "many"), losses, strict=True)))
+    assert verdict_of(runs).startswith(word)
+    if word == "undecided":
+        assert "a difference of 0.00" in verdict_of(runs)
+
+
+def test_an_equal_claim_is_refuted_by_a_difference(runs: StudyRuns, complete: Complete) -> None:
+    finish(runs, complete, {"few": 4.0, "many": 4.2})
+    equal = runs.study.claim.model_copy(update={"equal": True})
+    assert verdict(equal, "loss", differences(runs, results_of(runs))).startswith("disagrees")
+
+
+def test_a_score_is_better_if_higher(runs: StudyRuns, complete: Complete, study: Study) -> None:
+    runs.study = study.model_copy(update={"compare": "conll2003-pos"})
+    finish(runs, complete, {"few": 4.0, "many": 4.2})
+    for job in runs.compared():
+        complete(runs, job, 4.0, score=0.8 + 0.05 * (job.arm == "few") + 0.001 * job.seed)
+    assert verdict_of(runs).startswith("agrees")
+
+
+def test_an_arm_on_its_plateau_does_not_count(runs: StudyRuns, complete: Complete) -> None:
+    finish(runs, complete, {"few": 4.0, "many": 4.2}, gate=4.1)
+    few, many = arm_table(runs, results_of(runs))[1:]
+    assert few[1].startswith("4.") and many[1] == "not past the plateau"
+    assert verdict_of(runs).startswith("undecided") and "no result that counts" in verdict_of(runs)
+
+
+def test_an_arm_that_failed_is_shown_and_the_others_stand(runs: StudyRuns, complete: Complete) -> None:
+    finish(runs, complete, {"few": 4.0, "many": 4.2})
+    for job in runs.compared():
+        if job.arm == "many":
+            (runs.run_dir(job) / "study.json").unlink()
+    few, many = arm_table(runs, results_of(runs))[1:]
+    assert few[1].startswith("4.") and many[1] == "failed" and many[3] == "0"
+
+
+def test_the_report_has_every_part(runs: StudyRuns, complete: Complete) -> None:
+    finish(runs, complete, {"few": 4.2, "many": 4.0})
+    text = "\n".join(write_report(runs))
+    assert "the publication saw it at: a large size" in text and "not measured" in text and "2, the edge" in text
+    page = (runs.folder / "report.html").read_text()
+    assert "data:image/png;base64," in page and "disagrees" in page and "many - few" in page
+    assert (runs.folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    rows = list(csv.reader((runs.folder / "results.csv").open()))
+    assert rows[0][:3] == ["arm", "loss", "conll2003-pos"] and [row[0] for row in rows[1:3]] == ["few", "many"]

@@ -1,0 +1,72 @@
+"""The runs of a study: which there are, the rate that the search gives, and processes that fail or are stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ctxlm_ds.apps.study.definition import Study
+from ctxlm_ds.apps.study.runs import Job, StudyRuns, Work, execute
+from ctxlm_ds.errors import ConfigError
+from tests.unit.apps.study.conftest import Complete
+
+
+@pytest.fixture
+def runs(study: Study, tmp_path: Path) -> StudyRuns:
+    return StudyRuns(tmp_path, study, study.sizes["tiny"])
+
+
+def test_the_search_comes_first_and_seeds_are_paired(runs: StudyRuns, complete: Complete) -> None:
+    assert [job.name for job in runs.search[:3]] == ["few/rate-0.5", "few/rate-1", "few/rate-2"]
+    with pytest.raises(ConfigError, match=r"the search of few lacks few/rate-0.5, few/rate-1, few/rate-2"):
+        runs.compared()
+    for job in runs.search:
+        complete(runs, job, 4.0 + abs(job.factor - 1.0))
+    assert runs.compared()[:2] == [Job("few", 1.0, 1), Job("many", 1.0, 1)] and len(runs.compared()) == 6
+
+
+def test_a_rate_that_failed_is_not_chosen(runs: StudyRuns, complete: Complete) -> None:
+    for job in runs.search:
+        complete(runs, job, 4.0 - job.factor)
+    (runs.run_dir(Job("few", 2.0, 1000)) / "study.json").unlink()
+    assert (runs.best_factor("few"), runs.best_factor("many")) == (1.0, 2.0)
+    for job in runs.search:
+        (runs.run_dir(job) / "study.json").unlink(missing_ok=True)
+    assert runs.best_factor("many") == 0.5
+
+
+def test_a_single_rate_needs_no_search(study: Study, tmp_path: Path) -> None:
+    single = StudyRuns(tmp_path, study.model_copy(update={"rates": [1.0]}), study.sizes["tiny"])
+    assert single.search == [] and single.compared()[0] == Job("few", 1.0, 1)
+
+
+def work(tmp_path: Path, name: str, code: str) -> Work:
+    return Work(name, [sys.executable, "-c", code], tmp_path / "logs" / f"{name}.log")
+
+
+def test_a_process_that_fails_leaves_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    execute([work(tmp_path, "bad", "raise SystemExit(3)"), work(tmp_path, "good", "print('done')")], 1)
+    assert (tmp_path / "logs" / "good.log").read_text() == "done\n"
+    assert "bad: failed (exit status 3)" in caplog.text and "good: failed" not in caplog.text
+
+
+def test_a_signal_reaches_the_processes_and_ends_the_study(tmp_path: Path) -> None:
+    child = tmp_path / "child.py"
+    child.write_text("import pathlib, signal, sys, time\n"
+                     "signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path('stopped').touch(), sys.exit(0)))\n"
+                     "pathlib.Path('begun').touch()\ntime.sleep(60)\n")  # fmt: skip
+    code = ("from pathlib import Path\nimport sys\nfrom ctxlm_ds.apps.study.runs import Work, execute\n"
+            "execute([Work('one', [sys.executable, 'child.py'], Path('one.log'))], 1)")  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ})
+    deadline_s = time.monotonic() + 90
+    while not (tmp_path / "begun").exists() and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert (tmp_path / "stopped").exists()

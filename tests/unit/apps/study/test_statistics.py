@@ -1,0 +1,66 @@
+"""Intervals over seeds and items: their coverage, what pairing gains, and the tests of other programs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_rel
+
+from ctxlm_ds.apps.study.statistics import Items, difference, holm, interval
+
+SEEDS, ITEMS = 5, 40
+
+
+def arm(rng: np.random.Generator, mean: float, shared: Items | None = None) -> Items:
+    """Items of an arm: parts of seed, of item and of both; `shared` parts are those of its partner, too."""
+    own = rng.normal(0, 0.02, (SEEDS, 1)) + rng.normal(0, 0.05, (SEEDS, ITEMS))
+    return mean + own + (0.0 if shared is None else shared)
+
+
+def parts(rng: np.random.Generator) -> Items:
+    return rng.normal(0, 0.05, (SEEDS, 1)) + rng.normal(0, 0.5, (1, ITEMS))
+
+
+def test_the_interval_holds_the_true_mean_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(1)
+    bounds = [interval(arm(rng, 3.0, parts(rng))) for _ in range(100)]
+    assert 80 <= sum(low < 3.0 < high for low, high in bounds) <= 100
+
+
+def test_a_difference_between_equal_arms_rarely_excludes_zero() -> None:
+    rng, seen = np.random.default_rng(2), 0
+    for _ in range(100):
+        shared = parts(rng)
+        seen += difference(arm(rng, 3.0, shared), arm(rng, 3.0, shared)).excludes_zero
+    assert seen <= 20
+
+
+def test_what_arms_share_does_not_hide_their_difference() -> None:
+    rng = np.random.default_rng(3)
+    shared = parts(rng)
+    first, second = arm(rng, 3.0, shared), arm(rng, 3.2, shared)
+    found = difference(first, second)
+    assert found.mean == pytest.approx((second - first).mean())
+    assert found.low > 0.1 and found.high < 0.3 and found.excludes_zero
+    assert found.p == ttest_rel(second.mean(axis=1), first.mean(axis=1)).pvalue < 0.01
+    assert 0.0 < found.smallest < 0.1
+    # Without pairs the items' own spread, ten times the difference, decides.
+    assert np.ptp(interval(first)) > np.ptp([found.low, found.high])
+
+
+def test_equal_arms_and_one_seed_have_no_test() -> None:
+    items = np.random.default_rng(4).normal(size=(SEEDS, ITEMS))
+    same = difference(items, items)
+    assert not same.excludes_zero and same.p == 1.0 and same.smallest == np.inf
+    assert difference(items[:1], items[:1] + 1.0).p == 1.0
+
+
+def test_a_repetition_gives_the_same_bits() -> None:
+    items = np.random.default_rng(5).normal(size=(2, SEEDS, ITEMS))
+    assert difference(*items) == difference(*items)
+
+
+def test_holm() -> None:
+    """Holm 1979: the smallest times 3, the next times 2, none below one before it."""
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([]) == []
