@@ -62,7 +62,7 @@ class RunLock:
         self._remedy = remedy
         self._on_loss = on_loss
         self._record = this_process()
-        self._handle = -1
+        self._taken = False
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._lost = False
@@ -75,20 +75,21 @@ class RunLock:
         self._lost = False
         start_s = time.monotonic()
         announced = False
-        while not self._try_acquire():
+        while not self._take(self._path):
             holder = look_at_lock(self._path)
             waited_s = time.monotonic() - start_s
             if waited_s >= max(wait_s, self._patience_s(holder)):
                 raise RunLockedError(self._refusal(holder, wait_s))
             if not announced:
                 announced = True
-                logger.info("waiting for %s, held by %s", self.run_dir, describe_holder(holder))
+                logger.info("waiting for %s, held by %s", self.run_dir, self.describe_holder())
             time.sleep(POLL_S if waited_s > HANDOVER_S else min(POLL_S, HANDOVER_POLL_S))
         for pattern in LEFTOVERS:
             for path in self.run_dir.glob(pattern):
                 with contextlib.suppress(OSError):
                     if time.time() - path.stat().st_mtime > LEFT_AFTER_S:
                         path.unlink()
+        self._taken = True
         self._stop.clear()
         self._thread = threading.Thread(target=self._beat, name="run-lock-heartbeat", daemon=True)
         self._thread.start()
@@ -98,7 +99,7 @@ class RunLock:
     @property
     def held(self) -> bool:
         """Whether this process holds the lock, as far as the last heartbeat knows."""
-        return self._handle >= 0 and not self._lost and self._record.pid == os.getpid()
+        return self._taken and not self._lost and self._record.pid == os.getpid()
 
     @property
     def token(self) -> str:
@@ -112,20 +113,24 @@ class RunLock:
         if not self.held:
             raise RunLockedError(
                 f"{self.run_dir} is no longer locked by this process, but by "
-                f"{describe_holder(look_at_lock(self._path))}; this process must not write there and stops"
+                f"{self.describe_holder()}; this process must not write there and stops"
             )
+
+    def describe_holder(self) -> str:
+        """Return who holds the lock now, for a message."""
+        holder = look_at_lock(self._path)
+        return "another process" if holder is None else holder.describe()
 
     def release(self) -> None:
         """Give the lock back; safe to call twice, and without effect in a forked child."""
-        if self._handle < 0 or self._record.pid != os.getpid():
+        if not self._taken or self._record.pid != os.getpid():
             return
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        if self._still_ours():
+        if _has_token(self._path, self._record.token):
             self._path.unlink(missing_ok=True)
-        os.close(self._handle)
-        self._handle = -1
+        self._taken = False
         atexit.unregister(self.release)
 
     def __enter__(self) -> RunLock:
@@ -134,98 +139,73 @@ class RunLock:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def _try_acquire(self) -> bool:
-        holder = look_at_lock(self._path)
+    def _take(self, path: Path) -> bool:
+        """Make a lock file this process's; return False if somebody has it."""
+        holder = look_at_lock(path)
         if holder is None:
-            return self._link_own(self._path)
-        return self._is_dead(holder) and self._take_over(holder)
+            return self._link_own(path)
+        return self._is_dead(holder) and self._take_over(path, holder)
 
-    def _take_over(self, dead: ObservedLock) -> bool:
-        """Replace a dead holder's lock, unless a contender is faster.
+    def _take_over(self, path: Path, dead: LockRecord) -> bool:
+        """Replace a dead holder's lock file, unless a contender is faster.
 
-        The process that links the claim file of token T may replace the lock with token T. If it dies as well, the
-        claim on its token decides, and so on.
+        The process that takes the claim file of token T, likewise, may replace the file with token T.
         """
-        assert dead.record is not None
-        claims: list[Path] = []
-        rival: ObservedLock | None = dead
-        while rival is not None and rival.record is not None and self._is_dead(rival):
-            claims.append(self._path.with_name(f"{LOCK_NAME}.claim-{rival.record.token}"))
-            if self._link_own(claims[-1]):
-                break
-            rival = look_at_lock(claims[-1])
-        else:
+        claim = path.with_name(f"{LOCK_NAME}.claim-{dead.token}")
+        if not self._take(claim):
             return False
-        current = look_at_lock(self._path)
-        if current is None or current.record is None or current.record.token != dead.record.token:
-            self._close_handle()
-            claims[-1].unlink(missing_ok=True)
-            return False
-        lives = not self._is_gone(dead)
-        state = "which Slurm has given up" if lives else "which has ended"
-        logger.warning("taking over %s from %s, %s", self.run_dir, dead.record.describe(), state)
-        os.replace(claims[-1], self._path)
-        for claim in claims:
+        if not _has_token(path, dead.token):
             claim.unlink(missing_ok=True)
-        if lives:
-            # It may still write, until its next heartbeat.
-            time.sleep(1.5 * self._heartbeat_s)
+            return False
+        os.replace(claim, path)
+        if path == self._path:
+            lives = not self._is_gone(dead)
+            state = "which Slurm has given up" if lives else "which has ended"
+            logger.warning("taking over %s from %s, %s", self.run_dir, dead.describe(), state)
+            if lives:
+                # It may still write, until its next heartbeat.
+                time.sleep(1.5 * self._heartbeat_s)
         return True
 
     def _link_own(self, target: Path) -> bool:
         """Create `target` atomically with this process's record; return False if it exists."""
         aside = self._path.with_name(f"{LOCK_NAME}.new-{self._record.token}")
-        handle = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
-            os.write(handle, (json.dumps(asdict(self._record), indent=1) + "\n").encode())
-            os.fsync(handle)
-            try:
-                os.link(aside, target)
-            except FileExistsError:
-                # NFS may report failure for a link that was made; the count of links shows it.
-                if os.fstat(handle).st_nlink != 2:
-                    os.close(handle)
-                    return False
+            with open(aside, "w", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(self._record), indent=1) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+                try:
+                    os.link(aside, target)
+                except FileExistsError:
+                    # NFS may report failure for a link that was made; the count of links shows it.
+                    return os.fstat(file.fileno()).st_nlink == 2
         finally:
             aside.unlink(missing_ok=True)
-        self._close_handle()
-        self._handle = handle
         return True
 
-    def _close_handle(self) -> None:
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
-
-    def _is_dead(self, holder: ObservedLock) -> bool:
+    def _is_dead(self, holder: LockRecord) -> bool:
         """Return whether the holder has ended, or Slurm started this process because the holder's node is lost."""
-        record = holder.record
-        if record is None or self._is_gone(holder):
-            return record is not None
-        return not record.same_machine(self._record) and record.is_succeeded_by(self._record)
+        if not holder.token or self._is_gone(holder):
+            return bool(holder.token)
+        return not holder.same_machine(self._record) and holder.is_succeeded_by(self._record)
 
-    def _is_gone(self, holder: ObservedLock) -> bool:
-        record = holder.record
-        if record is None:
-            return False
-        if record.same_machine(self._record):
-            return record.has_ended()
-        still_s = self._unchanged_for(record.token, holder.heartbeat_unix_s)
+    def _is_gone(self, holder: LockRecord) -> bool:
+        if holder.same_machine(self._record):
+            return holder.has_ended()
+        still_s = self._unchanged_for(holder.token, holder.heartbeat_unix_s)
         return still_s >= self._stale_after_s or (
             holder.age_s > self._stale_after_s and still_s > 1.5 * self._heartbeat_s
         )
 
-    def _patience_s(self, holder: ObservedLock | None) -> float:
+    def _patience_s(self, holder: LockRecord | None) -> float:
         """Return how long to watch the holder even if no wait is allowed."""
-        if holder is None:
-            return HANDOVER_S
-        if holder.record is None:
-            return 0.0
-        if holder.record.same_machine(self._record):
+        if holder is None or (holder.same_machine(self._record) and self._is_dead(holder)):
             # Another contender is faster.
-            return HANDOVER_S if self._is_dead(holder) else 0.0
-        # Clocks may differ: an old heartbeat is watched for a while.
-        return 2 * self._heartbeat_s if holder.age_s > self._stale_after_s else 0.0
+            return HANDOVER_S
+        # Clocks may differ: an old heartbeat of another machine is watched for a while.
+        is_old = holder.token and not holder.same_machine(self._record) and holder.age_s > self._stale_after_s
+        return 2 * self._heartbeat_s if is_old else 0.0
 
     def _unchanged_for(self, token: str, heartbeat_unix_s: float) -> float:
         """Return how long this process has seen the same heartbeat, by its monotonic clock."""
@@ -234,20 +214,19 @@ class RunLock:
             self._seen[token] = (heartbeat_unix_s, now_s)
         return now_s - self._seen[token][1]
 
-    def _refusal(self, holder: ObservedLock | None, wait_s: float) -> str:
+    def _refusal(self, holder: LockRecord | None, wait_s: float) -> str:
         waited = f" after waiting {wait_s:.0f} s" if wait_s else ""
         if holder is None:
             return f"{self.run_dir} is being locked by another process{waited}; start again in a moment"
-        if holder.record is None:
+        if not holder.token:
             return (
                 f"{self._path} is not a lock this program wrote{waited}; if no job uses {self.run_dir}, remove the file"
             )
-        by_pid = f"kill {holder.record.pid} on {holder.record.host}"
-        of_another_job = holder.record.job_id not in (None, self._record.job_id)
-        stop = f"scancel {holder.record.job_id}" if of_another_job else by_pid
+        of_another_job = holder.job_id not in (None, self._record.job_id)
+        stop = f"scancel {holder.job_id}" if of_another_job else f"kill {holder.pid} on {holder.host}"
         age_s = max(0.0, holder.age_s)
         return (
-            f"{self.run_dir} is in use by {holder.record.describe()}, last heartbeat {age_s:.0f} s "
+            f"{self.run_dir} is in use by {holder.describe()}, last heartbeat {age_s:.0f} s "
             f"ago{waited}. Wait until it ends, stop it ({stop}), or {self._remedy}"
         )
 
@@ -255,9 +234,9 @@ class RunLock:
         failing = False
         while not self._lost and not self._stop.wait(self._heartbeat_s):
             try:
-                # The open file, not the path, which is another process's lock after a takeover.
-                os.utime(self._handle)
                 self._confirm()
+                if not self._lost:
+                    os.utime(self._path)
                 failing = False
             except OSError as error:
                 if not failing:
@@ -268,19 +247,17 @@ class RunLock:
 
     def _confirm(self) -> None:
         """Notice a takeover; restore the file if it was merely removed."""
-        if self._still_ours() or (look_at_lock(self._path) is None and self._link_own(self._path)):
+        if _has_token(self._path, self._record.token):
+            return
+        if look_at_lock(self._path) is None and self._link_own(self._path):
             return
         self._lost = True
-        logger.error("%s was taken over by %s", self.run_dir, describe_holder(look_at_lock(self._path)))
-
-    def _still_ours(self) -> bool:
-        current = look_at_lock(self._path)
-        return current is not None and current.record is not None and current.record.token == self._record.token
+        logger.error("%s was taken over by %s", self.run_dir, self.describe_holder())
 
 
-def describe_holder(holder: ObservedLock | None) -> str:
-    """Return who holds a lock that was looked at, for a message."""
-    return holder.record.describe() if holder is not None and holder.record is not None else "another process"
+def _has_token(path: Path, token: str) -> bool:
+    holder = look_at_lock(path)
+    return holder is not None and holder.token == token
 
 
 def make_run_dir(run_dir: Path) -> Path:
@@ -300,21 +277,26 @@ MOST_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class LockRecord:
-    """The holder of a run directory."""
+    """The holder of a run directory, as its lock file names it; without a token if that is no such file."""
 
-    token: str
-    host: str
-    pid: int
-    process_start_ticks: int  # start time of the process since boot, which distinguishes a reused pid
-    boot_id: str
-    pid_namespace: str  # a pid is valid within one boot and one pid namespace (a container has its own)
-    job_id: str | None
-    acquired_unix_s: float
+    token: str = ""
+    host: str = ""
+    pid: int = 0
+    process_start_ticks: int = 0  # start time of the process since boot, which distinguishes a reused pid
+    boot_id: str = ""
+    pid_namespace: str = ""  # a pid is valid within one boot and one pid namespace (a container has its own)
+    job_id: str | None = None
     restart_count: int = 0  # how often Slurm had put the job back into the queue
+    heartbeat_unix_s: float = 0.0  # the last one: the file's time; in the file, when the lock was taken
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last heartbeat."""
+        return time.time() - self.heartbeat_unix_s
 
     def describe(self) -> str:
         job = f" (Slurm job {self.job_id})" if self.job_id else ""
-        return f"process {self.pid} on {self.host}{job}"
+        return f"process {self.pid} on {self.host}{job}" if self.token else "another process"
 
     def same_machine(self, other: LockRecord) -> bool:
         """Return whether both processes see the same process table."""
@@ -330,35 +312,22 @@ class LockRecord:
         return self.job_id is not None and self.job_id == other.job_id and self.restart_count < other.restart_count
 
 
-@dataclass(frozen=True)
-class ObservedLock:
-    """A lock file as one look found it."""
-
-    record: LockRecord | None  # None if the file is not a lock record
-    heartbeat_unix_s: float
-
-    @property
-    def age_s(self) -> float:
-        """Seconds since the last heartbeat."""
-        return time.time() - self.heartbeat_unix_s
-
-
-def look_at_lock(path: Path) -> ObservedLock | None:
+def look_at_lock(path: Path) -> LockRecord | None:
     """Read a lock file; None if there is none. Raises OSError if it cannot be read."""
     try:
         # Opened, so that a network file system asks its server for the time of the last heartbeat.
         with open_regular(path) as handle:
             heartbeat_unix_s = os.fstat(handle.fileno()).st_mtime
-            values = parse_json(handle.read(MOST_BYTES))
-            # Earlier versions wrote further values.
-            record = LockRecord(**{field.name: values[field.name] for field in fields(LockRecord)})
+            values = {**parse_json(handle.read(MOST_BYTES)), "heartbeat_unix_s": heartbeat_unix_s}
+        # Earlier versions wrote further values.
+        record = LockRecord(**{field.name: values[field.name] for field in fields(LockRecord)})
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError):
-        return ObservedLock(None, heartbeat_unix_s)
-    numbers = (record.pid, record.acquired_unix_s, record.restart_count)
-    whole = all(isinstance(number, (int, float)) for number in numbers) and isinstance(record.job_id, (str, type(None)))
-    return ObservedLock(record if whole else None, heartbeat_unix_s)
+        return LockRecord(heartbeat_unix_s=heartbeat_unix_s)
+    kinds = {field.name: type(field.default) for field in fields(LockRecord)} | {"job_id": (str, type(None))}
+    is_sound = all(isinstance(value, kinds[name]) for name, value in vars(record).items())
+    return record if is_sound else LockRecord(heartbeat_unix_s=heartbeat_unix_s)
 
 
 def this_process() -> LockRecord:
@@ -374,8 +343,8 @@ def this_process() -> LockRecord:
         boot_id=read_text(Path("/proc/sys/kernel/random/boot_id")).strip(),
         pid_namespace=pid_namespace,
         job_id=own_job_id(),
-        acquired_unix_s=time.time(),
         restart_count=int(os.environ.get("SLURM_RESTART_COUNT") or "0"),
+        heartbeat_unix_s=time.time(),
     )
 
 

@@ -178,10 +178,10 @@ def _look_at_holder(run_dir: Path) -> tuple[str, str]:
         lock = look_at_lock(run_dir / LOCK_NAME)
     except OSError:
         return "", ""
-    if lock is None or lock.record is None:
+    if lock is None or not lock.token:
         return "", ""
-    holder = lock.record.describe()
-    if lock.record.same_machine(this_process()) and lock.record.has_ended():
+    holder = lock.describe()
+    if lock.same_machine(this_process()) and lock.has_ended():
         return holder, f"{holder} has ended and recorded no reason"
     return holder, "" if lock.age_s < STALE_S else f"no heartbeat of {holder} for {lock.age_s / 60:.0f} minutes"
 

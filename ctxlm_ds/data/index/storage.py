@@ -30,7 +30,7 @@ from ctxlm_ds.atomic import fsync_path, fsync_tree, read_object, write_text
 from ctxlm_ds.console import logger
 from ctxlm_ds.data.dataset.metadata import check_digest, file_digest
 from ctxlm_ds.errors import DataError, RunLockedError
-from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock, describe_holder, look_at_lock
+from ctxlm_ds.process.run_lock import LOCK_NAME, RunLock
 from ctxlm_ds.untrusted_json import read_json_object
 
 META_NAME = "meta.json"
@@ -184,8 +184,7 @@ def _build_or_wait(final: Path, fill: Callable[[Path], None], lock: RunLock) -> 
             lock.acquire()
         except RunLockedError:
             if not is_announced:
-                holder = describe_holder(look_at_lock(lock.run_dir / LOCK_NAME))
-                logger.info("waiting for the sample index %s, which %s builds", final, holder)
+                logger.info("waiting for the sample index %s, which %s builds", final, lock.describe_holder())
             is_announced = True
             # Nodes that started together must not look at one file server at the same moments.
             time.sleep(poll_s * random.uniform(0.5, 1.0))

@@ -347,7 +347,7 @@ def test_a_late_contender_does_not_replace_the_winner(tmp_path: Path) -> None:
     judged = look_at_lock(tmp_path / LOCK_NAME)
     assert judged is not None and late._is_dead(judged)
     with RunLock(tmp_path).acquire() as winner:
-        assert late._take_over(judged) is False
+        assert late._take_over(tmp_path / LOCK_NAME, judged) is False
         winner.check()
     assert not late.held and list(tmp_path.iterdir()) == []
 
@@ -374,24 +374,24 @@ def test_a_look_at_a_lock(tmp_path: Path) -> None:
     assert look_at_lock(tmp_path / "lock.json") is None
     _write_lock(tmp_path, 50, chain="of an earlier version")
     seen = look_at_lock(tmp_path / "lock.json")
-    assert seen is not None and seen.record is not None and 49 < seen.age_s < 60
-    assert seen.record.same_machine(this_process()) and seen.record.pid == os.getpid()
-    unknown = dataclasses.replace(seen.record, boot_id="")
+    assert seen is not None and seen.token and 49 < seen.age_s < 60
+    assert seen.same_machine(this_process()) and seen.pid == os.getpid()
+    unknown = dataclasses.replace(seen, boot_id="")
     assert not unknown.same_machine(unknown), "what cannot be read proves nothing"
 
 
-@pytest.mark.parametrize("changes", [{"pid": "5"}, {"job_id": 7}, {"restart_count": None}, {"acquired_unix_s": []}])
+@pytest.mark.parametrize("changes", [{"pid": "5"}, {"job_id": 7}, {"restart_count": None}, {"token": []}])
 def test_a_record_with_a_wrong_value_is_none(tmp_path: Path, changes: dict[str, object]) -> None:
     _write_lock(tmp_path, 0, **changes)
     seen = look_at_lock(tmp_path / "lock.json")
-    assert seen is not None and seen.record is None
+    assert seen is not None and not seen.token
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "null", "[" * 100_000, "\x00\xff"])
 def test_a_file_that_is_no_record(tmp_path: Path, content: str) -> None:
     (tmp_path / "lock.json").write_bytes(content.encode("latin-1"))
     seen = look_at_lock(tmp_path / "lock.json")
-    assert seen is not None and seen.record is None and seen.age_s < 60
+    assert seen is not None and not seen.token and seen.age_s < 60
 
 
 @pytest.mark.parametrize("name", ["file", "file/below", "/dev/null/x", "/proc/x"])

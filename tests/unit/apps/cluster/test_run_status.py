@@ -48,7 +48,7 @@ def status(run_dir: Path, **queue: str) -> RunStatus:
 
 def leave_lock(run_dir: Path, age_s: float, **changes: Any) -> None:
     """A lock that nobody holds any more."""
-    record = {**vars(this_process()), "host": "elsewhere", "job_id": "7", "acquired_unix_s": 5.0, **changes}
+    record = {**vars(this_process()), "host": "elsewhere", "job_id": "7", **changes}
     (run_dir / LOCK_NAME).write_text(json.dumps(record))
     os.utime(run_dir / LOCK_NAME, (time.time() - age_s,) * 2)
 
