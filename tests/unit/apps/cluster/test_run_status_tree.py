@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.cluster.run_status import main, read_statuses
-from ctxlm_ds.apps.cluster.run_tree import Begin, begin_of, tree_lines
+from ctxlm_ds.apps.cluster.run_status import Begin, begin_of, main, read_statuses, tree_lines
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, step_name
 from ctxlm_ds.process.run_files import FORK_RECORD, update_status
 
@@ -76,6 +75,6 @@ def test_no_run_is_lost_or_drawn_twice(tmp_path: Path) -> None:
     assert begin_of(one) == Begin(other, 0, "weights")
 
 
-def test_it_needs_no_numpy() -> None:
-    code = "import sys, ctxlm_ds.apps.cluster.run_tree; print({'torch', 'numpy'} & set(sys.modules))"
+def test_it_needs_no_numpy_and_only_a_tree_needs_yaml() -> None:
+    code = "import sys, ctxlm_ds.apps.cluster.run_status; print({'torch', 'numpy', 'yaml'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "set()\n"
