@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import logging
 import os
-import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
-from typing import Any, TextIO, cast
+from contextlib import contextmanager
+from typing import Any
 
 # DeepSpeed calls the old names.
 KNOWN_WARNINGS: tuple[tuple[str, type[Warning]], ...] = (
@@ -25,7 +25,7 @@ KNOWN_LOG_LINES = (
 KNOWN_PRINTS = (
     # PipelineModule's table and PipelineParallelGrid's topology.
     "SEED_LAYERS=",
-    "Using topology: ",
+    "Using topology:",
 )
 
 
@@ -45,34 +45,17 @@ def quiet_libraries() -> None:
     deepspeed.addFilter(lambda record: not record.getMessage().startswith(KNOWN_LOG_LINES))
 
 
-class _DropLines:
-    """A stream without the lines that have a known beginning."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._line = ""
-
-    def write(self, text: str) -> int:
-        *lines, self._line = (self._line + text).split("\n")
-        for line in lines:
-            if not line.startswith(KNOWN_PRINTS):
-                self._stream.write(line + "\n")
-        return len(text)
-
-    def finish(self) -> None:
-        if self._line:
-            self._stream.write(self._line)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
 @contextmanager
 def without_known_prints() -> Iterator[None]:
-    """Drop the lines that DeepSpeed prints (rather than logs) on every rank while it starts."""
-    filtered = _DropLines(sys.stdout)
+    """Drop what DeepSpeed prints (rather than logs) on every rank while it starts, by its known beginning."""
+    shown = builtins.print
+
+    def print_unknown(*values: Any, **settings: Any) -> None:
+        if not str(next(iter(values), "")).startswith(KNOWN_PRINTS):
+            shown(*values, **settings)
+
+    builtins.print = print_unknown
     try:
-        with redirect_stdout(cast("TextIO", filtered)):
-            yield
+        yield
     finally:
-        filtered.finish()
+        builtins.print = shown
