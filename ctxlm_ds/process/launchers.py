@@ -250,9 +250,7 @@ def run_ranks(command: Sequence[str], num_ranks: int) -> int:
     """
     check_alone(os.environ)
     ranks = _Ranks()
-    # Functions, not SIG_IGN, which the ranks would inherit.
-    signal.signal(signal.SIGINT, ranks.interrupted)
-    for number in (signal.SIGTERM, signal.SIGUSR1):
+    for number in STOP_SIGNALS:
         signal.signal(number, ranks.forward)
     ranks.start(command, num_ranks)
     return ranks.wait()
@@ -273,26 +271,22 @@ class _Ranks:
             for number in self._received:
                 self._processes[-1].send_signal(number)
 
-    def interrupted(self, number: int, frame: FrameType | None) -> None:
-        """Record Ctrl-C, which the terminal sends to the ranks too."""
+    def forward(self, number: int, frame: FrameType | None = None) -> None:
+        """Pass a signal on, except Ctrl-C, which the terminal sends to the ranks too."""
         self._received.append(number)
-
-    def forward(self, number: int, frame: FrameType | None) -> None:
-        self._received.append(number)
-        for process in self._processes:
-            if process.returncode is None:
-                process.send_signal(number)
+        for process in self._processes if number != signal.SIGINT else ():
+            process.send_signal(number)
 
     def wait(self) -> int:
         failed, end_s = 0, float("inf")
         while any([process.poll() is None for process in self._processes]):
             if not failed and (failed := self._first_failure()):
-                self.forward(signal.SIGTERM, None)
+                self.forward(signal.SIGTERM)
             has_stopped = any(process.returncode in STOPPED for process in self._processes)
             limit_s = GRACE_S if failed else STOP_S if has_stopped else float("inf")
             end_s = min(end_s, time.monotonic() + limit_s)
             if time.monotonic() > end_s:
-                self.forward(signal.SIGKILL, None)
+                self.forward(signal.SIGKILL)
             time.sleep(POLL_S)
         return failed or self._first_failure() or max(int(process.returncode) for process in self._processes)
 
