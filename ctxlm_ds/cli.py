@@ -193,7 +193,7 @@ def build_operators() -> None:
     names = parser.parse_args().only
     from functools import partial
 
-    from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_folder
+    from ctxlm_ds.process.launch import clear_stale_build_locks, use_own_build_folder
 
     folder = use_own_build_folder()
     print(f"building DeepSpeed's operators in {folder} (minutes the first time, seconds later)", flush=True)

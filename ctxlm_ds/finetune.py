@@ -26,7 +26,7 @@ from ctxlm_ds.apps.downstream.task import TaskDescription, data_folder, load_tas
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import aligned, at_least, counted, logger, program, run_command, setup_logging
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_folder
+from ctxlm_ds.process.launch import clear_stale_build_locks
 from ctxlm_ds.process.library_noise import quiet_libraries
 from ctxlm_ds.recipe.json_source import deepspeed_for_trainer
 
@@ -108,7 +108,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise ConfigError("--deepspeed: needs a launcher, also for one process: torchrun --standalone "
                               "--nproc-per-node=N -m ctxlm_ds.finetune …, or deepspeed --module …")  # fmt: skip
         # It may build operators; before torch is imported.
-        use_own_build_folder()
         clear_stale_build_locks()
     name, task = load_task(arguments.task)
     arguments.data = data_folder(arguments.task, arguments.data)

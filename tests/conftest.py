@@ -12,7 +12,7 @@ from functools import cache
 import cpuinfo
 import pytest
 
-from ctxlm_ds.process.build_locks import use_own_build_folder
+from ctxlm_ds.process.launch import use_own_build_folder
 
 # Before torch is imported anywhere: a parent with threads makes forked ranks hang, and thread counts change sums.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from ctxlm_ds.process.build_locks import use_own_build_folder
+from ctxlm_ds.process.launch import use_own_build_folder
 from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
 from ctxlm_ds.training.engine.engine import Engine

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.process import build_locks
-from ctxlm_ds.process.build_locks import clear_stale_build_locks, use_own_build_folder
+from ctxlm_ds.process import launch
+from ctxlm_ds.process.launch import clear_stale_build_locks, use_own_build_folder
 from ctxlm_ds.process.run_lock import this_process
 
 # The file alone: importing torch takes seconds.
@@ -34,7 +34,7 @@ def hold(lock: Path) -> subprocess.Popen[str]:
 
 
 sees_all_processes = pytest.mark.skipif(
-    this_process().pid_namespace != build_locks.FIRST_PID_NAMESPACE, reason="a container: only old locks are removed"
+    this_process().pid_namespace != launch.FIRST_PID_NAMESPACE, reason="a container: only old locks are removed"
 )
 
 
@@ -71,7 +71,7 @@ def test_a_container_leaves_the_locks_of_others_alone(tmp_path: Path) -> None:
     lock = tmp_path / "py311_cpu" / "live_op" / "lock"
     live = hold(lock)
     clear = "import sys, pathlib\n" + (
-        "from ctxlm_ds.process.build_locks import clear_stale_build_locks as clear\n"
+        "from ctxlm_ds.process.launch import clear_stale_build_locks as clear\n"
         "print(clear(pathlib.Path(sys.argv[1])))"
     )
     words = ["unshare", "--pid", "--fork", "--mount", "--mount-proc", sys.executable, "-c", clear, str(tmp_path)]
