@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from psutil import virtual_memory
 
 from ctxlm_ds.checkpoint.chunk_index import CARRIED_KIND, WEIGHT_KIND, ChunkWriter, WrittenFiles
 from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES, LazyTensor
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.placement import Shard
-from ctxlm_ds.process.cgroups import CGROUP_ROOT, MEMINFO, OWN_CGROUPS, machine_memory_left, memory_left
+from ctxlm_ds.process.cgroups import CGROUP_ROOT, OWN_CGROUPS, memory_left
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.fragments import Fragment
 
@@ -220,7 +221,7 @@ def _page_lock(memory: torch.Tensor, device: torch.device) -> None:
 
 
 def memory_need(
-    needed_bytes: int, meminfo: Path = MEMINFO, own_cgroups: Path = OWN_CGROUPS, root: Path = CGROUP_ROOT
+    needed_bytes: int, own_cgroups: Path = OWN_CGROUPS, root: Path = CGROUP_ROOT
 ) -> dict[str, tuple[int, int]]:
     """Return what this rank needs and what is available to it now, in bytes, by the machine or cgroup with a limit.
 
@@ -228,8 +229,7 @@ def memory_need(
     """
     host = socket.gethostname()
     available = {f"{host}, cgroup {name}": left for name, left in memory_left(root, own_cgroups).items()}
-    if (machine := machine_memory_left(meminfo)) is not None:
-        available[host] = machine
+    available[host] = virtual_memory().available
     return {place: (needed_bytes, left) for place, left in available.items()}
 
 

@@ -12,7 +12,6 @@ T = TypeVar("T")
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
-MEMINFO = Path("/proc/meminfo")
 SHARED_MOUNTS = {"cpu": "cpu,cpuacct"}  # folders in which version 1 may mount a controller together with others
 
 
@@ -33,18 +32,11 @@ def memory_left(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> dict[str, 
     return dict(_limits("memory", _memory_left, root, own))
 
 
-def machine_memory_left(meminfo: Path = MEMINFO) -> int | None:
-    """Measure the bytes that programs can still take on this machine; None if the kernel does not say."""
-    for line in read_text(meminfo).splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+def available_memory(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> int:
+    """Measure the bytes that this process can still take: the machine's, cut by its cgroups."""
+    import psutil
 
-
-def available_memory(meminfo: Path = MEMINFO, root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> int | None:
-    """Measure the bytes that this process can still take: the machine's, cut by its cgroups; None if unknown."""
-    machine = machine_memory_left(meminfo)
-    return min([*([] if machine is None else [machine]), *memory_left(root, own).values()], default=None)
+    return min([psutil.virtual_memory().available, *memory_left(root, own).values()])
 
 
 def read_text(path: Path) -> str:

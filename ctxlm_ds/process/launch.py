@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import hashlib
 import os
+import platform
 import resource
 import signal
 import socket
@@ -170,19 +171,12 @@ def keep_freed_memory(environ: Mapping[str, str] | None = None) -> bool:
     """
     environ = os.environ if environ is None else environ
     tuned = any(name.startswith("MALLOC_") for name in environ) or "glibc.malloc" in environ.get("GLIBC_TUNABLES", "")
-    if tuned or not _is_glibc():
+    if tuned or platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
     # Older versions refuse a threshold above 32 MiB; without the limit, no block is returned.
     kept = bool(mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES)) or bool(mallopt(M_MMAP_MAX, 0))
     return kept and bool(mallopt(M_TRIM_THRESHOLD, NEVER_TRIM_BYTES))
-
-
-def _is_glibc() -> bool:
-    try:
-        return (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
-    except (ValueError, OSError):
-        return False
 
 
 def use_own_build_folder() -> Path:

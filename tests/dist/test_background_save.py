@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,8 +111,8 @@ def check_both_ways(world_size: int, config: RunConfig, user_json: dict[str, Any
 
 def save_without_memory(rank: int, world_size: int, run_dir: Path) -> tuple[list[bool], list[str]]:
     """Two saves where the last rank finds too little memory."""
-    if rank == world_size - 1:
-        rank_states.MEMINFO.write_text("MemAvailable: 1 kB\n")
+    available = 1024 if rank == world_size - 1 else 10**14
+    rank_states.virtual_memory = lambda: SimpleNamespace(available=available)  # type: ignore[assignment]
     records: list[str] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
@@ -127,11 +128,7 @@ def save_without_memory(rank: int, world_size: int, run_dir: Path) -> tuple[list
     return pending, records
 
 
-def test_without_memory_for_copies_training_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "meminfo").write_text("MemAvailable: 99999999 kB\n")
-    defaults = (tmp_path / "meminfo", *rank_states.memory_need.__defaults__[1:])
-    monkeypatch.setattr(rank_states, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(rank_states.memory_need, "__defaults__", defaults)
+def test_without_memory_for_copies_training_waits(tmp_path: Path) -> None:
     for pending, records in fork_ranks(save_without_memory, 2, tmp_path, timeout_s=120):
         assert pending == [False, False]
         assert len(records) == 1 and "no memory for copies" in records[0] and "0.0 GB available" in records[0]

@@ -342,7 +342,6 @@ def _cpu_lines(needed_bytes: float, num_ranks: int, plan_command: str) -> list[s
     ranks = f"with Python and libraries {counted(num_ranks, 'rank')} take{'s' if num_ranks == 1 else ''}"
     line = f"  {ranks} about {together / GIB:.1f} GiB"
     free = available_memory()
-    if free is not None:
-        line += f"; this machine has {free / GIB:.1f} GiB free"
-        line += ", which is too little: lower training.micro_batch_size" if together > free else ""
+    line += f"; this machine has {free / GIB:.1f} GiB free"
+    line += ", which is too little: lower training.micro_batch_size" if together > free else ""
     return [line, f"  no GPU is here; to plan for GPUs: {plan_command} --gpu TYPE (A100-80, H100, ...)"]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from ctxlm_ds.checkpoint import rank_states
 from ctxlm_ds.checkpoint.rank_states import find_shortage, memory_need
 
 GB = 10**9
@@ -57,9 +59,9 @@ def test_this_process_has_some_memory_left() -> None:
     assert "GB wanted" in str(find_shortage([memory_need(1 << 50)]))
 
 
-def test_limits_are_looked_for_up_to_the_root(tmp_path: Path) -> None:
+def test_limits_are_looked_for_up_to_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own").write_text("0::/slurm/job/step\n")
-    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable: 50 kB\n")
+    monkeypatch.setattr(rank_states, "virtual_memory", lambda: SimpleNamespace(available=50 * 1024))
     limits = {"": "max", "slurm": "max", "slurm/job": "1000000", "slurm/job/step": "max"}
     for path, limit in limits.items():
         folder = tmp_path / "root" / path
@@ -67,7 +69,7 @@ def test_limits_are_looked_for_up_to_the_root(tmp_path: Path) -> None:
         (folder / "memory.max").write_text(limit + "\n")
         (folder / "memory.current").write_text("700000\n")
         (folder / "memory.stat").write_text("anon 600000\ninactive_file 90000\nactive_file 10000\n")
-    need = memory_need(5, tmp_path / "meminfo", tmp_path / "own", tmp_path / "root")
+    need = memory_need(5, tmp_path / "own", tmp_path / "root")
     assert sorted(need.values()) == [(5, 50 * 1024), (5, 400_000)]
     assert [name for name in need if name.endswith("cgroup /slurm/job")]
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
 
 from ctxlm_ds.process.cgroups import available_cores, available_memory, cgroup_quota
 
@@ -56,11 +60,10 @@ def test_affinity_counts(tmp_path: Path) -> None:
     assert available_cores(tmp_path, tmp_path / "none") == len(allowed)
 
 
-def test_memory_is_the_machines_cut_by_limits(tmp_path: Path) -> None:
+def test_memory_is_the_machines_cut_by_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(tmp_path / "own", "0::/job\n")
-    places = tmp_path / "meminfo", tmp_path / "cgroup", tmp_path / "own"
-    assert available_memory(*places) is None
-    _write(tmp_path / "meminfo", "MemTotal: 9000 kB\nMemAvailable: 4000 kB\n")
+    places = tmp_path / "cgroup", tmp_path / "own"
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=4000 * 1024))
     assert available_memory(*places) == 4000 * 1024
     for name, text in (("max", "3000000"), ("current", "2000000"), ("stat", "inactive_file 5\nactive_file 0\n")):
         _write(tmp_path / "cgroup" / "job" / f"memory.{name}", text)

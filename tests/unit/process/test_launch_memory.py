@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 
@@ -36,7 +37,7 @@ def _faults(mode: str) -> int:
     return int(run.stdout)
 
 
-@pytest.mark.skipif(not launch._is_glibc(), reason="another C library")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_a_block_of_64_MiB_is_used_again_without_page_faults() -> None:
     assert _faults("kept") <= 8
     assert _faults("returned") >= 8 * 32, "8 blocks are new pages, at most 2 MiB each"
@@ -61,7 +62,7 @@ class _Libc:
 )
 def test_the_settings(monkeypatch: pytest.MonkeyPatch, accepted: tuple[int, ...], calls: list[tuple[int, int]]) -> None:
     libc = _Libc(*accepted)
-    monkeypatch.setattr(launch, "_is_glibc", lambda: True)
+    monkeypatch.setattr(launch.platform, "libc_ver", lambda: ("glibc", "2.36"))
     monkeypatch.setattr(launch.ctypes, "CDLL", lambda name: libc)
     assert keep_freed_memory({})
     assert libc.calls == calls
@@ -78,9 +79,6 @@ def test_settings_of_the_environment_stay(monkeypatch: pytest.MonkeyPatch, envir
 
 
 def test_other_c_libraries_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(name: str) -> str:
-        raise ValueError("unrecognized configuration name")
-
-    monkeypatch.setattr(os, "confstr", unknown)
+    monkeypatch.setattr(launch.platform, "libc_ver", lambda: ("", ""))
     monkeypatch.setattr(launch.ctypes, "CDLL", lambda name: pytest.fail("changed"))
     assert not keep_freed_memory({})
