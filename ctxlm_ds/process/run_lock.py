@@ -66,7 +66,8 @@ class RunLock:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._lost = False
-        self._seen: dict[str, tuple[float, float]] = {}
+        self._first_seen_s: dict[tuple[str, float], float] = {}
+        """By token and heartbeat, by the monotonic clock of this process."""
 
     def acquire(self, wait_s: float = 0.0) -> RunLock:
         """Take the lock, waiting at most `wait_s` for a live holder. Raises RunLockedError if it is still held then."""
@@ -84,12 +85,12 @@ class RunLock:
                 announced = True
                 logger.info("waiting for %s, held by %s", self.run_dir, self.describe_holder())
             time.sleep(POLL_S if waited_s > HANDOVER_S else min(POLL_S, HANDOVER_POLL_S))
+        self._taken = True
         for pattern in LEFTOVERS:
             for path in self.run_dir.glob(pattern):
                 with contextlib.suppress(OSError):
                     if time.time() - path.stat().st_mtime > LEFT_AFTER_S:
                         path.unlink()
-        self._taken = True
         self._stop.clear()
         self._thread = threading.Thread(target=self._beat, name="run-lock-heartbeat", daemon=True)
         self._thread.start()
@@ -159,6 +160,7 @@ class RunLock:
             return False
         os.replace(claim, path)
         if path == self._path:
+            self._taken = True
             lives = not self._is_gone(dead)
             state = "which Slurm has given up" if lives else "which has ended"
             logger.warning("taking over %s from %s, %s", self.run_dir, dead.describe(), state)
@@ -193,7 +195,8 @@ class RunLock:
     def _is_gone(self, holder: LockRecord) -> bool:
         if holder.same_machine(self._record):
             return holder.has_ended()
-        still_s = self._unchanged_for(holder.token, holder.heartbeat_unix_s)
+        now_s = time.monotonic()
+        still_s = now_s - self._first_seen_s.setdefault((holder.token, holder.heartbeat_unix_s), now_s)
         return still_s >= self._stale_after_s or (
             holder.age_s > self._stale_after_s and still_s > 1.5 * self._heartbeat_s
         )
@@ -206,13 +209,6 @@ class RunLock:
         # Clocks may differ: an old heartbeat of another machine is watched for a while.
         is_old = holder.token and not holder.same_machine(self._record) and holder.age_s > self._stale_after_s
         return 2 * self._heartbeat_s if is_old else 0.0
-
-    def _unchanged_for(self, token: str, heartbeat_unix_s: float) -> float:
-        """Return how long this process has seen the same heartbeat, by its monotonic clock."""
-        now_s = time.monotonic()
-        if token not in self._seen or self._seen[token][0] != heartbeat_unix_s:
-            self._seen[token] = (heartbeat_unix_s, now_s)
-        return now_s - self._seen[token][1]
 
     def _refusal(self, holder: LockRecord | None, wait_s: float) -> str:
         waited = f" after waiting {wait_s:.0f} s" if wait_s else ""

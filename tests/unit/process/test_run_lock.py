@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -217,6 +218,18 @@ def test_a_job_replaces_its_own_earlier_start_on_a_lost_node(tmp_path: Path, mon
     with RunLock(tmp_path, heartbeat_s=0.2).acquire() as lock:
         assert lock.held
     assert time.monotonic() - start_s >= 0.3
+
+
+def test_a_lock_is_given_back_if_its_taking_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the earlier start is given the time to notice."""
+    _write_lock(tmp_path, 0, **ELSEWHERE, job_id="7", restart_count=1)
+    _be_job(monkeypatch, "7", "2")
+    lock = RunLock(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(run_lock.time, "sleep", Mock(side_effect=KeyboardInterrupt))
+        lock.acquire()
+    lock.release()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("job", "restart"), [("7", "1"), ("7", "0"), ("8", "5")])
