@@ -13,8 +13,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from functools import partial
 from pathlib import Path
 
 from ctxlm_ds.apps.cluster import rank_start
@@ -142,25 +143,17 @@ class Supervisor:
         wait = ["--wait-for-lock", str(WAIT_FOR_LOCK_S)]
         words = [context.settings.python, "-m", "ctxlm_ds.pretrain", *wait, *context.words]
         command = rank_start.srun_command(words, context.settings, *context.task_words)
-        with LogFilter(folder / OUTPUT_NAME, show) as lines:
-            step = rank_start.start_srun(command, rank_start.step_environment(context.environ, name, context.nodes[0]))
-            status = self.watch(step, lines.line)
+        lines = LogFilter(show)
+        step = rank_start.start_srun(command, rank_start.step_environment(context.environ, name, context.nodes[0]))
+        status = self.watch(step, partial(lines.read, folder / OUTPUT_NAME))
         if status < 0:
             slurm.cancel_steps(context.job_id)
         failures = gather_failures(folder, lines.slurm_lines, lines.held)
         return RankStart(record, *rank_start.read_outcome(context, before, status, failures, bool(signals)), failures)
 
-    def watch(self, step: subprocess.Popen[str], on_line: Callable[[str], None]) -> int:
-        """Return srun's exit status when all its output has been read; negative if a signal ended it.
-
-        `on_line` is called with each line of the output, from one thread.
-        """
-
-        def read_lines() -> None:
-            for line in step.stdout or ():
-                on_line(line.rstrip("\n"))
-
-        reader = threading.Thread(target=read_lines, name="srun-output", daemon=True)
+    def watch(self, step: subprocess.Popen[str], read: Callable[[Iterable[str]], object]) -> int:
+        """Return srun's exit status when `read`, in a thread, has taken its output; negative if a signal ended it."""
+        reader = threading.Thread(target=read, args=(step.stdout,), name="srun-output", daemon=True)
         reader.start()
         passed_on = 0
         while True:

@@ -8,12 +8,12 @@ because no peer's failure can kill a rank like that.
 
 from __future__ import annotations
 
+import contextlib
 import re
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from io import FileIO
 from pathlib import Path
 from signal import strsignal, valid_signals
-from typing import IO
 
 from ctxlm_ds.errors import EXIT_TRAINING_ERROR, EXIT_UNEXPECTED, EXIT_USER_ERROR
 from ctxlm_ds.process.failure import NODE, FailureRecord, read_failures, shortened
@@ -40,56 +40,46 @@ MOST_LINES = 16
 
 
 class LogFilter:
-    """Writes every line to `raw_path`, unless the disk is full, and calls `show` with those of the readable log."""
+    """Calls `show` with the lines of the readable log."""
 
-    def __init__(self, raw_path: Path, show: Callable[[str], None]) -> None:
+    def __init__(self, show: Callable[[str], None]) -> None:
         self._show = show
-        self._raw: IO[str] | None = None
-        self._lock = threading.Lock()
         self._dying: set[int] = set()
         self._seen: set[str] = set()
         self.slurm_lines: list[str] = []
         """Lines of srun and slurmstepd, in order."""
         self.held: dict[int, list[str]] = {}
         """By rank: its traceback, or its message about its end."""
-        try:
-            self._raw = open(raw_path, "a", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115
-        except OSError as error:
-            show(f"cannot keep all ranks' output in {raw_path}: {error.strerror}")
 
-    def __enter__(self) -> LogFilter:
-        return self
+    def read(self, raw_path: Path, lines: Iterable[str]) -> None:
+        """Take srun's output, and write every line to `raw_path` unless the disk is full."""
+        with contextlib.ExitStack() as stack:
+            raw: FileIO | None = None
+            try:
+                raw = stack.enter_context(open(raw_path, "ab", buffering=0))
+            except OSError as error:
+                self._show(f"cannot keep all ranks' output in {raw_path}: {error.strerror}")
+            for line in lines:
+                try:
+                    if raw is not None:
+                        raw.write(line.encode(errors="replace"))
+                except OSError as error:
+                    raw = None
+                    self._show(f"the ranks' output is not kept from here on: {error.strerror}")
+                self._line(line.rstrip("\n"))
 
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            raw, self._raw = self._raw, None
-            if raw is not None:
-                raw.close()
-
-    def line(self, text: str) -> None:
-        """Take one line of srun's output."""
-        with self._lock:
-            self._keep(text)
-            labelled = _LABELLED.fullmatch(text)
-            rank, said = (int(labelled[1]), labelled[2]) if labelled else (None, text)
-            if _SLURM.match(said):
-                # Slurm repeats some lines for each node, and some are noise.
-                if said not in self.slurm_lines and not any(noise in said for noise in _NOISE):
-                    self._show(said)
-                self.slurm_lines.append(said)
-            elif rank is None:
+    def _line(self, text: str) -> None:
+        labelled = _LABELLED.fullmatch(text)
+        rank, said = (int(labelled[1]), labelled[2]) if labelled else (None, text)
+        if _SLURM.match(said):
+            # Slurm repeats some lines for each node, and some are noise.
+            if said not in self.slurm_lines and not any(noise in said for noise in _NOISE):
                 self._show(said)
-            else:
-                self._rank(rank, said)
-
-    def _keep(self, text: str) -> None:
-        if self._raw is None:
-            return
-        try:
-            self._raw.write(text + "\n")
-        except OSError as error:
-            self._raw = None
-            self._show(f"the ranks' output is not kept from here on: {error.strerror}")
+            self.slurm_lines.append(said)
+        elif rank is None:
+            self._show(said)
+        else:
+            self._rank(rank, said)
 
     def _rank(self, rank: int, said: str) -> None:
         tagged = _TAGGED.fullmatch(said)

@@ -107,7 +107,7 @@ def test_a_start_that_slurm_kills_at_the_time_limit_is_not_called_a_node_failure
     signals = JobSignals()
     signals.name, signals.count = "SIGTERM", 1
     step = rank_start.start_srun(["sleep", "60"], os.environ)
-    assert Supervisor(context(tmp_path), signals).watch(step, print) == -signal.SIGUSR1
+    assert Supervisor(context(tmp_path), signals).watch(step, list) == -signal.SIGUSR1
     assert "Slurm ends the job (TimeLimit): job 9 is requeued" in capfd.readouterr().out
     (told,) = rank_start.note_cut_short(tmp_path, "9")
     assert told == "start job-9-0-0 on n1 ended with its job: Slurm ends the job (TimeLimit)"

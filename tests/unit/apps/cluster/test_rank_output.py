@@ -30,9 +30,8 @@ srun: Force Terminated StepId=13.0
 
 def filtered(tmp_path: Path, text: str) -> tuple[list[str], LogFilter]:
     shown: list[str] = []
-    with LogFilter(tmp_path / "output.log", shown.append) as lines:
-        for line in text.splitlines():
-            lines.line(line)
+    lines = LogFilter(shown.append)
+    lines.read(tmp_path / "output.log", text.splitlines(keepends=True))
     return shown, lines
 
 

@@ -116,7 +116,7 @@ def told_srun(signals: JobSignals, lines: list[str]) -> int:
     assert step.stdout is not None
     lines.append(step.stdout.readline())  # the trap is set
     context = SimpleNamespace(job_id="7", run_dir=Path())
-    return Supervisor(cast("JobContext", context), signals).watch(step, lines.append)
+    return Supervisor(cast("JobContext", context), signals).watch(step, lines.extend)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_the_notice_says_how_near_the_limit_is(
     signals = JobSignals()
     signals.name, signals.count = "SIGUSR1", 1
     lines: list[str] = []
-    assert (told_srun(signals, lines), lines) == (5, ["up\n", "told"])
+    assert (told_srun(signals, lines), lines) == (5, ["up\n", "told\n"])
     assert re.fullmatch(rf"\d\d:\d\d:\d\d job: {told}\n", capfd.readouterr().out)
 
 
