@@ -301,7 +301,7 @@ def tree_lines(statuses: Sequence[RunStatus]) -> list[str]:
 
 def _tree_cells(path: Path, status: RunStatus, begin: Begin | None) -> tuple[str, ...]:
     """Return what a run began with, its step, tokens, last loss and state; those of its checkpoint before it starts."""
-    records = deque(read_lines(path / METRICS_NAME), maxlen=1)
+    records = deque((line for line in read_lines(path / METRICS_NAME) if "tokens" in line), maxlen=1)
     step, folder = max(list_checkpoints(path / CHECKPOINTS_DIR).items(), default=(0, path))
     state = (read_object(folder / "state.json") or {}).get("train_state")
     counts = records[0] if records else state if isinstance(state, dict) else {}
