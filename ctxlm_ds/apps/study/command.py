@@ -17,6 +17,10 @@ from ctxlm_ds.apps.downstream.task import shipped
 from ctxlm_ds.apps.study.definition import SIZES, STUDY_DIR, load_study
 from ctxlm_ds.console import at_least, setup_logging
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.process.run_lock import RunLock
+
+PREPARATION_S = 3600.0
+"""How long a task of an array waits for another one that makes the data."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -40,7 +44,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     output = arguments.output or Path("runs") / f"study-{path.stem}-{arguments.size}"
     runs = StudyRuns(output, study, study.sizes[arguments.size])
-    runs.prepare(path, arguments.corpus)
+    lock = RunLock(output / "data", remedy="choose another --output").acquire(PREPARATION_S)
+    try:
+        runs.prepare(path, arguments.corpus)
+    finally:
+        lock.release()
     if arguments.point is not None:
         num_search = len(runs.search)
         jobs = runs.search if arguments.point < num_search else runs.compared()
