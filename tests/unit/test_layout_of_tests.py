@@ -57,7 +57,6 @@ WITHOUT_A_FILE = {
     "tools/benchmark/plain_loop.py": "a part of the sides of tools/benchmark, whose test runs it",
     "tools/benchmark/transformers_sides.py": "sides of tools/benchmark, whose test runs them",
     "tools/train_babylm.py": "commands one after another; tests/integration/test_babylm.py runs it",
-    "ctxlm_ds/run_data.py": "the data of run.py, whose tests build runs",
     "ctxlm_ds/training/optimizers/adamw.py": "built by test_build.py, which compares its implementations",
     "ctxlm_ds/training/optimizers/base.py": "the base of optimizers, each of which is tested",
 }

@@ -10,8 +10,8 @@ import torch
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.sample import Batch
-from ctxlm_ds.data.stream.held_out import WordCounts, tokens_per_word, word_counts
 from ctxlm_ds.objectives.base import LossTerm
+from ctxlm_ds.run_data import WordCounts, tokens_per_word, word_counts
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 
