@@ -11,11 +11,11 @@ import pytest
 import sentencepiece
 from transformers.models.mbart.tokenization_mbart import FAIRSEQ_LANGUAGE_CODES as MBART_CODES
 
+from ctxlm_ds.data.preprocess.encode import flat_encoder
 from ctxlm_ds.errors import ConfigError, TokenizerError
 from ctxlm_ds.tokenizers.kinds.sentencepiece import SentencePieceTokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
-from ctxlm_ds.tokenizers.word_cache import flat_encoder
 from tests.text import make_documents
 
 _SCRIPTS = {

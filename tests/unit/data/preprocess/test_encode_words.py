@@ -11,11 +11,11 @@ import pytest
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from ctxlm_ds.tokenizers import word_cache
+from ctxlm_ds.data.preprocess import encode as encode_module
+from ctxlm_ds.data.preprocess.encode import BertWords, ByteLevelWords, FlatIds, flat_encoder
 from ctxlm_ds.tokenizers.base import Tokenizer, TokenizerFacts
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
-from ctxlm_ds.tokenizers.word_cache import BertWords, ByteLevelWords, FlatIds, flat_encoder
 from tests.text import make_documents
 
 DOCUMENTS = make_documents(60, seed=3)
@@ -74,7 +74,7 @@ def test_ids_equal_the_library(folders: dict[str, Path], name: str, split: bool)
 def test_a_cache_that_forgets_gives_the_same_ids(
     folders: dict[str, Path], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(word_cache, "MAX_CACHED_CHARACTERS", 300)
+    monkeypatch.setattr(encode_module, "MAX_CACHED_CHARACTERS", 300)
     tokenizer = load_tokenizer(folders[name])
     encode = flat_encoder(tokenizer)
     for document in DOCUMENTS[:20]:
