@@ -22,9 +22,8 @@ from ctxlm_ds.checkpoint.saved_state import (
 )
 from ctxlm_ds.checkpoint.training import TrainingCheckpoints, load_carried
 from ctxlm_ds.console import logger
-from ctxlm_ds.data.stream.plan_table import plan_lines
 from ctxlm_ds.data.stream.preview import BatchRows
-from ctxlm_ds.data.stream.word_budget import with_word_budget
+from ctxlm_ds.data.stream.run_plan import plan_lines, with_word_budget
 from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.export.initial_weights import load_initial_moments, load_initial_weights, warn_of_other_tokens
 from ctxlm_ds.export.teacher import teacher_values, with_checked_teacher

@@ -12,7 +12,7 @@ from ctxlm_ds.checkpoint.saved_state import reached_words, read_saved_state
 from ctxlm_ds.console import logger
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.stream.run_datasets import train_parts
-from ctxlm_ds.data.stream.word_budget import words_of
+from ctxlm_ds.data.stream.run_plan import words_of
 from ctxlm_ds.errors import ConfigError, DataError, ExportError
 from ctxlm_ds.export.base import own_format_of
 from ctxlm_ds.export.huggingface import is_exported, to_hf

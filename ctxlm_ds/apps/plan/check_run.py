@@ -143,7 +143,7 @@ def _word_lines(data: DataSection, budget: int | None, places: Sequence[IndexPla
 
     Raises ConfigError if that is more often than data.max_epochs. Shares by weight are known at the start of the run.
     """
-    from ctxlm_ds.data.stream.word_budget import refuse_epochs, words_of
+    from ctxlm_ds.data.stream.run_plan import refuse_epochs, words_of
 
     sources = data.train
     counts = [words_of(place.dataset, place.documents) for place in places]

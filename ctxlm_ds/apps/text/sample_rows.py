@@ -117,9 +117,9 @@ def build_samples() -> None:
     setup_logging()
     from rich.console import Console
 
-    from ctxlm_ds.data.stream.plan_table import plan_lines, summary_lines
     from ctxlm_ds.data.stream.preview import preview_rows
     from ctxlm_ds.data.stream.run_datasets import build_run_rows
+    from ctxlm_ds.data.stream.run_plan import plan_lines, summary_lines
     from ctxlm_ds.errors import ConfigError
     from ctxlm_ds.objectives.base import build_objective
     from ctxlm_ds.recipe.load import load_config

@@ -28,7 +28,7 @@ from ctxlm_ds.data.index.record import SourcePart
 from ctxlm_ds.data.index.storage import build_once, write_meta
 from ctxlm_ds.data.numba_random import Permutation
 from ctxlm_ds.data.sample import starts_of
-from ctxlm_ds.data.stream.word_budget import words_of
+from ctxlm_ds.data.stream.run_plan import words_of
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.sections import DataSection, RowSettings, TrainSource, ValidationSource
 from ctxlm_ds.recipe.source_rules import PARTS, source_names, split_shares

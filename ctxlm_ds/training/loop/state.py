@@ -21,7 +21,7 @@ class TrainState:
     tokens: int = 0
     """Non-padding positions seen."""
     words: int = 0
-    """White-space words read, as data/stream/word_budget.py counts them; 0 if the datasets have no counts."""
+    """White-space words read, as data/stream/run_plan.py counts them; 0 if the datasets have no counts."""
     reached_words: int = 0
     """The largest of checkpoint.at_words that the last step reached; 0 for none."""
     skipped_steps: int = 0

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.index.build import build_rows
-from ctxlm_ds.data.stream.plan_table import plan_lines, summary_lines
 from ctxlm_ds.data.stream.run_datasets import train_parts
+from ctxlm_ds.data.stream.run_plan import plan_lines, summary_lines
 from tests.sample_data import build_sample_index, random_documents, write_dataset
 from tests.unit.data.index.test_index import BERT, config_of
 from tests.unit.data.stream.test_run_datasets import TOKENIZER, documents_of, held_out_rows, recipe

@@ -10,7 +10,7 @@ import pytest
 from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.stream.run_datasets import train_parts
-from ctxlm_ds.data.stream.word_budget import with_word_budget, words_per_row
+from ctxlm_ds.data.stream.run_plan import with_word_budget, words_per_row
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.words import STEPS_FOLLOW
