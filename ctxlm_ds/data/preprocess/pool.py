@@ -6,16 +6,15 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import connection
 from typing import Any, TypeVar
 
 from ctxlm_ds.errors import DataError
+from ctxlm_ds.process.launchers import die_with_launcher
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -42,9 +41,8 @@ def ordered_map(
             for item in items:
                 yield function(item)
         return
-    executor = ProcessPoolExecutor(
-        num_workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(build,)
-    )
+    spawn, arguments = multiprocessing.get_context("spawn"), (build, os.getpid())
+    executor = ProcessPoolExecutor(num_workers, mp_context=spawn, initializer=_start_worker, initargs=arguments)
     pending: deque[Future[Any]] = deque()
     try:
         for item in items:
@@ -76,19 +74,11 @@ def _single_thread() -> Iterator[None]:
         os.environ.update({} if before is None else {"TOKENIZERS_PARALLELISM": before})
 
 
-def _start_worker(build: Callable[[], Callable[[Any], Any]]) -> None:
+def _start_worker(build: Callable[[], Callable[[Any], Any]], parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent cleans up; the workers end with it
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    die_with_launcher(watch_grandparent=False, parent=parent)
     _worker_state["function"] = build()
-
-
-def _exit_with_parent() -> None:
-    """Exit when the parent has ended: one killed by SIGKILL cannot end its workers."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
 
 
 def _call_worker(item: Any) -> Any:
