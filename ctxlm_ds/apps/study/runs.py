@@ -24,7 +24,7 @@ from ctxlm_ds.apps.study.scores import SCORES
 from ctxlm_ds.atomic import is_same, read_object, write_text
 from ctxlm_ds.console import counted, logger
 from ctxlm_ds.data.stream.run_datasets import build_run_rows
-from ctxlm_ds.data.stream.word_budget import words_per_row
+from ctxlm_ds.data.stream.run_plan import words_per_row
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.process.cgroups import available_cores
