@@ -228,7 +228,7 @@ def _merge(args: argparse.Namespace) -> Iterable[str]:
 
 
 def _ngrams(args: argparse.Namespace) -> Iterable[str]:
-    from ctxlm_ds.apps.evaluate.ngrams import compare_ngrams
+    from tools.benchmark.ngrams import compare_ngrams
 
     if args.tokenizer is None:
         return compare_ngrams(args.train, args.held_out)
