@@ -14,7 +14,7 @@ import numpy as np
 
 from ctxlm_ds.apps.downstream.examples import OPENERS, json_rows, read_text
 from ctxlm_ds.apps.downstream.language_model import Values
-from ctxlm_ds.apps.evaluate.scoring import BLOCK, SentenceScorer
+from ctxlm_ds.apps.evaluate.scorers import BLOCK, SentenceScorer
 from ctxlm_ds.console import byte_progress
 from ctxlm_ds.errors import DataError
 

@@ -21,7 +21,7 @@ from ctxlm_ds.process.library_noise import quiet_libraries
 from ctxlm_ds.untrusted_json import read_text
 
 if TYPE_CHECKING:
-    from ctxlm_ds.apps.evaluate.scoring import TokenScores
+    from ctxlm_ds.apps.evaluate.scorers import TokenScores
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.apps.evaluate.pairs import Pair
-from ctxlm_ds.apps.evaluate.scoring import SentenceScorer, TokenScores
+from ctxlm_ds.apps.evaluate.scorers import SentenceScorer, TokenScores
 from ctxlm_ds.data.preprocess.sentences import split_sentences
 
 Keys = NDArray[np.int64]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ctxlm_ds.apps.evaluate.command import main
-from ctxlm_ds.apps.evaluate.scoring import TokenScores
+from ctxlm_ds.apps.evaluate.scorers import TokenScores
 from ctxlm_ds.apps.evaluate.surprisal import word_surprisals
 from ctxlm_ds.errors import DataError
 from tests.downstream_models import write_bert, write_gpt2
