@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,15 @@ from ctxlm_ds.apps.downstream.examples import Example
 from ctxlm_ds.apps.downstream.kinds.base import Kind, Prediction, softmax
 from ctxlm_ds.apps.downstream.language_model import LanguageModel, Row, Tokens, load_model
 from ctxlm_ds.apps.downstream.model_folder import read_config
-from ctxlm_ds.apps.downstream.prompt_task import PromptDescription, content_free
 from ctxlm_ds.console import counted, logger
 from ctxlm_ds.errors import ConfigError
 
+if TYPE_CHECKING:
+    from ctxlm_ds.apps.downstream.prompt import PromptDescription
+
 FIRST_SENTINEL = "<extra_id_0>"
+CONTENT_FREE = ("N/A", "[MASK]", "")
+"""Content-free inputs (Zhao et al. 2021, section 5)."""
 CAUSAL_CLASSES = ("LMHeadModel", "ForCausalLM")
 
 
@@ -155,6 +159,11 @@ def choose_class(folder: Path, config: Any, tokenizer: Any) -> tuple[Any, type[S
     elif kind in AutoModelForCausalLM._model_mapping:
         return AutoModelForCausalLM, CausalScorer
     raise ConfigError(f"--model {folder}: {name or config.model_type} predicts no words, or its tokenizer has no mask")
+
+
+def content_free(example: Example) -> list[Example]:
+    """Return the example with content-free inputs; its choices stay."""
+    return [replace(example, text=text, pair=None if example.pair is None else text) for text in CONTENT_FREE]
 
 
 @dataclass

@@ -51,16 +51,16 @@ WRITTEN = f"{HERE}.kinds.text_to_text:TextToText"
 CLASSIFICATION = TaskKind(
     "label", f"{HERE}.kinds.sequence:Classification", TABLES, ("accuracy", "f1", "macro_f1", "matthews"),
     allowed=("pair",), frozen=f"{HERE}.features.kinds:FrozenClassification",
-    forms={TEXT_FORM: WRITTEN, GPT1_FORM: f"{HERE}.kinds.causal:CausalClassification"},
+    forms={TEXT_FORM: WRITTEN, GPT1_FORM: f"{HERE}.kinds.sequence:CausalClassification"},
 )  # fmt: skip
 REGRESSION = TaskKind(
     "number", f"{HERE}.kinds.sequence:Regression", TABLES, ("pearson", "spearman", "mse"),
     allowed=("pair",), frozen=f"{HERE}.features.kinds:FrozenRegression",
-    forms={TEXT_FORM: WRITTEN, GPT1_FORM: f"{HERE}.kinds.causal:CausalRegression"},
+    forms={TEXT_FORM: WRITTEN, GPT1_FORM: f"{HERE}.kinds.sequence:CausalRegression"},
 )  # fmt: skip
 MULTIPLE_CHOICE = TaskKind(
     "choice", f"{HERE}.kinds.sequence:MultipleChoice", TABLES, ("accuracy",),
-    needed=("text", "choices", "label"), allowed=("pair",), forms={GPT1_FORM: f"{HERE}.kinds.causal:CausalChoice"},
+    needed=("text", "choices", "label"), allowed=("pair",), forms={GPT1_FORM: f"{HERE}.kinds.sequence:CausalChoice"},
 )  # fmt: skip
 TAGGING = TaskKind(
     "tags", f"{HERE}.kinds.tagging:Tagging", ("conll",), ("f1", "precision", "recall", "accuracy"),
