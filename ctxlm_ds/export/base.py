@@ -239,10 +239,6 @@ class FamilyExport(ABC):
         return {output: result.logits}
 
     @abstractmethod
-    def their_labels(self, fields: Fields) -> Fields:
-        """Return the labels with which transformers' forward computes our loss for a batch's fields."""
-
-    @abstractmethod
     def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
         """Return the model card's sentences; `mask_token` is empty if the tokenizer has none."""
 
@@ -261,10 +257,6 @@ class EncoderDecoderExport(FamilyExport):
 
     def their_inputs(self, fields: Fields) -> Fields:
         return super().their_inputs(fields) | {"decoder_input_ids": fields["decoder_input_ids"]}
-
-    def their_labels(self, fields: Fields) -> Fields:
-        """Return the labels, from which transformers also makes the decoder's inputs."""
-        return {"labels": fields["decoder_labels"]}
 
     def write_card(self, kind: str, text: str) -> CardText:
         """Describe a model that writes; `text` is Python for what it reads."""

@@ -69,8 +69,3 @@ def copy_weights(theirs: nn.Module, ours: nn.Module, key_map: KeyMap) -> None:
 def hf_inputs(batch: Batch, config: ModelSection) -> dict[str, Tensor]:
     """The same rows (one sequence each) as a Hugging Face model takes them."""
     return export_of(config.family).their_inputs(batch.fields)
-
-
-def hf_labels(batch: Batch, config: ModelSection) -> dict[str, Tensor]:
-    """The same labels as a Hugging Face model takes them."""
-    return export_of(config.family).their_labels(batch.fields)

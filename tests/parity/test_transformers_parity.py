@@ -16,7 +16,8 @@ from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import classification_sums
 from ctxlm_ds.recipe.sections import ModelSection
 from tests.encoder_batches import PAD_ID, batch_of, random_batch, random_rows, tiny_model
-from tests.parity.mapping import Ids, copy_weights, hf_inputs, hf_labels, hf_model, key_map_of, our_model, randomize
+from tests.parity.mapping import Ids, copy_weights, hf_inputs, hf_model, key_map_of, our_model, randomize
+from tools.benchmark.transformers_sides import their_labels
 
 SEQ_LENGTH = 20
 LENGTHS = [[20], [13], [4], [9]]
@@ -101,7 +102,7 @@ def test_pad_as_a_random_token_gets_the_gradient_of_its_look_up() -> None:
         looked_up.append(vectors)
 
     table.register_forward_hook(keep)
-    their_value = theirs(**hf_inputs(batch, config), **hf_labels(batch, config)).loss
+    their_value = theirs(**hf_inputs(batch, config), **their_labels(batch.fields)).loss
     their_value.backward()
     torch.testing.assert_close(our_value, their_value, rtol=1e-5, atol=0)
     of_look_ups = looked_up[0].grad
@@ -115,7 +116,7 @@ def test_pad_as_a_random_token_gets_the_gradient_of_its_look_up() -> None:
 
     theirs.zero_grad()
     table.padding_idx = None
-    theirs(**hf_inputs(batch, config), **hf_labels(batch, config)).loss.backward()
+    theirs(**hf_inputs(batch, config), **their_labels(batch.fields)).loss.backward()
     compare_gradients(ours, theirs, key_map)
 
 

@@ -7,6 +7,7 @@ the same batches.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import cycle
@@ -157,6 +158,26 @@ def their_steps(config: RunConfig) -> list[list[dict[str, Tensor]]]:
 
     export = export_of(config.model.family)
     return [
-        [pinned(export.their_inputs(batch.fields) | export.their_labels(batch.fields)) for batch in step.micro_batches]
+        [pinned(export.their_inputs(batch.fields) | their_labels(batch.fields)) for batch in step.micro_batches]
         for step in full_rows(config, build_objective(config.objective))
     ]
+
+
+def their_labels(fields: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the labels with which transformers' forward computes our loss for a batch's fields."""
+    import torch
+
+    from ctxlm_ds.data.fields import IGNORE_LABEL
+
+    for name in ("decoder_labels", "permutation_lm_labels"):  # transformers makes the decoder's inputs from the first
+        if name in fields:
+            return {"labels": fields[name]}
+    if (replaced := fields.get("replaced_labels")) is not None:
+        return {"labels": replaced.where(replaced != IGNORE_LABEL, 0)}  # the attention mask leaves padding out
+    if "masked_lm_labels" not in fields:
+        return {"labels": fields["input_ids"]}  # which transformers shifts
+    labels = torch.full_like(fields["input_ids"], IGNORE_LABEL)
+    rows, slots = (fields["masked_lm_labels"] != IGNORE_LABEL).nonzero(as_tuple=True)
+    labels[rows, fields["prediction_positions"][rows, slots]] = fields["masked_lm_labels"][rows, slots]
+    of_pairs = [name for name in ("next_sentence_label", "sentence_order_label") if f"{name}s" in fields]
+    return {"labels": labels} | {name: fields[f"{name}s"][:, 0] for name in of_pairs}

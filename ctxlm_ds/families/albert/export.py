@@ -65,7 +65,7 @@ class AlbertExport(BertExport):
     }
     title = "ALBERT"
     pair_task = "sentence-order prediction"
-    pair_output, pair_label = "sop_logits", "sentence_order_label"
+    pair_output = "sop_logits"
     sentence_rows = SENTENCE_ROWS
     activations = {**BertExport.activations, "gelu_tanh": "gelu_new"}
     special_ids = ENDS

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import (
     COMMON_SETTINGS,
@@ -116,8 +115,6 @@ class EncoderExport(FamilyExport):
     """Name in the model card."""
     pair_output: ClassVar[str] = "seq_relationship_logits"
     """Their name of the logits of pairs."""
-    pair_label: ClassVar[str] = "next_sentence_label"
-    """Their name of a pair's label; ours is in the plural."""
 
     def check(self, model: Any, outputs: Sequence[str]) -> None:
         if getattr(model, "pre_layer_norm", self.pre_layer_norm) != self.pre_layer_norm:
@@ -160,16 +157,6 @@ class EncoderExport(FamilyExport):
         logits = result.prediction_logits if with_pairs else result.logits
         found = {"predicted_logits": at_positions(logits, fields["prediction_positions"])}
         return found | ({"sentence_logits": result[self.pair_output][:, None]} if with_pairs else {})
-
-    def their_labels(self, fields: Fields) -> Fields:
-        """Return a label at every position [b, s], and of each row's pair [b] if there are any."""
-        import torch
-
-        labels = torch.full_like(fields["input_ids"], IGNORE_LABEL)
-        rows, slots = (fields["masked_lm_labels"] != IGNORE_LABEL).nonzero(as_tuple=True)
-        labels[rows, fields["prediction_positions"][rows, slots]] = fields["masked_lm_labels"][rows, slots]
-        pairs = fields.get(f"{self.pair_label}s")
-        return {"labels": labels} | ({} if pairs is None else {self.pair_label: pairs[:, 0]})
 
     def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
         heads = f"It has {self.title}'s masked-language-modelling head."

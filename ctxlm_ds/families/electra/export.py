@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.export.base import CardText, FamilyExport, Fields, same
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
 from ctxlm_ds.families.bert.export import EncoderExport, fill_mask_card, layer_rows, table_rows
@@ -77,11 +76,6 @@ class DiscriminatorExport(ElectraExport):
     def their_outputs(self, result: Any, fields: Fields) -> Fields:
         """Return the logits of all positions [b, s]."""
         return {"replaced_logits": result.logits}
-
-    def their_labels(self, fields: Fields) -> Fields:
-        """Return 1 for each replaced token [b, s]; transformers leaves padding out by the attention mask."""
-        labels = fields["replaced_labels"]
-        return {"labels": labels.where(labels != IGNORE_LABEL, 0)}
 
     def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
         usage = (

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.base import ENDS, CardText, FamilyExport, Fields, Rows, TokenIds, check_special_ids, same
+from ctxlm_ds.export.base import ENDS, CardText, FamilyExport, Rows, TokenIds, check_special_ids, same
 from ctxlm_ds.export.key_maps import TRANSPOSED, KeyMap, Row, expand
 from ctxlm_ds.families.gpt.config import Gpt1Section, Gpt2Section, GptSection
 from ctxlm_ds.tokenizers.base import Tokenizer
@@ -49,10 +49,6 @@ class CausalExport(FamilyExport):
         encoded = tokenizer.encode_batch([" ".join(pair) for pair in pairs])
         rows = [list(ids[: model.max_position_embeddings]) for ids in encoded]
         return Rows(rows, [[0] * len(row) for row in rows])
-
-    def their_labels(self, fields: Fields) -> Fields:
-        """Return the inputs, which transformers shifts."""
-        return {"labels": fields["input_ids"]}
 
     def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
         usage = (

@@ -161,10 +161,6 @@ class XlnetExport(FamilyExport):
             "target_mapping": targets,
         }
 
-    def their_labels(self, fields: Fields) -> Fields:
-        """Return the labels of the slots [b, p]."""
-        return {"labels": fields["permutation_lm_labels"]}
-
     def card(self, outputs: Sequence[str], mask_token: str) -> CardText:
         usage = (
             "import torch\n"
