@@ -106,18 +106,14 @@ def _header(name: str, sources: Sequence[TrainSource], text: CardText, figures: 
     """Return the Hub's YAML, with the held-out figures as evaluation results."""
     from huggingface_hub import EvalResult, ModelCardData
 
+    measured = [(*key.partition("/")[::2], round(value, 6)) for key, value in figures.items()]
     results = [
         EvalResult(
-            task_type=text.task or "feature-extraction",
-            dataset_type=source,
-            dataset_name=f"{source} (held out)",
-            metric_type=metric,
-            metric_value=round(value, 6),
+            task_type=text.task or "feature-extraction", dataset_type=source, dataset_name=f"{source} (held out)",
+            metric_type=metric, metric_value=value,
         )
-        for source, _, metric in (key.partition("/") for key in figures)
-        for value in [figures[f"{source}/{metric}"]]
-        if metric
-    ]
+        for source, metric, value in measured if metric
+    ]  # fmt: skip
     data = ModelCardData(
         license="unknown",
         language=sorted({source.language.partition("_")[0] for source in sources if source.language}) or None,

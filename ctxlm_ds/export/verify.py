@@ -185,14 +185,16 @@ def verify_folder(
     Ours are rounded in the same way; the effect of the rounding has another bound. Raises ExportError, which lists
     every difference past its bound.
     """
-    export = export_of(model.family)
-    inputs = build_inputs(folder, export, model, tokenizer)
-    parts = [(part, part.shared_outputs(outputs)) for part in export.models()]
-    comparisons = [
-        comparison
-        for part, own in parts
-        for comparison in _verify_class(folder / part.folder, part, source, model, own, inputs, dtype)
-    ]
+    inputs = build_inputs(folder, export_of(model.family), model, tokenizer)
+    comparisons = []
+    for export in export_of(model.family).models():
+        own = export.shared_outputs(outputs)  # ours has only these outputs
+        theirs = _their_logits(folder / export.folder, export, export.hf_classes[frozenset(own)], inputs)
+        rounded = _logits(export, inputs, _filled_model(source, model, own, dtype).run)
+        comparisons += _compare(rounded, theirs, BOUND)
+        if dtype != "fp32":
+            exact = _logits(export, inputs, _filled_model(source, model, own, "fp32").run)
+            comparisons += _compare(exact, theirs, ROUNDING_BOUNDS[dtype], f" (rounding to {dtype})")
     failed = [str(comparison) for comparison in comparisons if not comparison.holds]
     if failed:
         raise ExportError(
@@ -200,25 +202,6 @@ def verify_folder(
             + "; ".join(failed)
             + ". Nothing was kept. Try the versions in constraints.txt; if they differ there too, please report it"
         )
-    return comparisons
-
-
-def _verify_class(
-    folder: Path,
-    export: FamilyExport,
-    source: WeightSource,
-    model: ModelSection,
-    outputs: Sequence[str],
-    inputs: dict[str, Fields],
-    dtype: str,
-) -> list[Comparison]:
-    """Compare the model of one class with ours that has only these outputs; arguments as those of verify_folder."""
-    theirs = _their_logits(folder, export, export.hf_classes[frozenset(outputs)], inputs)
-    rounded = _logits(export, inputs, _filled_model(source, model, outputs, dtype).run)
-    comparisons = _compare(rounded, theirs, BOUND)
-    if dtype != "fp32":
-        exact = _logits(export, inputs, _filled_model(source, model, outputs, "fp32").run)
-        comparisons += _compare(exact, theirs, ROUNDING_BOUNDS[dtype], f" (rounding to {dtype})")
     return comparisons
 
 

@@ -5,7 +5,6 @@ A hook never changes the training. Hooks run on rank 0 only, unless one says oth
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -203,15 +202,12 @@ class IntervalHook(Hook):
 
 def memory_bytes() -> int:
     """Return the peak memory of this process's accelerator, or without one the process's memory now."""
+    import psutil
     import torch
 
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return int(torch.cuda.max_memory_allocated())
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
-    except (OSError, IndexError, ValueError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return int(psutil.Process().memory_info().rss)
 
 
 class ProfilerHook(Hook):
