@@ -109,10 +109,9 @@ def vectors_of(
 
 
 def write_vectors(path: Path, units: Iterator[Unit], facts: dict[str, str]) -> tuple[int, int]:
-    """Write a file in the form of its suffix, which appears when all is written; `facts` go into its metadata.
+    """Write a file in the form of its suffix, with `facts` as metadata; return the numbers of sentences and of rows.
 
-    Returns:
-        The numbers of sentences and of rows.
+    It appears when all is written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_path(path)

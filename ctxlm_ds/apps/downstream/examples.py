@@ -119,8 +119,7 @@ def read_files(task: TaskDescription, data: Path) -> Parts:
 def read_examples(task: TaskDescription, path: Path, labelled: bool = True) -> list[Example]:
     """Read all examples of a file, plain, .xz or .gz; labels of a test file (not `labelled`) may be missing.
 
-    Raises:
-        DataError: the file is empty, no UTF-8, cut off, or a line does not fit the description; names file and line.
+    Raises DataError, which names file and line, if it is empty, no UTF-8, cut off, or a line does not fit the task.
     """
     text = read_text(path)
     if not text.strip():

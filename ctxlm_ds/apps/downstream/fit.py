@@ -44,10 +44,8 @@ def training_arguments(
 ) -> Any:
     """Return transformers' TrainingArguments of a point, whose batch is that of all ranks together.
 
-    `metric` chooses the best epoch; `make` returns the arguments, a kind's own.
-
-    Raises:
-        ConfigError: the batch cannot be divided by the ranks, or DeepSpeed's JSON says something else.
+    `metric` chooses the best epoch; `make` returns the arguments, a kind's own. Raises ConfigError if the batch cannot
+    be divided by the ranks, or DeepSpeed's JSON says something else.
     """
     devices = int(os.environ.get("WORLD_SIZE", "1"))
     devices = max(1, torch.cuda.device_count()) if devices == 1 else devices
@@ -87,11 +85,7 @@ def load_config(folder: Path, kind: Kind) -> Any:
 def run_point(
     model_folder: Path, kind: Kind, sets: Sets, point: Point, settings: FitSettings, output: Path, recorded: Any
 ) -> dict[str, Any]:
-    """Fine-tune once, judge, and write metrics.json and predictions.jsonl to `output` (all or nothing).
-
-    Returns:
-        What metrics.json holds: the point, the scores of dev (and test), and the log of each epoch.
-    """
+    """Fine-tune once, judge, and write predictions and metrics.json, which it returns, to `output`; all or nothing."""
     scratch = output.with_name(f"{output.name}.trainer")  # one for all ranks: they load the best epoch from it
     try:
         trainer = make_trainer(model_folder, kind, sets, point, settings, scratch)

@@ -126,11 +126,7 @@ class LanguageModel:
 
 
 def load_model(folder: Path, auto_class: Any) -> Any:
-    """Return a folder's model in fp32, on the GPU if there is one.
-
-    Raises:
-        ConfigError: it has no weights of its output layer, or damaged ones.
-    """
+    """Return a folder's model in fp32, on the GPU if there is one; ConfigError for missing or damaged weights."""
     quiet_transformers()  # it would report each input that is still to be shortened
     model, loading = auto_class.from_pretrained(
         folder, dtype=torch.float32, use_safetensors=True, local_files_only=True, output_loading_info=True

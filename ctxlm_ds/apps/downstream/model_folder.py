@@ -21,9 +21,8 @@ MAX_LAYERS = 4096
 def read_config(folder: Path, **settings: Any) -> Any:
     """Return transformers' configuration of a local folder, with `settings` in place of those of its config.json.
 
-    Raises:
-        ConfigError: the file is missing, damaged, has a size that no model has, names code of the Hub, or is of a
-            type that transformers does not have.
+    Raises ConfigError if the file is missing, damaged, has a size that no model has, names code of the Hub, or is of a
+    type that transformers does not have.
     """
     path = folder / "config.json"
     if not path.is_file():

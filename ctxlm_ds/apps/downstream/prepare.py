@@ -44,11 +44,8 @@ def make_kind(
 ) -> Kind:
     """Return the kind of a task with a model's tokenizer and the labels of the training file.
 
-    `variant` is another form of the kind (`TaskKind.forms`), `options` are of the class.
-
-    Raises:
-        ConfigError: the kind has no such variant, or transformers no such model.
-        TokenizerError: the folder has no fast tokenizer.
+    `variant` is another form of the kind (`TaskKind.forms`), `options` are of the class. Raises ConfigError if the kind
+    has no such variant, or transformers no such model, TokenizerError if the folder has no fast tokenizer.
     """
     kind = kind_class(task, variant)
     tokenizer = load_tokenizer(model_folder, task.entry.reads_words, task.split_special_tokens)

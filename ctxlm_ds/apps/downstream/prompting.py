@@ -135,11 +135,7 @@ def places_of(targets: Tokens, start: int) -> tuple[int, ...]:
 
 
 def load_scorer(folder: Path, tokenizer: Any, scores_unknown: bool = False) -> Scorer:
-    """Return the language model of a folder, on the GPU if there is one.
-
-    Raises:
-        ConfigError: it is no language model that can score words, or has no weights of its output layer.
-    """
+    """Return the language model of a folder, on the GPU if there is one; ConfigError if it cannot score words."""
     auto_class, scorer = choose_class(folder, read_config(folder), tokenizer)
     return scorer(LanguageModel(load_model(folder, auto_class), tokenizer.pad_token_id), tokenizer, scores_unknown)
 

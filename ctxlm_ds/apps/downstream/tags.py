@@ -23,10 +23,8 @@ def read_spans(tags: Sequence[str], scheme: str, origin_of: Callable[[int], str]
     """Return the spans that tags of a scheme describe.
 
     IOB1: B only divides two adjacent spans of a type. IOB2: each span begins with B. BIOES: last word E, single word S.
-    A tag without a type (B, I) is of the empty type. `origin_of` names a word for messages.
-
-    Raises:
-        DataError: a tag is not one of the scheme, or a sequence is illegal in IOB2 or BIOES.
+    A tag without a type (B, I) is of the empty type. `origin_of` names a word for messages. Raises DataError for a tag
+    that is not one of the scheme, or a sequence that is illegal in IOB2 or BIOES.
     """
     spans: list[Span] = []
     start, type_ = 0, None

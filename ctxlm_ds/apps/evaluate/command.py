@@ -174,9 +174,7 @@ def _is_export(folder: Path, checkpoint: Path) -> bool:
 def check(jobs: Sequence[Job]) -> dict[str, Any]:
     """Read all data, then export the models and check that they can do the tasks; return the examples by task.
 
-    Raises:
-        ConfigError, ExportError, TokenizerError: a model cannot do a task.
-        DataError: names file and line.
+    Raises ConfigError, ExportError or TokenizerError if a model cannot do a task, DataError with file and line.
     """
     from ctxlm_ds.apps.downstream.metrics import check_packages
     from ctxlm_ds.apps.downstream.prepare import check_class, kind_class

@@ -92,9 +92,7 @@ def show(runs: Sequence[Run], output: Path | None, title: str = "Scores of model
 def read_runs(given: str) -> list[Run]:
     """Read an output folder, which may be written as NAME=DIR, or all of an evaluation.
 
-    Raises:
-        ConfigError: it has no results.
-        DataError: a metrics.json is not in the form of these commands.
+    Raises ConfigError if it has no results, DataError if a metrics.json is not in the form of these commands.
     """
     name, _, path = given.rpartition("=")
     folder = Path(path)
@@ -137,9 +135,8 @@ def name_of(summary: Mapping[str, Any]) -> str:
 def largest_of_each(runs: Iterable[Run]) -> list[Run]:
     """Return, of several runs of a model on a task, the one with most training examples.
 
-    Raises:
-        ConfigError: two runs have the same model, task and number of examples, or two metrics or definitions of a
-            score judge a task.
+    Raises ConfigError if two runs have the same model, task and number of examples, or two metrics or definitions of a
+    score judge a task.
     """
     found: dict[tuple[str, str], Run] = {}
     judged: dict[str, list[str]] = {}

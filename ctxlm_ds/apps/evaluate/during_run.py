@@ -275,11 +275,7 @@ class DownstreamHook(Hook):
 
 
 def _link_tree(source: Path, target: Path) -> None:
-    """Make a folder with hard links to a checkpoint's files.
-
-    Raises:
-        OSError: the file system has no hard links, for example; a copy would keep the training waiting.
-    """
+    """Make a folder with hard links to a checkpoint's files; OSError if it cannot: a copy would delay the training."""
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:

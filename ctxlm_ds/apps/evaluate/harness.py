@@ -18,9 +18,8 @@ BATCH_SIZE = 16
 def find_tasks(name: str, files: Path, metric: str) -> Any:
     """Return the harness's manager that knows a task, of the YAML files of a folder or its own; reads the task's data.
 
-    Raises:
-        ConfigError: the harness is not installed, or knows no task of this name or no such metric of it.
-        DataError: the data cannot be read, or a file names Python code.
+    Raises ConfigError if the harness is not installed, or knows no task of this name or no such metric of it, DataError
+    if the data cannot be read, or a file names Python code.
     """
     if importlib.util.find_spec("lm_eval") is None:
         raise ConfigError("tasks of lm-evaluation-harness need lm_eval: pip install 'ctxlm_ds[lm-eval]'")

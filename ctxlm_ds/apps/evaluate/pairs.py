@@ -57,10 +57,8 @@ class Accuracy(NamedTuple):
 def read_pairs(path: Path) -> list[Pair]:
     """Read a file of JSON lines, plain, .xz or .gz, or all such files of a folder in the order of their names.
 
-    `UID` and `linguistics_term` name paradigm and phenomenon; without them, the file's name does.
-
-    Raises:
-        DataError: there is no such file, or a line is damaged or lacks a sentence; names file and line.
+    `UID` and `linguistics_term` name paradigm and phenomenon; without them, the file's name does. Raises DataError with
+    file and line if there is no such file, or a line is damaged or lacks a sentence.
     """
     files = [path] if path.is_file() else sorted(one for end in OPENERS for one in path.glob(f"*.jsonl{end}"))
     pairs = [_pair(file, line, row) for file in files for line, row in json_rows(file, read_text(file))]

@@ -93,11 +93,8 @@ def load_suite(name_or_path: str) -> tuple[Path, Suite]:
 def entries_of(path: Path, suite: Suite, data: Path, only: Sequence[str] = ()) -> list[Entry]:
     """Return the tasks of a suite of the file `path`, whose files are in `data`: all, or `only` some and their starts.
 
-    A task that starts from another one is behind it.
-
-    Raises:
-        ConfigError: lists every problem of the description.
-        DataError: `data` has no such file or folder.
+    A task that starts from another one is behind it. Raises ConfigError with every problem of the description,
+    DataError if `data` has no such file or folder.
     """
     raise_problems(f"suite {path}", list(_problems(suite, only)))
     starts = {suite.tasks[name].start for name in only or suite.tasks}

@@ -74,10 +74,8 @@ def open_source(
 
     `pooling` gives the vector of a word of several subwords (None: the first one's); a source without subwords refuses
     it. Only words of the vocabulary of a file are kept. With `separate` an ELMo has 2L + 1 layers of one direction.
-    With `split` the names of special tokens are text.
-
-    Raises:
-        ConfigError, TokenizerError, ExportError, DataError: the path holds no source, or a damaged one.
+    With `split` the names of special tokens are text. Raises ConfigError, TokenizerError, ExportError or DataError if
+    the path holds no source, or a damaged one.
     """
     own = own_format_in(path) if path.is_dir() else None
     if pooling is not None and (own is not None or path.is_file()):
@@ -198,10 +196,7 @@ def _by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
 def read_static(path: Path, vocabulary: Container[str] | None = None) -> StaticSource:
     """Read GloVe's text, word2vec's text (a first line with numbers of words and columns), or `.bin`, also .xz and .gz.
 
-    Only words of the vocabulary are kept, if there is one.
-
-    Raises:
-        DataError: a line is damaged; names file, line and remedy.
+    Only words of the vocabulary are kept, if there is one. Raises DataError (file, line, remedy) for a damaged line.
     """
     plain = path.with_suffix("") if path.suffix in OPENERS else path
     return (_read_binary if plain.suffix == BINARY else _read_text)(path, vocabulary)
