@@ -137,8 +137,8 @@ def answer(
     arguments: argparse.Namespace, task: TaskDescription, prompt: PromptDescription, folders: dict[int, Path],
     wanted: dict[str, Any],
 ) -> None:  # fmt: skip
+    from ctxlm_ds.apps.downstream.language_model import Prompting, load_scorer
     from ctxlm_ds.apps.downstream.prepare import check_examples, kind_class, load_tokenizer, longest_input, read_parts
-    from ctxlm_ds.apps.downstream.prompting import Prompting, load_scorer
 
     parts = read_parts(task, arguments.data)
     tokenizer = load_tokenizer(arguments.model, False, task.split_special_tokens)

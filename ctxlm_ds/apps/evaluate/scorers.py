@@ -16,10 +16,10 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
+from ctxlm_ds.apps.downstream import language_model
 from ctxlm_ds.apps.downstream.language_model import BATCH_TOKENS, LanguageModel, Row, Tokens, Values, load_model
 from ctxlm_ds.apps.downstream.model_folder import read_config
 from ctxlm_ds.apps.downstream.prepare import load_tokenizer, longest_input
-from ctxlm_ds.apps.downstream.prompting import FIRST_SENTINEL, choose_class
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.export.base import WordLayers, own_format_in
 from ctxlm_ds.families.bert.config import UNILM_TOKEN_TYPES
@@ -209,7 +209,7 @@ class EncoderDecoderSentences(TransformersScorer):
 
     def rows(self, sentence: Encoded) -> list[Scored]:
         tokenizer, ids = self.tokenizer, sentence.ids
-        sentinel = tokenizer.get_vocab().get(FIRST_SENTINEL)
+        sentinel = tokenizer.get_vocab().get(language_model.FIRST_SENTINEL)
         mask = tokenizer.mask_token_id if sentinel is None else sentinel
         begin = [token for token in (tokenizer.bos_token_id,) if token is not None]
         if self.way == "prefix":
@@ -384,7 +384,7 @@ def _kind(folder: Path, config: Any, tokenizer: Any) -> type[TransformersScorer]
         return DiscriminatorSentences
     if hasattr(config, "mem_len"):
         return PermutedSentences
-    auto_class, _ = choose_class(folder, config, tokenizer)
+    auto_class, _ = language_model.choose_class(folder, config, tokenizer)
     kinds = (MaskedSentences, CausalSentences, EncoderDecoderSentences)
     kind = next(one for one in kinds if one.auto_class is auto_class)
     is_unilm = kind is kinds[0] and getattr(config, "type_vocab_size", 0) == UNILM_TOKEN_TYPES

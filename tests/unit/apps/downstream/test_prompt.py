@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.apps.downstream.examples import Example
+from ctxlm_ds.apps.downstream.language_model import content_free
 from ctxlm_ds.apps.downstream.prompt import PROMPT_DIR, PromptDescription, draw_examples, load_prompt, main
-from ctxlm_ds.apps.downstream.prompting import content_free
 from ctxlm_ds.apps.downstream.task import load_task, shipped
 from ctxlm_ds.apps.evaluate.compare import read_runs
 from ctxlm_ds.errors import ConfigError

@@ -16,9 +16,9 @@ import torch
 
 from ctxlm_ds.apps.downstream.examples import Example
 from ctxlm_ds.apps.downstream.kinds.sequence import Classification, MultipleChoice
+from ctxlm_ds.apps.downstream.language_model import CONTENT_FREE, Prompting, load_scorer
 from ctxlm_ds.apps.downstream.prepare import load_tokenizer
 from ctxlm_ds.apps.downstream.prompt import PromptDescription
-from ctxlm_ds.apps.downstream.prompting import CONTENT_FREE, Prompting, load_scorer
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.errors import ConfigError
 from tests.downstream_models import WORDS, causal_export, sentiment, write_bert
