@@ -67,7 +67,7 @@ TAGGING = TaskKind(
     forms={CRF_FORM: f"{HERE}.kinds.tagging:CrfTagging"}, frozen=f"{HERE}.features.kinds:FrozenTagging",
 )  # fmt: skip
 QUESTION_ANSWERING = TaskKind(
-    "span", f"{HERE}.kinds.answers:QuestionAnswering", ("squad",), ("f1", "exact_match"),
+    "span", f"{HERE}.kinds.spans:QuestionAnswering", ("squad",), ("f1", "exact_match"),
     needed=(), forms={TEXT_FORM: WRITTEN},
 )  # fmt: skip
 TEXT_TO_TEXT = TaskKind(

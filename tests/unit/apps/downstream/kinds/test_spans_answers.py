@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.kinds.answers import QuestionAnswering, best_span
+from ctxlm_ds.apps.downstream.kinds.spans import QuestionAnswering, best_span
 from ctxlm_ds.apps.downstream.prepare import load_tokenizer
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from tests.downstream_models import write_bert
