@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ctxlm_ds.apps.demo.pretrain_default import CTXLM, run_step
-from ctxlm_ds.apps.evaluate.ngrams import trigram_probabilities
 from ctxlm_ds.apps.evaluate.verdict import Predictions
+from ctxlm_ds.apps.evaluate.word_scorers import NgramModel
 from ctxlm_ds.apps.plan.check_run import parse_arguments
 from ctxlm_ds.atomic import read_object, write_text
 from ctxlm_ds.checkpoint.folders import find_verified
@@ -63,7 +63,8 @@ def gate(config: RunConfig, predictions: Predictions) -> float:
     if predictions.objective.shifted:
         train, held_out = (np.concatenate([np.asarray(IndexedDataset(source.path).tokens) for source in sources])
                            for sources in (config.data.train, config.data.validation))  # fmt: skip
-        return float(-np.log(trigram_probabilities(train, held_out, predictions.vocab_size)).mean())
+        trigram = NgramModel(train.astype(np.int64), predictions.vocab_size, 3)
+        return float(-np.log(trigram.probabilities(held_out.astype(np.int64))[2:]).mean())
     return fmean(figures.loss for _, figures in predictions.by_frequency()) - GATE_NATS
 
 
