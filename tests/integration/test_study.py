@@ -72,15 +72,15 @@ def test_a_study_from_text_to_its_report(begun: list[str], tmp_path: Path) -> No
     words = [tmp_path / "mine.yaml", "--output", output, "--corpus", tmp_path / "mine.txt", "--data", tmp_path / "data"]
     first = call_here(main, "study", *words)
     assert first.returncode == 0, first.stdout + first.stderr
-    assert begun == ["few/seed-1", "many/seed-1"] * 2  # trained, then scored
+    assert begun == ["few/rate-1/seed-1", "many/rate-1/seed-1"] * 2  # trained, then scored
     rows = [row[:-1] for row in table(output)]
     assert [row[0] for row in rows] == ["arm", "few", "many"] and rows[1][1] == "not past the plateau"
     assert rows[1][7] == rows[2][7] and float(rows[1][7].replace(",", "")) >= 1500  # tokens
     begun.clear()
-    shutil.rmtree(output / "runs" / "many" / "seed-1")
+    shutil.rmtree(output / "runs" / "many" / "rate-1" / "seed-1")
     again = call_here(main, "study", *words)
     assert again.returncode == 0, again.stdout + again.stderr
-    assert begun == ["many/seed-1"] * 2
+    assert begun == ["many/rate-1/seed-1"] * 2
     # The last column has the seconds of a run.
     assert [row[:-1] for row in table(output)] == rows
 

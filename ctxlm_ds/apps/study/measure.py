@@ -5,6 +5,7 @@ The figures go to RUN/study.json. Losses are those of the term of the objective 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -45,17 +46,22 @@ def main() -> None:
 
 
 def measure(config: RunConfig) -> dict[str, Any]:
-    """Return the figures of a run that is complete: its losses on held-out text, the gate, and what it has spent."""
+    """Return the figures of a run that is complete: its losses on held-out text, the gate, and what it has spent.
+
+    `held_out` is the hash of the held-out tokens that it predicts.
+    """
     predictions = Predictions.of(config)
     found: dict[str, Any] = spent(config, predictions)
     if predictions is None:
-        return found | {"loss": None, "items": [], "gate": None}
+        return found | {"loss": None, "items": [], "gate": None, "held_out": ""}
     with load_object("ctxlm_ds.api:Run")(config) as run:
         batches = [batch for of_source in run.evaluate_by_batch().values() for batch in of_source]
-    counts = np.array([len(predictions.labels(batch)) for batch in predictions.held_out()])
+    labels = list(map(predictions.labels, predictions.held_out()))
+    counts, predicted = np.array(list(map(len, labels))), hashlib.sha256(np.concatenate(labels)).hexdigest()
     losses = np.array([batch[f"{predictions.term.name}_loss"] for batch in batches])
     items = losses * counts / counts.mean()  # their mean is the mean over tokens
-    return found | {"loss": float(items.mean()), "items": items.tolist(), "gate": gate(config, predictions)}
+    loss, limit = float(items.mean()), gate(config, predictions)
+    return found | {"loss": loss, "items": items.tolist(), "gate": limit, "held_out": predicted}
 
 
 def gate(config: RunConfig, predictions: Predictions) -> float:

@@ -84,9 +84,15 @@ def arm_table(runs: StudyRuns, arms: Sequence[ArmResult]) -> list[Row]:
 
 
 def differences(runs: StudyRuns, arms: Sequence[ArmResult]) -> dict[tuple[str, str], Difference]:
-    """Return the paired differences of all arms that count, on the measure of the verdict."""
+    """Return the paired differences of all arms that count, on the measure of the verdict.
+
+    Losses of other held-out tokens (of rows of another form) are paired by seed alone.
+    """
     usable = {arm.name: items for arm in arms if len(arm.figures) == len(arm.jobs) and arm.is_past_plateau
               and (items := arm.items(runs.study.compare)) is not None}  # fmt: skip
+    predicted = {run["held_out"] for arm in arms if arm.name in usable for run in arm.figures}
+    if runs.study.compare == LOSS and len(predicted) > 1:
+        usable = {name: items.mean(axis=1, keepdims=True) for name, items in usable.items()}
     return {pair: difference(usable[pair[0]], usable[pair[1]]) for pair in combinations(usable, 2)}
 
 

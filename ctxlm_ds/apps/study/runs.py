@@ -56,7 +56,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        return f"{self.arm}/rate-{self.factor:g}" if self.seed == SEARCH_SEED else f"{self.arm}/seed-{self.seed}"
+        return f"{self.arm}/rate-{self.factor:g}/seed-{self.seed}"
 
 
 class Work(NamedTuple):
@@ -89,7 +89,7 @@ class StudyRuns:
     def best_factor(self, arm: str) -> float:
         """Return the factor of the learning rates with the lowest held-out loss; a run that failed has none."""
         jobs = [job for job in self.search if job.arm == arm]
-        if missing := [job.name for job in jobs if not self.log(job).exists()]:
+        if missing := [job.name for job in jobs if not (self.figures(job) or failure_mark(self.log(job)).exists())]:
             raise ConfigError(f"{self.folder}: the search of {arm} lacks {', '.join(missing)}; run those points first")
         losses = {job.factor: (self.figures(job) or {"loss": None})["loss"] for job in jobs}
         known = [(loss, factor) for factor, loss in losses.items() if loss is not None]
@@ -188,12 +188,13 @@ class StudyRuns:
         execute([Work(job.name, self.command(job), self.log(job)) for job in jobs if not self.figures(job)], parallel)
 
     def score(self, jobs: Sequence[Job], data: Path, parallel: int) -> None:
-        """Score the runs that are complete and have no scores on the study's measures."""
-        todo = [job for job in jobs if self.figures(job) and not (self.run_dir(job) / SCORES).is_file()]
+        """Score the runs that are complete on the measures of the study for which they have no scores."""
+        every = {job: self.figures(job) for job in jobs}
+        todo = [job for job, found in every.items() if found and not set(self.study.measures) <= set(found["scores"])]
         words = ["--data", str(data), "--measures", *self.study.measures]
         command = [sys.executable, "-m", "ctxlm_ds.apps.study.scores"]
         work = [Work(job.name, [*command, str(self.run_dir(job)), *words], self.log(job)) for job in todo]
-        execute(work if self.study.measures else [], parallel)
+        execute(work, parallel)
 
 
 def execute(work: Sequence[Work], parallel: int) -> None:
@@ -205,6 +206,7 @@ def execute(work: Sequence[Work], parallel: int) -> None:
             while waiting and len(running) < parallel:
                 one = waiting.pop(0)
                 one.log.parent.mkdir(parents=True, exist_ok=True)
+                failure_mark(one.log).unlink(missing_ok=True)
                 with open(one.log, "ab") as log:
                     process = subprocess.Popen(one.words, stdout=log, stderr=log, env=environ | os.environ)
                 running[process] = one
@@ -213,16 +215,29 @@ def execute(work: Sequence[Work], parallel: int) -> None:
             for process in [process for process in running if process.poll() is not None]:
                 one = running.pop(process)
                 if process.returncode:
+                    failure_mark(one.log).touch()
                     logger.error("%s: failed (exit status %d); %s", one.name, process.returncode, one.log)
+
+
+def failure_mark(log: Path) -> Path:
+    """Return the file that says that a process has failed, not only been stopped."""
+    return log.with_name(f"{log.name}.failed")
 
 
 @contextmanager
 def passed_on(running: Mapping[subprocess.Popen[bytes], Work]) -> Iterator[None]:
-    """Pass signals that ask a run to stop on to the processes inside, then exit as the signal asks."""
+    """Pass signals that ask a run to stop on to the processes inside, then exit as the signal asks.
+
+    A second signal kills them.
+    """
+    received: list[int] = []
 
     def stop(number: int, _: object) -> None:
+        received.append(number)
         for process in running:
-            process.send_signal(number)
+            process.send_signal(number if len(received) == 1 else signal.SIGKILL)
+        if len(received) > 1:
+            return  # to the wait of the first call, which holds a lock of the process
         for process in running:
             process.wait()
         sys.exit(128 + number)

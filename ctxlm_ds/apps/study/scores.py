@@ -10,8 +10,9 @@ from typing import Any
 
 from ctxlm_ds.apps.downstream.task import load_task
 from ctxlm_ds.apps.evaluate.suite import PAIRS
-from ctxlm_ds.atomic import write_text
-from ctxlm_ds.console import run_command, setup_logging
+from ctxlm_ds.atomic import read_object, write_text
+from ctxlm_ds.console import logger, run_command, setup_logging
+from ctxlm_ds.errors import CtxlmError
 from ctxlm_ds.process.library_noise import quiet_libraries
 
 SCORES = "scores.json"
@@ -31,7 +32,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     model = arguments.run_dir / "hf"
     if not model.exists():
         to_hf(arguments.run_dir, model)
-    found = {name: score(model, name, arguments.data) for name in arguments.measures}
+    found = read_object(arguments.run_dir / SCORES) or {}
+    for name in arguments.measures:
+        try:
+            found[name] = found.get(name) or score(model, name, arguments.data)
+        except CtxlmError as error:
+            logger.warning("%s: not measured: %s", name, error)
     write_text(arguments.run_dir / SCORES, json.dumps(found, indent=1) + "\n")
 
 

@@ -42,10 +42,10 @@ def complete() -> Complete:
     def write(runs: StudyRuns, job: Job, loss: float, gate: float = 9.0, score: float | None = None) -> None:
         folder = runs.run_dir(job)
         folder.mkdir(parents=True, exist_ok=True)
-        runs.log(job).touch()
         rng = np.random.default_rng([job.seed, job.arm == "few"])
         items = loss + 0.001 * rng.normal(size=ITEMS) + np.linspace(-1, 1, ITEMS)
-        found: dict[str, Any] = {**SPENT, "loss": float(items.mean()), "items": items.tolist(), "gate": gate}
+        found: dict[str, Any] = {**SPENT, "loss": float(items.mean()), "items": items.tolist(), "gate": gate,
+                                 "held_out": "same"}  # fmt: skip
         (folder / FIGURES).write_text(json.dumps(found))
         lines = [{"step": step, "eval/heldout/loss": loss + 1 / step} for step in (5, 10)]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

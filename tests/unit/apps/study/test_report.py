@@ -43,6 +43,17 @@ def test_the_verdict_is_that_of_the_interval(
         assert "a difference of 0.00" in verdict_of(runs)
 
 
+def test_losses_of_other_tokens_are_paired_by_seed_alone(runs: StudyRuns, complete: Complete) -> None:
+    finish(runs, complete, {"few": 4.0, "many": 4.2})
+    paired = differences(runs, results_of(runs))["few", "many"]
+    for job in runs.compared():
+        figures = runs.run_dir(job) / "study.json"
+        figures.write_text(figures.read_text().replace('"same"', f'"{job.arm}"'))
+    alone = differences(runs, results_of(runs))["few", "many"]
+    assert alone.mean == pytest.approx(paired.mean) and alone.p == pytest.approx(paired.p)
+    assert (alone.low, alone.high) != (paired.low, paired.high)
+
+
 def test_an_equal_claim_is_refuted_by_a_difference(runs: StudyRuns, complete: Complete) -> None:
     finish(runs, complete, {"few": 4.0, "many": 4.2})
     equal = runs.study.claim.model_copy(update={"equal": True})

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.apps.study.definition import Study
-from ctxlm_ds.apps.study.runs import Job, StudyRuns, Work, execute
+from ctxlm_ds.apps.study.runs import Job, StudyRuns, Work, execute, failure_mark
 from ctxlm_ds.errors import ConfigError
 from tests.unit.apps.study.conftest import Complete
 
@@ -23,21 +23,29 @@ def runs(study: Study, tmp_path: Path) -> StudyRuns:
 
 
 def test_the_search_comes_first_and_seeds_are_paired(runs: StudyRuns, complete: Complete) -> None:
-    assert [job.name for job in runs.search[:3]] == ["few/rate-0.5", "few/rate-1", "few/rate-2"]
-    with pytest.raises(ConfigError, match=r"the search of few lacks few/rate-0.5, few/rate-1, few/rate-2"):
+    assert [job.name for job in runs.search[:3]] == [f"few/rate-{rate}/seed-1000" for rate in (0.5, 1, 2)]
+    with pytest.raises(ConfigError, match=r"the search of few lacks few/rate-0.5/seed-1000, few/rate-1/seed-1000"):
         runs.compared()
     for job in runs.search:
         complete(runs, job, 4.0 + abs(job.factor - 1.0))
     assert runs.compared()[:2] == [Job("few", 1.0, 1), Job("many", 1.0, 1)] and len(runs.compared()) == 6
 
 
+def fail(runs: StudyRuns, job: Job) -> None:
+    (runs.run_dir(job) / "study.json").unlink(missing_ok=True)
+    failure_mark(runs.log(job)).touch()
+
+
 def test_a_rate_that_failed_is_not_chosen(runs: StudyRuns, complete: Complete) -> None:
     for job in runs.search:
         complete(runs, job, 4.0 - job.factor)
-    (runs.run_dir(Job("few", 2.0, 1000)) / "study.json").unlink()
+    fail(runs, Job("few", 2.0, 1000))
     assert (runs.best_factor("few"), runs.best_factor("many")) == (1.0, 2.0)
+    (runs.run_dir(Job("few", 1.0, 1000)) / "study.json").unlink()
+    with pytest.raises(ConfigError, match="lacks few/rate-1/seed-1000; run"):  # stopped, not failed
+        runs.best_factor("few")
     for job in runs.search:
-        (runs.run_dir(job) / "study.json").unlink(missing_ok=True)
+        fail(runs, job)
     assert runs.best_factor("many") == 0.5
 
 
@@ -54,19 +62,41 @@ def test_a_process_that_fails_leaves_the_others(tmp_path: Path, caplog: pytest.L
     execute([work(tmp_path, "bad", "raise SystemExit(3)"), work(tmp_path, "good", "print('done')")], 1)
     assert (tmp_path / "logs" / "good.log").read_text() == "done\n"
     assert "bad: failed (exit status 3)" in caplog.text and "good: failed" not in caplog.text
+    assert [path.name for path in (tmp_path / "logs").glob("*.failed")] == ["bad.log.failed"]
+    execute([work(tmp_path, "bad", "pass")], 1)
+    assert not list((tmp_path / "logs").glob("*.failed"))
 
 
-def test_a_signal_reaches_the_processes_and_ends_the_study(tmp_path: Path) -> None:
-    child = tmp_path / "child.py"
-    child.write_text("import pathlib, signal, sys, time\n"
-                     "signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path('stopped').touch(), sys.exit(0)))\n"
-                     "pathlib.Path('begun').touch()\ntime.sleep(60)\n")  # fmt: skip
+def begin(tmp_path: Path, handler: str) -> subprocess.Popen[bytes]:
+    """Start a study with one process, which has this handler of SIGTERM and has begun."""
+    (tmp_path / "child.py").write_text(
+        f"import pathlib, signal, sys, time\nsignal.signal(signal.SIGTERM, {handler})\n"
+        "pathlib.Path('begun').touch()\ntime.sleep(60)\n"
+    )
     code = ("from pathlib import Path\nimport sys\nfrom ctxlm_ds.apps.study.runs import Work, execute\n"
             "execute([Work('one', [sys.executable, 'child.py'], Path('one.log'))], 1)")  # fmt: skip
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ})
+    wait_for(tmp_path / "begun")
+    return process
+
+
+def wait_for(path: Path) -> None:
     deadline_s = time.monotonic() + 90
-    while not (tmp_path / "begun").exists() and time.monotonic() < deadline_s:
-        time.sleep(0.1)
+    while not path.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+
+
+def test_a_signal_reaches_the_processes_and_ends_the_study(tmp_path: Path) -> None:
+    process = begin(tmp_path, "lambda *_: (pathlib.Path('stopped').touch(), sys.exit(0))")
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 128 + signal.SIGTERM
     assert (tmp_path / "stopped").exists()
+
+
+def test_a_second_signal_kills_a_process_that_hangs(tmp_path: Path) -> None:
+    process = begin(tmp_path, "lambda *_: pathlib.Path('ignored').touch()")
+    process.send_signal(signal.SIGTERM)
+    wait_for(tmp_path / "ignored")
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 128 + signal.SIGTERM
