@@ -57,11 +57,11 @@ def measure(config: RunConfig) -> dict[str, Any]:
     with load_object("ctxlm_ds.api:Run")(config) as run:
         batches = [batch for of_source in run.evaluate_by_batch().values() for batch in of_source]
     labels = list(map(predictions.labels, predictions.held_out()))
-    counts, predicted = np.array(list(map(len, labels))), hashlib.sha256(np.concatenate(labels)).hexdigest()
+    counts, predicted = np.array(list(map(len, labels))), hashlib.sha256(np.concatenate(labels).tobytes())
     losses = np.array([batch[f"{predictions.term.name}_loss"] for batch in batches])
     items = losses * counts / counts.mean()  # their mean is the mean over tokens
     loss, limit = float(items.mean()), gate(config, predictions)
-    return found | {"loss": loss, "items": items.tolist(), "gate": limit, "held_out": predicted}
+    return found | {"loss": loss, "items": items.tolist(), "gate": limit, "held_out": predicted.hexdigest()}
 
 
 def gate(config: RunConfig, predictions: Predictions) -> float:
