@@ -85,6 +85,14 @@ def test_a_study_from_text_to_its_report(begun: list[str], tmp_path: Path) -> No
     assert [row[:-1] for row in table(output)] == rows
 
 
+def test_a_recipe_with_a_mistake_is_refused_before_its_text_is_read(begun: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(STUDY.replace("mask_prob: 0.2", "maskprob: 0.2"))
+    words = [tmp_path / "mine.yaml", "--output", tmp_path / "out", "--corpus", tmp_path / "missing.txt"]
+    done = call_here(main, "study", *words)
+    assert done.returncode == 2 and "objective.maskprob" in done.stderr and "mask_prob" in done.stderr
+    assert not (tmp_path / "out" / "data" / "corpus").exists()
+
+
 def test_a_point_is_one_run(begun: list[str], tmp_path: Path) -> None:
     write_corpus(tmp_path / "mine.txt", num_documents=60, seed=3, format="text")
     (tmp_path / "mine.yaml").write_text(STUDY)

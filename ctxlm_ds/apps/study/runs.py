@@ -102,32 +102,33 @@ class StudyRuns:
         record = self.folder / "settings.json"
         if record.is_file():
             is_same(self.folder, read_object(record), wanted, "choose another --output or remove it", ConfigError)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_text(record, json.dumps(wanted, indent=1) + "\n")
-        shared = self.folder / "data" / "corpus"
-        if corpus and not shared.exists():
-            split_corpus(corpus, shared)
         for name, arm in self.study.arms.items():
             base, recipe = self.folder / "recipes" / f"{name}-size.yaml", arm.recipe or self.study.recipe
             own = study_path.parent / recipe
             extends = str(own.resolve()) if own.suffix == ".yaml" else recipe
             self._write(base, {"extends": extends, **self.size.set})
             self._write(self._recipe(name), {"extends": str(base), **arm.set})
-            self._make_datasets(name, shared)
-        names = {arm: self.config(arm).objective.name for arm in self.study.arms}
+            self._sources[name] = ["tokenizer.path=unused", "data.train=[unused]"]
+        names = {arm: self.config(arm).objective.name for arm in self.study.arms}  # mistakes, before anything is made
         if self.study.compare == LOSS and len(set(names.values())) > 1:
             listed = ", ".join(f"{arm} {name}" for arm, name in names.items())
             raise ConfigError(f"compare: losses of different objectives are not comparable ({listed}); name a measure")
+        write_text(record, json.dumps(wanted, indent=1) + "\n")
+        shared = self.folder / "data" / "corpus"
+        if corpus and not shared.exists():
+            split_corpus(corpus, shared)
+        for name in self.study.arms:
+            self._make_datasets(name, shared)
 
     def _write(self, path: Path, settings: dict[str, Any]) -> None:
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, write_yaml(settings))
 
     def _recipe(self, arm: str) -> Path:
         return self.folder / "recipes" / f"{arm}.yaml"
 
     def _make_datasets(self, arm: str, corpus: Path) -> None:
-        config = load_config(self._recipe(arm), ["tokenizer.path=unused", "data.train=[unused]"])
+        config = self.config(arm)
         kind, form = FAMILIES.get(config.model.family).tokenizer, "".join(preprocess_options(config.data))
         data = Datasets(self.folder / "data" / f"{kind}{form}", config.model, config.data)
         data.corpus = corpus
