@@ -73,8 +73,6 @@ class Size(Section):
     budget: Budget
     seeds: PositiveSteps = 5
     """Initial values and data orders; the same ones in each arm."""
-    is_run: bool = False
-    """True if docs/studies.md has its results."""
 
 
 class Study(Section):

@@ -138,9 +138,9 @@ class StudyRuns:
             f"data.validation=[{{name: heldout, path: {data.heldout}}}]",
         ]  # fmt: skip
 
-    def config(self, arm: str, *settings: str) -> RunConfig:
-        """Return the recipe of an arm with its data and further settings."""
-        return load_config(self._recipe(arm), [*self._sources[arm], *settings])
+    def config(self, arm: str) -> RunConfig:
+        """Return the recipe of an arm with its data."""
+        return load_config(self._recipe(arm), self._sources[arm])
 
     def run_dir(self, job: Job) -> Path:
         return self.folder / "runs" / job.name

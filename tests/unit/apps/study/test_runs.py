@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.study.definition import Study
+from ctxlm_ds.apps.study.definition import Budget, Study
 from ctxlm_ds.apps.study.runs import Job, StudyRuns, Work, execute, failure_mark
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.recipe.load import load_config
 from tests.unit.apps.study.conftest import Complete
+
+SOURCES = ("tokenizer.path=tok", "data.train=[data/x]")
 
 
 @pytest.fixture
@@ -52,6 +56,29 @@ def test_a_rate_that_failed_is_not_chosen(runs: StudyRuns, complete: Complete) -
 def test_a_single_rate_needs_no_search(study: Study, tmp_path: Path) -> None:
     single = StudyRuns(tmp_path, study.model_copy(update={"rates": [1.0]}), study.sizes["tiny"])
     assert single.search == [] and single.compared()[0] == Job("few", 1.0, 1)
+
+
+def test_a_budget_in_seconds_takes_the_rate_of_one_run_each(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """50 steps of 32 rows in 20 s for `few`, in 40 s for `many`: 60 s are 150 and 75 steps, also when asked again."""
+    begun: list[str] = []
+
+    def measured(*words: object) -> None:
+        run_dir = Path(next(str(word) for word in words if str(word).startswith("run_dir=")).removeprefix("run_dir="))
+        begun.append(run_dir.parent.name)
+        run_dir.mkdir(parents=True)
+        (run_dir / "study.json").write_text(json.dumps({"seconds": 20.0 if run_dir.parent.name == "few" else 40.0}))
+
+    monkeypatch.setattr("ctxlm_ds.apps.study.runs.run_step", measured)
+    size = study.sizes["tiny"].model_copy(update={"budget": Budget(seconds=60.0)})
+    for _ in range(2):
+        timed = StudyRuns(tmp_path, study, size)
+        for arm in study.arms:
+            monkeypatch.setattr(timed, "config", lambda arm: load_config("bert-docstrings", SOURCES))
+            timed._sources[arm] = list(SOURCES)
+        assert [timed.steps(arm) for arm in study.arms] == [150, 75]
+    assert begun == ["few", "many"]
 
 
 def work(tmp_path: Path, name: str, code: str) -> Work:
