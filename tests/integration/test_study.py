@@ -23,6 +23,9 @@ claim: {text: more are better, source: nobody, order: [many, few]}
 arms:
   few: {set: {objective: {mask_prob: 0.2}}}
   many: {set: {objective: {mask_prob: 0.4}}}
+  tuned: {of: many, reading: fine-tuned}
+  random: {of: many, reading: random}
+  static: {of: many, reading: word2vec}
 measures: [conll2003-pos]
 rates: [1]
 sizes:
@@ -61,7 +64,7 @@ def write_tags(folder: Path) -> None:
 
 
 def table(output: Path) -> list[list[str]]:
-    return list(csv.reader((output / "results.csv").open()))[:3]
+    return list(csv.reader((output / "results.csv").open()))[:6]
 
 
 def test_a_study_from_text_to_its_report(begun: list[str], tmp_path: Path) -> None:
@@ -74,7 +77,8 @@ def test_a_study_from_text_to_its_report(begun: list[str], tmp_path: Path) -> No
     assert first.returncode == 0, first.stdout + first.stderr
     assert begun == ["few/rate-1/seed-1", "many/rate-1/seed-1"] * 2  # trained, then scored
     rows = [row[:-1] for row in table(output)]
-    assert [row[0] for row in rows] == ["arm", "few", "many"] and rows[1][1] == "not past the plateau"
+    assert [row[0] for row in rows] == ["arm", "few", "many", "tuned", "random", "static"]
+    assert rows[1][1] == "not past the plateau" and rows[4][2].startswith(("0.", "1.")) and rows[4][2] != rows[5][2]
     assert rows[1][7] == rows[2][7] and float(rows[1][7].replace(",", "")) >= 1500  # tokens
     begun.clear()
     shutil.rmtree(output / "runs" / "many" / "rate-1" / "seed-1")

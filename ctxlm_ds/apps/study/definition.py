@@ -18,6 +18,10 @@ STUDY_DIR = Path(__file__).resolve().parent / "studies"
 SIZES = ("tiny", "small", "base")
 NAME = re.compile(r"[\w.-]+")
 LOSS = "loss"
+Reading = Literal["best-layer", "embeddings", "mix", "fine-tuned", "random", "word2vec"]
+MIX = "mix"
+UNTRAINED = ("random", "word2vec")
+"""Readings that take nothing from the weights of the arm's runs."""
 Settings = dict[str, Any]
 """Sections of settings of a recipe, as in its YAML."""
 
@@ -63,6 +67,20 @@ class Arm(Section):
     recipe: str | None = None
     """Recipe that this arm extends; null takes the study's."""
     set: Settings = {}
+    starts_from: str | None = None
+    """Arm whose run of the same seed gives the initial weights."""
+    teacher: str | None = None
+    """Arm whose run of the same seed is the teacher; `set` describes it (teacher.model)."""
+    of: str | None = None
+    """Another arm, whose runs this one reads in another way; it trains nothing."""
+    reading: Reading = "best-layer"
+    """What tasks on words read: a frozen layer (the best one, or `embeddings`, the first layer's input), a trained mix
+    of all, the fine-tuned model, the same shape with random weights, or word2vec of the same text."""
+
+    @property
+    def needs(self) -> list[str]:
+        """Return the arms whose runs come first."""
+        return [name for name in (self.starts_from, self.teacher) if name is not None]
 
 
 class Size(Section):
@@ -91,6 +109,15 @@ class Study(Section):
     rates: Annotated[list[PositiveFloat], Field(min_length=1)] = [0.5, 1.0, 2.0]
     """Factors of each arm's learning rates, searched with one seed that the comparison does not use."""
 
+    @property
+    def trained(self) -> dict[str, Arm]:
+        """Return the arms that train runs."""
+        return {name: arm for name, arm in self.arms.items() if arm.of is None}
+
+    def depth(self, arm: str) -> int:
+        """Return how many arms come one after another before the runs of an arm."""
+        return max((1 + self.depth(other) for other in self.arms[arm].needs), default=0)
+
 
 def load_study(name_or_path: str) -> tuple[Path, Study]:
     """Return file and content of a shipped study or a YAML file; ConfigError lists every problem."""
@@ -102,8 +129,7 @@ def load_study(name_or_path: str) -> tuple[Path, Study]:
 
 def _problems(study: Study) -> Iterator[Problem]:
     for name in study.arms:
-        if not NAME.fullmatch(name):
-            yield Problem(f"arms.{name}", "a name has letters, digits, hyphens, dots and underscores")
+        yield from _arm_problems(study, name)
     for name in study.claim.order:
         if name not in study.arms:
             yield Problem("claim.order", f"{name} is no arm{did_you_mean(name, study.arms)}")
@@ -114,3 +140,19 @@ def _problems(study: Study) -> Iterator[Problem]:
             yield Problem(f"sizes.{name}.budget", text)
     if study.compare not in (LOSS, *study.measures):
         yield Problem("compare", f"{study.compare}: one of {', '.join((LOSS, *study.measures))}")
+
+
+def _arm_problems(study: Study, name: str) -> Iterator[Problem]:
+    arm, trained = study.arms[name], list(study.trained)
+    if not NAME.fullmatch(name):
+        yield Problem(f"arms.{name}", "a name has letters, digits, hyphens, dots and underscores")
+    if arm.of is None and arm.reading != "best-layer":
+        yield Problem(f"arms.{name}.reading", f"{arm.reading}: only with `of`, the arm that is read this way")
+    if arm.of is not None and (arm.set or arm.recipe or arm.needs):
+        yield Problem(f"arms.{name}", f"it reads the runs of {arm.of}; leave all but reading out")
+    if arm.of is not None and arm.of not in trained:
+        yield Problem(f"arms.{name}.of", f"{arm.of} is no arm that trains{did_you_mean(arm.of, trained)}")
+    for other in arm.needs:
+        if other not in trained[: trained.index(name) if name in trained else None]:
+            known = did_you_mean(other, trained) if other not in trained else ""
+            yield Problem(f"arms.{name}", f"it needs the runs of {other}, which is no earlier arm{known}")

@@ -21,8 +21,9 @@ from ctxlm_ds.apps.plan.check_run import parse_arguments
 from ctxlm_ds.atomic import read_object, write_text
 from ctxlm_ds.checkpoint.folders import find_verified
 from ctxlm_ds.checkpoint.saved_state import read_saved_state
-from ctxlm_ds.console import run_command, setup_logging
+from ctxlm_ds.console import logger, run_command, setup_logging
 from ctxlm_ds.data.dataset.reader import IndexedDataset
+from ctxlm_ds.errors import ExportError
 from ctxlm_ds.process.run_files import METRICS_NAME, read_lines
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
@@ -30,18 +31,26 @@ from ctxlm_ds.registry import load_object
 from ctxlm_ds.training.measure import useful_flops_per_row
 
 FIGURES = "study.json"
+EXPORT = "hf"
+"""Folder of the exported model, in a run."""
 GATE_NATS = 1.5
 """Nats below word frequencies from which on a model that fills gaps counts."""
 TRILLION = 10**12
 
 
 def main() -> None:
+    from ctxlm_ds.export.huggingface import to_hf
+
     setup_logging()
     words = sys.argv[1:]
     run_step(CTXLM, "pretrain", *words)
     arguments = parse_arguments(words)
     config = load_config(arguments.config, arguments.set)
     figures = measure(config)
+    try:
+        to_hf(config.directory, config.directory / EXPORT)
+    except ExportError as error:  # the losses stand without it
+        logger.warning("not exported: %s", error)
     write_text(config.directory / FIGURES, json.dumps(figures, indent=1) + "\n")
 
 

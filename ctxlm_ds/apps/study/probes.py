@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from ctxlm_ds.apps.downstream.examples import Example
 from ctxlm_ds.apps.downstream.features.kinds import FrozenModel, HeadSettings, InputShape
 from ctxlm_ds.apps.downstream.features.sources import FeatureSource
+from ctxlm_ds.apps.study.definition import MIX
 
 EPOCHS, FEWEST_STEPS, BATCH, RATE, SEED = 8, 200, 256, 5e-3, 0
 PORTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
 """Ends of the portions of the online code (Voita and Titov 2020, section 3.2)."""
-MIX = "mix"
 Vectors = NDArray[np.float32]
 Tags = NDArray[np.int64]
 
@@ -51,10 +51,11 @@ class TaggedWords:
 
 
 def probe(train: TaggedWords, dev: TaggedWords, num_labels: int) -> dict[str, Any]:
-    """Return figures of the probes of each layer and of the mix, and `items`: the best layer's score by sentence.
+    """Return figures of the probes of each layer and of the mix, and `items`: the score of each by sentence.
 
-    The mean of the items is the accuracy. Selectivity is the accuracy minus that of a probe of the same layer for
-    control tags; `bits` is the length of the training tags in the online code, `uniform_bits` without a model.
+    The mean of the items is the accuracy; `best-layer` is the layer with the highest. Selectivity is its accuracy minus
+    that of a probe of the same layer for control tags; `bits` is the length of the training tags in the online code,
+    `uniform_bits` without a model.
     """
     layers: dict[str, list[int]] = {str(layer): [layer] for layer in range(train.vectors.shape[1])}
     every = layers | ({MIX: list(range(train.vectors.shape[1]))} if len(layers) > 1 else {})
@@ -63,13 +64,18 @@ def probe(train: TaggedWords, dev: TaggedWords, num_labels: int) -> dict[str, An
     best = max(layers, key=lambda name: accuracy[name])
     control = _fit(train.vectors[:, layers[best]], train.controls(num_labels), num_labels)
     control_right = _predict(control, dev.vectors[:, layers[best]]).argmax(-1).numpy() == dev.controls(num_labels)
-    ends = np.cumsum(dev.lengths)
-    sentences = np.add.reduceat(right[best].astype(np.float64), ends - dev.lengths)
+    items = {name: by_sentence(of_words, dev.lengths) for name, of_words in right.items()}
     return {
         "accuracy": accuracy, "best_layer": best, "selectivity": accuracy[best] - float(control_right.mean()),
         "bits": _code_length(train, layers[best], num_labels), "uniform_bits": len(train.tags) * log2(num_labels),
-        "items": (sentences / dev.lengths.mean()).tolist(),
+        "items": items | {"best-layer": items[best], "embeddings": items["0"]},
     }  # fmt: skip
+
+
+def by_sentence(right: NDArray[np.bool_], lengths: NDArray[np.int64]) -> list[float]:
+    """Return a score of each sentence; their mean is the share of right words."""
+    sentences = np.add.reduceat(right.astype(np.float64), np.cumsum(lengths) - lengths)
+    return [float(value) for value in sentences / lengths.mean()]
 
 
 def _right(train: TaggedWords, dev: TaggedWords, layers: Sequence[int], num_labels: int) -> NDArray[np.bool_]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ctxlm_ds.apps.report.charts import page, table
-from ctxlm_ds.apps.study.definition import LOSS, Claim
+from ctxlm_ds.apps.study.definition import LOSS, MIX, UNTRAINED, Arm, Claim
 from ctxlm_ds.apps.study.runs import Job, StudyRuns
 from ctxlm_ds.apps.study.statistics import Difference, Items, difference, holm, interval
 from ctxlm_ds.atomic import write_text
@@ -36,15 +36,23 @@ class ArmResult:
     jobs: Sequence[Job]
     figures: Sequence[dict[str, Any]]
     factor: str
+    settings: Arm = Arm()
 
     def items(self, measure: str) -> Items | None:
-        """Return the values [s, n] of a measure; None if a run lacks them."""
+        """Return the values [s, n] of a measure; None if a run lacks them, or this reading of it."""
         scores = [{LOSS: {"items": run["items"]}, **run["scores"]} for run in self.figures]
         found = [of_run.get(measure, {}).get("items") for of_run in scores]
+        if any(isinstance(items, dict) for items in found):
+            found = [items and items.get(self.settings.reading) for items in found]
+        elif self.settings.of is not None:
+            return None
         return np.array(found) if found and all(found) else None
 
     @property
     def is_past_plateau(self) -> bool:
+        """Return whether the mean loss is below the gate; vectors that come from no training of the arm have none."""
+        if self.settings.reading in UNTRAINED:
+            return True
         known = [run for run in self.figures if run["gate"] is not None]
         return not known or bool(np.mean([run["loss"] - run["gate"] for run in known]) < 0)
 
@@ -63,12 +71,12 @@ class ArmResult:
 def results_of(runs: StudyRuns) -> list[ArmResult]:
     """Return the results of every arm."""
     found, compared = [], runs.compared()
-    for arm in runs.study.arms:
-        jobs = [job for job in compared if job.arm == arm]
+    for arm, settings in runs.study.arms.items():
+        jobs = [job for job in compared if job.arm == (settings.of or arm)]
         done = [figures for job in jobs if (figures := runs.figures(job)) is not None]
         factor, factors = jobs[0].factor, runs.study.rates
         at_edge = len(factors) > 1 and factor in (min(factors), max(factors))
-        found.append(ArmResult(arm, jobs, done, f"{factor:g}{', the edge' if at_edge else ''}"))
+        found.append(ArmResult(arm, jobs, done, f"{factor:g}{', the edge' if at_edge else ''}", settings))
     return found
 
 
@@ -81,6 +89,29 @@ def arm_table(runs: StudyRuns, arms: Sequence[ArmResult]) -> list[Row]:
         costs = [f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}" for mean in means]
         rows.append([arm.name, *map(arm.cell, measures), str(len(arm.figures)), arm.factor, *costs])
     return rows
+
+
+def layer_table(runs: StudyRuns, arms: Sequence[ArmResult]) -> list[Row]:
+    """Return a row for each arm and task on words: the mean accuracy of each layer, and figures of the best layer."""
+    rows = [["arm", "task", "layers, from the embeddings", "mix", "selectivity", "code length / uniform"]]
+    for arm in (one for one in arms if one.settings.of is None):
+        for measure in runs.study.measures:
+            scores = [found for run in arm.figures if "accuracy" in (found := run["scores"].get(measure, {}))]
+            if scores:
+                accuracy = {name: np.mean([one["accuracy"][name] for one in scores]) for name in scores[0]["accuracy"]}
+                mix = accuracy.pop(MIX)
+                figures = [mix, *(np.mean([of(one) for one in scores]) for of in (_selectivity, _code_share))]
+                layers = " ".join(f"{value:.4f}" for value in accuracy.values())
+                rows.append([arm.name, measure, layers, *(f"{value:.4f}" for value in figures)])
+    return rows
+
+
+def _selectivity(score: dict[str, Any]) -> float:
+    return float(score["selectivity"])
+
+
+def _code_share(score: dict[str, Any]) -> float:
+    return float(score["bits"] / score["uniform_bits"])
 
 
 def differences(runs: StudyRuns, arms: Sequence[ArmResult]) -> dict[tuple[str, str], Difference]:
@@ -133,7 +164,7 @@ def curves_png(runs: StudyRuns, arms: Sequence[ArmResult]) -> bytes:
     figure = Figure(figsize=(8, 4.5))
     FigureCanvasAgg(figure)
     axes = figure.add_subplot(xlabel="step", ylabel="held-out loss (nats)")
-    for arm in arms:
+    for arm in (one for one in arms if one.settings.of is None):
         curves = [_curve(runs.run_dir(job)) for job in arm.jobs]
         steps = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
         values = np.array([[curve[step] for step in steps] for curve in curves])
@@ -158,18 +189,20 @@ def write_report(runs: StudyRuns) -> list[str]:
     """Write report.html, curves.png and results.csv; return the lines for a terminal."""
     claim, arms = runs.study.claim, results_of(runs)
     found = differences(runs, arms)
-    rows, pairs = arm_table(runs, arms), difference_table(found)
+    rows, pairs, layers = arm_table(runs, arms), difference_table(found), layer_table(runs, arms)
     said = verdict(claim, runs.study.compare, found)
     where = f"; the publication saw it at: {claim.seen_at}" if claim.seen_at and not said.startswith("agrees") else ""
     facts = [("published", f"{claim.text} ({claim.source})"), ("here", said + where)]
     file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows([*rows, [], *pairs, [], *facts])
+    csv.writer(file, lineterminator="\n").writerows([*rows, [], *pairs, [], *layers, [], *facts])
     write_text(runs.folder / "results.csv", file.getvalue())
     png = curves_png(runs, arms)
     (runs.folder / "curves.png").write_bytes(png)
     image = f'<img alt="held-out loss" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
     sections = {"Claim": [table(["", ""], facts)], "Arms": [table(rows[0], rows[1:])], "Curves": [image],
-                f"Differences of {runs.study.compare}": [table(pairs[0], pairs[1:])]}  # fmt: skip
+                f"Differences of {runs.study.compare}": [table(pairs[0], pairs[1:])],
+                "Frozen layers": [table(layers[0], layers[1:])]}  # fmt: skip
     write_text(runs.folder / "report.html", page(escape(runs.study.title), sections))
     lines = [runs.study.title, "", *aligned(rows, left=(0,)), "", *aligned(pairs, left=(0,))]
+    lines += ["", *aligned(layers, left=(0, 1, 2))] if len(layers) > 1 else []
     return [*lines, "", *(f"{name}: {text}" for name, text in facts)]

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil
@@ -19,7 +19,7 @@ from ctxlm_ds.apps.demo.pretrain_default import Job as Datasets
 from ctxlm_ds.apps.demo.pretrain_default import run_step, split_corpus
 from ctxlm_ds.apps.init.start import preprocess_options
 from ctxlm_ds.apps.study.definition import LOSS, Size, Study
-from ctxlm_ds.apps.study.measure import TRILLION, figures_of
+from ctxlm_ds.apps.study.measure import EXPORT, TRILLION, figures_of
 from ctxlm_ds.apps.study.scores import SCORES
 from ctxlm_ds.atomic import is_same, read_object, write_text
 from ctxlm_ds.console import counted, logger
@@ -79,12 +79,12 @@ class StudyRuns:
     def search(self) -> list[Job]:
         """Return the runs that search the learning rate; none if there is one factor."""
         factors = self.study.rates if len(self.study.rates) > 1 else []
-        return [Job(arm, factor, SEARCH_SEED) for arm in self.study.arms for factor in factors]
+        return [Job(arm, factor, SEARCH_SEED) for arm in self.study.trained for factor in factors]
 
     def compared(self) -> list[Job]:
         """Return the runs of the comparison, paired by seed; the search must be complete (ConfigError)."""
-        chosen = {arm: self.best_factor(arm) for arm in self.study.arms}
-        return [Job(arm, chosen[arm], seed) for seed in range(1, self.size.seeds + 1) for arm in self.study.arms]
+        chosen = {arm: self.best_factor(arm) for arm in self.study.trained}
+        return [Job(arm, chosen[arm], seed) for seed in range(1, self.size.seeds + 1) for arm in self.study.trained]
 
     def best_factor(self, arm: str) -> float:
         """Return the factor of the learning rates with the lowest held-out loss; a run that failed has none."""
@@ -102,14 +102,15 @@ class StudyRuns:
         record = self.folder / "settings.json"
         if record.is_file():
             is_same(self.folder, read_object(record), wanted, "choose another --output or remove it", ConfigError)
-        for name, arm in self.study.arms.items():
+        for name, arm in self.study.trained.items():
             base, recipe = self.folder / "recipes" / f"{name}-size.yaml", arm.recipe or self.study.recipe
             own = study_path.parent / recipe
             extends = str(own.resolve()) if own.suffix == ".yaml" else recipe
             self._write(base, {"extends": extends, **self.size.set})
             self._write(self._recipe(name), {"extends": str(base), **arm.set})
             self._sources[name] = ["tokenizer.path=unused", "data.train=[unused]"]
-        names = {arm: self.config(arm).objective.name for arm in self.study.arms}  # mistakes, before anything is made
+        # Mistakes, before anything is made.
+        names = {arm: self.config(arm).objective.name for arm in self.study.trained}
         if self.study.compare == LOSS and len(set(names.values())) > 1:
             listed = ", ".join(f"{arm} {name}" for arm, name in names.items())
             raise ConfigError(f"compare: losses of different objectives are not comparable ({listed}); name a measure")
@@ -117,7 +118,7 @@ class StudyRuns:
         shared = self.folder / "data" / "corpus"
         if corpus and not shared.exists():
             split_corpus(corpus, shared)
-        for name in self.study.arms:
+        for name in self.study.trained:
             self._make_datasets(name, shared)
 
     def _write(self, path: Path, settings: dict[str, Any]) -> None:
@@ -130,7 +131,8 @@ class StudyRuns:
     def _make_datasets(self, arm: str, corpus: Path) -> None:
         config = self.config(arm)
         kind, form = FAMILIES.get(config.model.family).tokenizer, "".join(preprocess_options(config.data))
-        data = Datasets(self.folder / "data" / f"{kind}{form}", config.model, config.data)
+        name = f"{kind}-{config.model.vocab_size}{form}"
+        data = Datasets(self.folder / "data" / name, config.model, config.data)
         data.corpus = corpus
         data.make_datasets([], None)
         self._sources[arm] = [
@@ -140,7 +142,13 @@ class StudyRuns:
 
     def config(self, arm: str) -> RunConfig:
         """Return the recipe of an arm with its data."""
-        return load_config(self._recipe(arm), self._sources[arm])
+        return load_config(self._recipe(arm), [*self._sources[arm], *self._weights(arm, lambda other: Path(other))])
+
+    def _weights(self, arm: str, folder_of: Callable[[str], Path]) -> list[str]:
+        """Return the settings that take weights from exported runs of other arms."""
+        of_arm = self.study.arms[arm]
+        named = {"initialize_from": of_arm.starts_from, "teacher.path": of_arm.teacher}
+        return [f"{setting}={folder_of(name) / EXPORT}" for setting, name in named.items() if name is not None]
 
     def run_dir(self, job: Job) -> Path:
         return self.folder / "runs" / job.name
@@ -160,6 +168,7 @@ class StudyRuns:
                  if name.endswith("learning_rate") and value is not None}  # fmt: skip
         settings = [f"run_dir={self.run_dir(job)}", f"training.seed={job.seed}",
                     f"training.max_steps={self.steps(job.arm)}"]  # fmt: skip
+        settings += self._weights(job.arm, lambda arm: self.run_dir(Job(arm, self.best_factor(arm), job.seed)))
         settings += [*self._sources[job.arm], *(f"optimizer.{name}={rate!r}" for name, rate in rates.items())]
         return [sys.executable, "-m", MODULE, "--config", str(self._recipe(job.arm)), "--set", *settings]
 
@@ -185,17 +194,32 @@ class StudyRuns:
         return rates[arm]
 
     def train(self, jobs: Sequence[Job], parallel: int) -> None:
-        """Run the jobs that are not complete, some at a time."""
-        execute([Work(job.name, self.command(job), self.log(job)) for job in jobs if not self.figures(job)], parallel)
+        """Run the jobs that are not complete, some at a time, after the runs whose weights they take."""
+        for depth in sorted({self.study.depth(job.arm) for job in jobs}):
+            todo = [job for job in jobs if self.study.depth(job.arm) == depth and not self.figures(job)]
+            execute([Work(job.name, self.command(job), self.log(job)) for job in todo], parallel)
 
     def score(self, jobs: Sequence[Job], data: Path, parallel: int) -> None:
         """Score the runs that are complete on the measures of the study for which they have no scores."""
-        every = {job: self.figures(job) for job in jobs}
-        todo = [job for job, found in every.items() if found and not set(self.study.measures) <= set(found["scores"])]
-        words = ["--data", str(data), "--measures", *self.study.measures]
-        command = [sys.executable, "-m", "ctxlm_ds.apps.study.scores"]
-        work = [Work(job.name, [*command, str(self.run_dir(job)), *words], self.log(job)) for job in todo]
+        work = []
+        for job in jobs:
+            found, readings = self.figures(job), self._readings(job.arm)
+            if found is None or all(_has(found["scores"].get(name), readings) for name in self.study.measures):
+                continue
+            words = [sys.executable, "-m", "ctxlm_ds.apps.study.scores", str(self.run_dir(job)), "--data", str(data)]
+            words += ["--measures", *self.study.measures, "--readings", *readings]
+            work.append(Work(job.name, [*words, "--text", str(self.folder / "data/corpus/train.jsonl")], self.log(job)))
         execute(work, parallel)
+
+    def _readings(self, arm: str) -> list[str]:
+        """Return how other arms read the runs of an arm."""
+        return sorted({other.reading for other in self.study.arms.values() if other.of == arm})
+
+
+def _has(score: dict[str, Any] | None, readings: Sequence[str]) -> bool:
+    """Return whether a score is complete; a score without sentences (minimal pairs) has no readings."""
+    items = None if score is None else score["items"]
+    return items is not None and (not isinstance(items, dict) or set(readings) <= set(items))
 
 
 def execute(work: Sequence[Work], parallel: int) -> None:

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.apps.downstream.task import load_task
+from ctxlm_ds.apps.downstream.examples import Parts
+from ctxlm_ds.apps.downstream.task import TaskDescription, load_task
 from ctxlm_ds.apps.evaluate.suite import PAIRS
-from ctxlm_ds.atomic import read_object, write_text
+from ctxlm_ds.apps.study.measure import EXPORT
+from ctxlm_ds.atomic import output_folder, read_object, write_text
 from ctxlm_ds.console import logger, run_command, setup_logging
 from ctxlm_ds.errors import CtxlmError
+from ctxlm_ds.installed import check_extra
 from ctxlm_ds.process.library_noise import quiet_libraries
+from ctxlm_ds.recipe.load import load_saved_config
 
 SCORES = "scores.json"
 PAIRS_OF_PARADIGM, TRAIN_SENTENCES, DEV_SENTENCES = 50, 1000, 500
+RATES, EPOCHS, BATCH = (5e-5, 3e-4, 1e-3), 8.0, 32
+"""Of fine-tuning; the rate that is best on the development sentences counts, as the best layer does."""
+VECTORS = "vectors.txt"
+WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -24,25 +35,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--data", type=Path, required=True, help="folder with blimp/ and conll2003/")
     parser.add_argument("--measures", nargs="+", required=True)
+    parser.add_argument("--readings", nargs="*", default=[], help="further uses of the model (definition.Reading)")
+    parser.add_argument("--text", type=Path, help="text of word2vec, a JSON line for each document")
     arguments = parser.parse_args(argv)
     setup_logging()
     quiet_libraries()
-    from ctxlm_ds.export.huggingface import to_hf
-
-    model = arguments.run_dir / "hf"
-    if not model.exists():
-        to_hf(arguments.run_dir, model)
+    model = arguments.run_dir / EXPORT
     found = read_object(arguments.run_dir / SCORES) or {}
     for name in arguments.measures:
         try:
             found[name] = found.get(name) or score(model, name, arguments.data)
+            missing = set(arguments.readings) - set(found[name]["items"]) if name != PAIRS else ()
+            for reading in sorted(missing):
+                found[name]["items"][reading] = read_otherwise(model, reading, name, arguments.data, arguments.text)
         except CtxlmError as error:
             logger.warning("%s: not measured: %s", name, error)
     write_text(arguments.run_dir / SCORES, json.dumps(found, indent=1) + "\n")
 
 
 def score(model: Path, measure: str, data: Path) -> dict[str, Any]:
-    """Return the figures of a model, or of a file of static vectors, on a measure; `items` are their parts."""
+    """Return the figures of a model, or of a file of static vectors, on a measure.
+
+    `items` are the parts of the score: of each pair, or of each sentence by reading.
+    """
     return score_pairs(model, data / "blimp") if measure == PAIRS else score_layers(model, measure, data)
 
 
@@ -58,19 +73,93 @@ def score_pairs(model: Path, data: Path) -> dict[str, Any]:
     return {"items": outcomes_of(scores_of(open_scorer(model), pairs)).tolist()}
 
 
-def score_layers(model: Path, task_name: str, data: Path) -> dict[str, Any]:
-    from ctxlm_ds.apps.downstream.features.sources import open_source
+def parts_of(task_name: str, data: Path) -> tuple[TaskDescription, Parts]:
+    """Return a task and its first sentences."""
     from ctxlm_ds.apps.downstream.prepare import read_parts
-    from ctxlm_ds.apps.study.probes import TaggedWords, probe
 
     _, task = load_task(task_name)
     parts = read_parts(task, data / task_name.partition("-")[0], TRAIN_SENTENCES)
-    train, dev = parts.train, parts.dev[:DEV_SENTENCES]
+    return task, replace(parts, dev=parts.dev[:DEV_SENTENCES], test=None)
+
+
+def score_layers(model: Path, task_name: str, data: Path) -> dict[str, Any]:
+    from ctxlm_ds.apps.downstream.features.sources import open_source
+    from ctxlm_ds.apps.study.probes import TaggedWords, probe
+
+    _, parts = parts_of(task_name, data)
+    train, dev = parts.train, parts.dev
     words = {form for example in (*train, *dev) for word in example.words for form in (word, word.lower())}
     source = open_source(model, vocabulary=words)
     labels = sorted({tag for example in train for tag in example.tags})
     known, new = (TaggedWords.of(source, examples, labels) for examples in (train, dev))
     return probe(known, new, len(labels) + 1)
+
+
+def read_otherwise(model: Path, reading: str, task_name: str, data: Path, text: Path) -> list[float]:
+    """Return the score of each sentence if the model is fine-tuned, or replaced by one that never read the text."""
+    seed = load_saved_config(model.parent / "config.yaml").training.seed
+    if reading == "fine-tuned":
+        return fine_tuned(model, task_name, data, seed)
+    other = model.with_name(reading)
+    if not other.exists():
+        (randomized if reading == "random" else trained_word2vec)(model, other, text, seed)
+    found = score_layers(other / VECTORS if reading == "word2vec" else other, task_name, data)
+    best: list[float] = found["items"]["best-layer"]
+    return best
+
+
+def fine_tuned(model: Path, task_name: str, data: Path, seed: int) -> list[float]:
+    """Fine-tune the complete model and return the score of each sentence, with the best of RATES."""
+    import numpy as np
+
+    from ctxlm_ds.apps.downstream.fit import run_point
+    from ctxlm_ds.apps.downstream.prepare import make_kind, make_sets
+    from ctxlm_ds.apps.downstream.results import PREDICTIONS, FitSettings, Point
+    from ctxlm_ds.apps.study.probes import by_sentence
+
+    task, parts = parts_of(task_name, data)
+    kind = make_kind(task, model, parts)
+    sets, found = make_sets(kind, parts), []
+    for rate in RATES:
+        point = Point(BATCH, rate, EPOCHS, seed)
+        folder = model.with_name("fine-tuned") / task_name / point.name
+        run_point(model, kind, sets, point, FitSettings(), folder, {})
+        lines = (folder / PREDICTIONS.format("dev")).read_text(encoding="utf-8").splitlines()
+        predicted = (json.loads(line)["prediction"] for line in lines)
+        rows = zip(predicted, parts.dev, strict=True)
+        found.append(np.concatenate([np.array(row) == np.array(one.tags) for row, one in rows]))
+    lengths = np.array([len(one.words) for one in parts.dev])
+    return by_sentence(max(found, key=lambda right: right.mean()), lengths)
+
+
+def randomized(model: Path, folder: Path, _: Path, seed: int) -> None:
+    """Write a model of the same shape with the initial values that transformers gives it."""
+    import torch
+    from transformers import AutoModel
+
+    from ctxlm_ds.apps.downstream.model_folder import read_config
+
+    with output_folder(folder) as partial:
+        for path in model.iterdir():
+            if path.suffix in (".json", ".txt", ".model"):
+                shutil.copy(path, partial)
+        torch.manual_seed(seed)
+        AutoModel.from_config(read_config(model)).save_pretrained(partial)
+
+
+def trained_word2vec(model: Path, folder: Path, text: Path, seed: int) -> None:
+    """Write vectors of skip-grams (Mikolov et al. 2013) of the training text, as wide as the model."""
+    check_extra("downstream", ["gensim"])
+    from gensim.models import Word2Vec
+
+    from ctxlm_ds.apps.downstream.model_folder import read_config
+
+    documents = (json.loads(line)["text"].lower() for line in text.read_text(encoding="utf-8").splitlines())
+    sentences = [WORD.findall(line) for document in documents for line in document.split("\n")]
+    width = read_config(model).hidden_size
+    trained = Word2Vec(sentences, vector_size=width, sg=1, negative=5, min_count=5, epochs=3, seed=seed, workers=1)
+    with output_folder(folder) as partial:
+        trained.wv.save_word2vec_format(str(partial / VECTORS), binary=False)
 
 
 if __name__ == "__main__":

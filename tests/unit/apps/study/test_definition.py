@@ -62,6 +62,10 @@ def test_a_study_of_ones_own(tmp_path: Path) -> None:
     ("arms:", "armes:", "armes.*did you mean arms"),
     ("title: Masks", "title: Masks\ncompare: pairs", "compare: pairs: one of loss"),
     ("few: {set", "'f/w': {set", "arms.f/w: a name has letters"),
+    ("few: {set: {objective: {mask_prob: 0.1}}}", "few: {of: meny}", "few.of: meny is no arm that trains.*many"),
+    ("few: {set", "few: {teacher: many, set", "arms.few: it needs the runs of many, which is no earlier arm"),
+    ("few: {set", "few: {of: many, set", "arms.few: it reads the runs of many; leave all but reading out"),
+    ("few: {set", "few: {reading: mix, set", "arms.few.reading: mix: only with `of`"),
     ("{tiny: {budget", "{huge: {budget", "sizes.huge"),
 ])  # fmt: skip
 def test_a_mistake_names_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:

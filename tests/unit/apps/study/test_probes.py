@@ -26,7 +26,9 @@ def test_the_layer_with_the_tags_is_found() -> None:
     found = probe(train, dev, LABELS)
     assert found["best_layer"] == "1" and found["accuracy"]["1"] > 0.97 > 0.5 > found["accuracy"]["0"]
     assert found["accuracy"]["mix"] > 0.8
-    assert np.mean(found["items"]) == pytest.approx(found["accuracy"]["1"]) and len(found["items"]) == 100
+    for reading, name in (("best-layer", "1"), ("embeddings", "0"), ("mix", "mix"), ("1", "1")):
+        items = found["items"][reading]
+        assert np.mean(items) == pytest.approx(found["accuracy"][name]) and len(items) == 100
     # The tags are not in the words, so a control task has nothing to read in this layer.
     assert found["selectivity"] > 0.5
     assert found["bits"] < 0.5 * found["uniform_bits"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.apps.study.definition import Study
-from ctxlm_ds.apps.study.report import arm_table, differences, results_of, verdict, write_report
+from ctxlm_ds.apps.study.report import arm_table, differences, layer_table, results_of, verdict, write_report
 from ctxlm_ds.apps.study.runs import StudyRuns
 from tests.unit.apps.study.conftest import Complete
+
+SCORES_OF = {"best-layer": 0.7, "mix": 0.8, "word2vec": 0.6}
 
 
 @pytest.fixture
@@ -82,6 +85,35 @@ def test_an_arm_that_failed_is_shown_and_the_others_stand(runs: StudyRuns, compl
             (runs.run_dir(job) / "study.json").unlink()
     few, many = arm_table(runs, results_of(runs))[1:]
     assert few[1].startswith("4.") and many[1] == "failed" and many[3] == "0"
+
+
+def test_arms_that_read_the_runs_of_another(study: Study, tmp_path: Path, complete: Complete) -> None:
+    """A model on its plateau says nothing of word2vec, and minimal pairs know no readings."""
+    text = study.model_dump(mode="json") | {"compare": "conll2003-pos", "measures": ["conll2003-pos", "minimal-pairs"]}
+    text["arms"] |= {"mixed": {"of": "few", "reading": "mix"}, "static": {"of": "few", "reading": "word2vec"}}
+    text["claim"]["order"] = ["mixed", "few", "static"]
+    runs = StudyRuns(tmp_path, Study.model_validate(text), study.sizes["tiny"])
+    finish(runs, complete, {"few": 4.0, "many": 4.2})
+    assert {job.arm for job in runs.compared()} == {"few", "many"}
+    for job in runs.compared():
+        items = {name: [value, value + 0.01 * job.seed] for name, value in SCORES_OF.items()}
+        accuracy = {"0": 0.5, "1": 0.7 + 0.01 * job.seed, "mix": 0.8}
+        figures = {"items": items, "accuracy": accuracy, "selectivity": 0.1, "bits": 50.0, "uniform_bits": 200.0}
+        found = {"conll2003-pos": figures, "minimal-pairs": {"items": [1.0, 0.0]}}
+        (runs.run_dir(job) / "scores.json").write_text(json.dumps(found))
+    arms = results_of(runs)
+    rows = {row[0]: row[1:4] for row in arm_table(runs, arms)[1:]}
+    assert [row[1][:4] for row in rows.values()] == ["0.71", "0.71", "0.81", "0.61"]
+    assert rows["few"][2].startswith("0.5") and rows["mixed"][2] == rows["static"][2] == "not measured"
+    assert verdict_of(runs).startswith("agrees")
+    assert layer_table(runs, arms)[1:] == [
+        [name, "conll2003-pos", "0.5000 0.7200", "0.8000", "0.1000", "0.2500"] for name in ("few", "many")
+    ]
+    for job in runs.compared():
+        figures_of = runs.run_dir(job) / "study.json"
+        figures_of.write_text(figures_of.read_text().replace('"gate": 9.0', '"gate": 1.0'))
+    cells = [row[2] for row in arm_table(runs, results_of(runs))[1:]]
+    assert cells[:3] == ["not past the plateau"] * 3 and cells[3].startswith("0.61")
 
 
 def test_the_report_has_every_part(runs: StudyRuns, complete: Complete) -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,32 @@ def test_a_budget_in_seconds_takes_the_rate_of_one_run_each(
             timed._sources[arm] = list(SOURCES)
         assert [timed.steps(arm) for arm in study.arms] == [150, 75]
     assert begun == ["few", "many"]
+
+
+def test_runs_come_after_those_whose_weights_they_take(
+    study: Study, tmp_path: Path, complete: Complete, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = study.model_dump(mode="json")
+    text["arms"] |= {"later": {"starts_from": "few"}, "student": {"teacher": "later"}}
+    runs = StudyRuns(tmp_path, Study.model_validate(text), study.sizes["tiny"])
+    monkeypatch.setattr(runs, "config", lambda arm: load_config("bert-docstrings", SOURCES))
+    begun: list[Work] = []
+
+    def execute(work: Sequence[Work], parallel: int) -> None:
+        begun.extend(work)
+        for job in runs.search:
+            if job.name in {one.name for one in work}:
+                complete(runs, job, 4.0 - job.factor)
+
+    monkeypatch.setattr("ctxlm_ds.apps.study.runs.execute", execute)
+    for arm in runs.study.trained:
+        runs._sources[arm], runs._steps[arm] = list(SOURCES), 10
+    runs.train(runs.search, 1)
+    assert [one.name.partition("/")[0] for one in begun] == ["few"] * 3 + ["many"] * 3 + ["later"] * 3 + ["student"] * 3
+    own = f"{tmp_path / 'runs'}/{{}}/rate-2/seed-1000/hf"  # of the search, the rate with the lowest loss
+    assert f"initialize_from={own.format('few')}" in begun[6].words
+    assert f"teacher.path={own.format('later')}" in begun[9].words
+    assert f"initialize_from={own.format('few').replace('1000', '2')}" in runs.command(Job("later", 1.0, 2))
 
 
 def work(tmp_path: Path, name: str, code: str) -> Work:

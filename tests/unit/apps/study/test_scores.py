@@ -23,7 +23,7 @@ def test_static_vectors_are_probed(tmp_path: Path) -> None:
     lines = (f"{word} {' '.join(map(str, row))}" for word, row in zip(TAGS, vectors, strict=True))
     (tmp_path / "vectors.txt").write_text("\n".join(lines) + "\n")
     found = score(tmp_path / "vectors.txt", "conll2003-pos", tmp_path)
-    assert found["accuracy"] == {"0": 1.0} and len(found["items"]) == 20
+    assert found["accuracy"] == {"0": 1.0} and len(found["items"]["best-layer"]) == 20
     # Each word has one tag, so control tags are read as well.
     assert found["selectivity"] == pytest.approx(0.0, abs=0.3)
 
