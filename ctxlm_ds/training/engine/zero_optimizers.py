@@ -17,7 +17,11 @@ from deepspeed import comm
 from deepspeed.runtime import bf16_optimizer, engine
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.pipe import engine as pipeline_engine
-from deepspeed.runtime.utils import is_model_parallel_parameter, mask_nan_or_inf_with_val_inplace
+from deepspeed.runtime.utils import (
+    combine_grad_norm_groups,
+    is_model_parallel_parameter,
+    mask_nan_or_inf_with_val_inplace,
+)
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.runtime.zero.utils import get_norm_dtype
 from deepspeed.utils.bwc import bwc_tensor_model_parallel_rank
@@ -44,6 +48,25 @@ class ZeroOptimizer(DeepSpeedZeroOptimizer):
             for hook in self._grad_acc_hooks:
                 hook.remove()
             self.reduce_independent_p_g_buckets_and_remove_grads = self.reduce_ipg_grads = lambda *_: None
+        most = torch.tensor(float(len(self.bit16_groups)), device=self.device)
+        self._model_parallel_all_reduce(most, comm.ReduceOp.MAX)
+        self._num_missing_groups = int(most.item()) - len(self.bit16_groups)
+
+    def scaled_global_norm(self, norm_type: float = 2) -> Any:
+        """Return the L2 norm of all gradients, the same bits on every stage of a pipeline.
+
+        DeepSpeed sums over the stages once for each parameter group. A stage with fewer groups than another one (no
+        table, no final norm) would leave the others waiting.
+        """
+        if not self._num_missing_groups:
+            return super().scaled_global_norm(norm_type)
+        if self.cpu_offload:
+            norms = [self.complete_grad_norm_calculation_for_cpu_offload(own) for own in self.params_in_partition]
+        else:
+            gradients = (self.averaged_gradients[number] for number in range(len(self.bit16_groups)))
+            norms = list(map(self.get_grad_norm_direct, gradients, self.params_in_partition))
+        norms += [self.get_grad_norm_direct((), ()) for _ in range(self._num_missing_groups)]
+        return combine_grad_norm_groups(norms)
 
     def get_grad_norm_direct(self, gradients: Any, params: Any, norm_type: float = 2) -> torch.Tensor:
         """Return the L2 norm of a group's gradients over all ranks, -1 if it is not finite."""
