@@ -112,6 +112,23 @@ class TransformerSection(ModelSection):
         yield from exchange_problems(self, size, tensor)
 
 
+class PreNormSection(TransformerSection):
+    """The shape of a transformer with a norm before each block and before the output layer."""
+
+    output_norm: ClassVar[str] = "final_layer_norm"
+    """Name of the norm whose result the output layer multiplies."""
+    hidden_matrices: ClassVar[tuple[str, ...]] = ()
+    """Parameters outside of the blocks that map the width to the width."""
+
+    base_width: Width | None = None
+    """Width (hidden_size) for which the initial values and rates of the recipe are; another width has its own by the
+    maximal-update parametrisation (Yang 2022), if the heads keep their size. null: as the recipe says at any width."""
+
+    @property
+    def relative_width(self) -> float | None:
+        return None if self.base_width is None else self.hidden_size / self.base_width
+
+
 class EncoderSection(TransformerSection):
     """The shape of an encoder."""
 

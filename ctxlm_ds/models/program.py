@@ -23,6 +23,7 @@ from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.layers import LayerDescription, LayerSequence, ModelBuild, parameter_prefixes
 from ctxlm_ds.models.parts.comparison import Comparison, with_comparisons
 from ctxlm_ds.models.parts.distillation import is_tap, needed_layers, teacher_layers, together, with_taps
+from ctxlm_ds.models.parts.width import with_width
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import VocabParallelEmbedding, VocabularyBias
 from ctxlm_ds.parallel.parameters import ParameterFacts, collect_facts, initial_value, initialize_parameters
@@ -190,6 +191,8 @@ class Program:
     parallel: ParallelContext = field(default_factory=ParallelContext)
     complete_layers: list[LayerDescription] | None = None
     """The layers of the complete model if a rank holds a share of it."""
+    model: ModelSection | None = None
+    """Settings by whose width parameters begin and learn (models/parts/width.py); None for as the layers say."""
 
     @cached_property
     def _parameters(self) -> tuple[dict[str, tuple[int, ...]], dict[str, ParameterFacts]]:
@@ -197,7 +200,7 @@ class Program:
         with torch.device("meta"):
             module = LayerSequence(self.complete_layers or self.layers, self.outputs)
         shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-        return shapes, collect_facts(module)
+        return shapes, collect_facts(module) if self.model is None else with_width(collect_facts(module), self.model)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -237,7 +240,7 @@ class Program:
         """Build the layers as one module; with `seed` its parameters get their initial values."""
         module = LayerSequence(self.layers, self.outputs, self.parallel.dropout)
         if seed is not None:
-            initialize_parameters(module, seed)
+            initialize_parameters(module, seed, self.facts)
         return module
 
 
@@ -276,7 +279,7 @@ def build_program(
     is_complete = (build.parallel.size, build.parallel.vocab_multiple) == (1, 1)
     complete = None if is_complete else _list_layers(source.complete())
     terms, outputs = _given_losses(terms, outputs, layers, source.z_loss)
-    program = Program(layers, outputs, terms, build.parallel, complete)
+    program = Program(layers, outputs, terms, build.parallel, complete, model)
     if objective is not None and fields is not None:
         # Without settings of the teacher, its tensors are unknown.
         judged = terms if source.teacher is not None or not objective.teacher_outputs else ()

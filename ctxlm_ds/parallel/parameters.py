@@ -73,6 +73,8 @@ class ParameterFacts:
     """False for a teacher's weights: they have no gradient and are not in checkpoints."""
     fixed: bool = False
     """True for a parameter that this run leaves as it is (training.only)."""
+    rate_factor: float = 1.0
+    """Of its learning rate (models/parts/width.py); matrices that the optimizer takes complete have their own rate."""
 
 
 def declare(module: nn.Module, **facts: ParameterFacts) -> None:
@@ -149,9 +151,14 @@ def initial_value(name: str, shape: Sequence[int], init: Init, seed: int) -> Ten
     return value
 
 
-def initialize_parameters(module: nn.Module, seed: int) -> None:
-    """Set every parameter of a complete model to its initial value, rounded to its type; skip `meta` parameters."""
-    facts = collect_facts(module)
+def initialize_parameters(
+    module: nn.Module, seed: int, facts: Mapping[str, ParameterFacts] | None = None
+) -> None:
+    """Set every parameter of a complete model to its initial value, rounded to its type; skip `meta` parameters.
+
+    `facts` are in place of those that the modules declare.
+    """
+    facts = facts or collect_facts(module)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if not parameter.is_meta:

@@ -14,7 +14,7 @@ from ctxlm_ds.recipe.choices import CHOICES, DATA, MODEL, OBJECTIVE, listed
 from ctxlm_ds.recipe.layout import layout_problems
 from ctxlm_ds.recipe.problems import MAX_NAME_CHARACTERS, Problem, raise_problems
 from ctxlm_ds.recipe.schema import CheckpointConfig, EvaluationConfig, ProfilerConfig, RunConfig, TrainingConfig
-from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection, ScheduleSection
+from ctxlm_ds.recipe.sections import DataSection, ModelSection, ObjectiveSection, OptimizerSection, ScheduleSection
 from ctxlm_ds.recipe.source_rules import source_problems, teacher_problems
 
 JUDGED_FOLDERS = ("checkpoint", "hf")
@@ -42,6 +42,7 @@ def find_problems(config: RunConfig, world_size: int | None = None) -> list[Prob
         *_check_name(config.name),
         *_check_start(config.initialize_moments, config.initialize_layers, config.optimizer.handed_over),
         *config.optimizer.problems(config.kernels.optimizer),
+        *_check_width(config.model, config.optimizer),
         *_check_training(training, config.profiler),
         *_check_schedule(config),
         *_check_lanes(data, training, config.evaluation),
@@ -132,6 +133,15 @@ def _check_start(moments: bool, layers: Sequence[int] | str | None, handed_over:
     if handed_over and moments:
         text = "true, but moments of an optimizer of the DeepSpeed JSON are unknown before its first update; set false"
         yield Problem("initialize_moments", text, ("optimizer.name",))
+
+
+def _check_width(model: ModelSection, optimizer: OptimizerSection) -> Iterator[Problem]:
+    if model.relative_width is not None and not optimizer.follows_width:
+        text = (
+            "given, but only the rates of adamw, stable_adamw and muon with optimizer.matrix_scale original follow the "
+            "width; choose one of them, or null"
+        )
+        yield Problem("model.base_width", text, ("optimizer.name",))
 
 
 def _check_training(training: TrainingConfig, profiler: ProfilerConfig) -> Iterator[Problem]:

@@ -61,6 +61,11 @@ class ModelSection(Section):
     """Rows of the embedding, at least the size of the tokenizer; null takes that size."""
 
     @property
+    def relative_width(self) -> float | None:
+        """Width relative to the width of the recipe's initial values and rates; None if they are for this width."""
+        return None
+
+    @property
     def num_blocks(self) -> int:
         """Number of repeated layers, a setting `num_layers` as a rule; a pipeline may be cut before each."""
         blocks: int = self.num_layers  # type: ignore[attr-defined]
@@ -332,6 +337,11 @@ class OptimizerSection(Section):
     """Also decay biases and LayerNorm weights, as fairseq does (RoBERTa); BERT's and NVIDIA's code does not."""
     gradient_clipping: NonNegativeFloat = 1.0
     """Maximum global gradient norm; 0 switches clipping off (RoBERTa)."""
+
+    @property
+    def follows_width(self) -> bool:
+        """True if rates follow the width as models/parts/width.py says."""
+        return False
 
     def moments_of(self, matrix: bool) -> tuple[str, ...]:
         """Return the moments of a parameter; `matrix` is True for matrices of repeated layers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from ctxlm_ds.families.base import Family, TransformerSection, tiny_transformer
+from ctxlm_ds.families.base import Family, PreNormSection, TransformerSection, tiny_transformer
 from ctxlm_ds.recipe.sections import PositiveFloat
 
 
@@ -24,7 +24,7 @@ class Gpt1Section(GptSection):
     family: str = "gpt1"
 
 
-class Gpt2Section(GptSection):
+class Gpt2Section(GptSection, PreNormSection):
     """GPT-2: a decoder with LayerNorm before attention and feed-forward, and after the last layer."""
 
     pre_layer_norm: ClassVar[bool] = True

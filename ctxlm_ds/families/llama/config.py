@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ctxlm_ds.families.base import (
     Family,
-    TransformerSection,
+    PreNormSection,
     exchange_problems,
     nearest_divisor,
     rotary_problems,
@@ -24,12 +24,12 @@ Turns = Annotated[float, Field(gt=0.0, le=1e6)]
 _LLAMA3_ONLY = ("rotary_low_turns", "rotary_high_turns", "rotary_original_length")
 
 
-class LlamaSection(TransformerSection):
+class LlamaSection(PreNormSection):
     """LLaMA: a decoder with RMSNorm before each block, rotary positions, gated feed-forward layers, and no biases."""
 
     learned_positions: ClassVar[bool] = False
     # Rotary settings are not compared: a longer context begins from the weights of a shorter one.
-    same_function: ClassVar[tuple[str, ...]] = (*TransformerSection.same_function, "tie_word_embeddings")
+    same_function: ClassVar[tuple[str, ...]] = (*PreNormSection.same_function, "tie_word_embeddings")
 
     family: str = "llama"
     num_key_value_heads: SmallInt | None = None

@@ -7,20 +7,22 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ctxlm_ds.families.base import Family, TransformerSection, rotary_problems, tiny_transformer
+from ctxlm_ds.families.base import Family, PreNormSection, rotary_problems, tiny_transformer
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import PositiveFraction, Probability, SmallInt, Width
 
 RotaryBase = Annotated[float, Field(gt=1.0, le=1e12)]
 
 
-class ModernBertSection(TransformerSection):
+class ModernBertSection(PreNormSection):
     """ModernBERT: an encoder with rotary positions, gated feed-forward layers, local attention, and no biases."""
 
     learned_positions: ClassVar[bool] = False
+    output_norm: ClassVar[str] = "heads.mlm_layer_norm"
+    hidden_matrices: ClassVar[tuple[str, ...]] = ("heads.mlm_transform.weight",)
     # global_rotary_base is not compared: a longer context begins from the weights of a smaller base.
     same_function: ClassVar[tuple[str, ...]] = (
-        *TransformerSection.same_function, "global_attention_every", "local_attention", "local_rotary_base",
+        *PreNormSection.same_function, "global_attention_every", "local_attention", "local_rotary_base",
     )  # fmt: skip
 
     family: str = "modernbert"

@@ -21,6 +21,10 @@ class AdamWSection(AdamSection):
 
     name: str = "adamw"
 
+    @property
+    def follows_width(self) -> bool:
+        return True
+
 
 class AdamW(Optimizer):
     """AdamW of torch, DeepSpeed or apex."""

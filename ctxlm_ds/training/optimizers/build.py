@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -11,6 +11,7 @@ from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.recipe.sections import MOMENTS, OptimizerSection
 from ctxlm_ds.training.optimizers.base import GroupKind, optimizer_of
 
+KINDS = get_args(GroupKind)
 LANES = 64
 """fp32 elements of the longest vector that a build of CPUAdam uses (SVE, 2,048 bits)."""
 
@@ -22,15 +23,19 @@ def parameter_groups(
 
     The gradients of fixed ones become 0, so that norms are those of the trained ones, in every layout.
     """
-    found: dict[GroupKind, list[torch.nn.Parameter]] = {"matrices": [], "weights": [], "rest": [], "fixed": []}
+    found: dict[tuple[GroupKind, float], list[torch.nn.Parameter]] = {}
     for name, parameter in named:
         own = settings.matrix_moments is not None and facts[name].matrix
         other: GroupKind = "fixed" if facts[name].fixed else "weights" if facts[name].decays else "rest"
-        found["matrices" if own else other].append(parameter)
-    for parameter in found["fixed"]:
-        parameter.register_hook(torch.zeros_like)
+        key: tuple[GroupKind, float] = ("matrices", 1.0) if own else (other, facts[name].rate_factor)
+        found.setdefault(key, []).append(parameter)
+        if not own and other == "fixed":
+            parameter.register_hook(torch.zeros_like)
     optimizer = optimizer_of(settings)
-    return [{"params": group, **optimizer.group_settings(kind)} for kind, group in found.items() if group]
+    return [
+        {"params": group, "moves": factor, **optimizer.group_settings(kind)}
+        for (kind, factor), group in sorted(found.items(), key=lambda item: (KINDS.index(item[0][0]), -item[0][1]))
+    ]
 
 
 def completed_updates(optimizer: torch.optim.Optimizer) -> int:

@@ -48,6 +48,10 @@ class MuonSection(AdamSection):
     momentum: Probability = 0.95
     """Decay rate of the matrices' moment."""
 
+    @property
+    def follows_width(self) -> bool:
+        return self.matrix_scale == "original"
+
     def problems(self, kernel: str) -> Iterator[Problem]:
         yield from super().problems(kernel)
         if self.momentum >= 1.0:

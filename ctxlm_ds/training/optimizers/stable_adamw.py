@@ -28,6 +28,10 @@ class StableAdamWSection(AdamSection):
 
     name: str = "stable_adamw"
 
+    @property
+    def follows_width(self) -> bool:
+        return True
+
     def workspace(self, sizes: UpdateSizes) -> int:
         """Return the bytes of the directions and surprises of a group, and of one tensor's temporary."""
         return FLOAT * (2 * sizes.group + (sizes.group if sizes.partitioned else sizes.largest))

@@ -31,7 +31,7 @@ GPT2 = chosen("gpt2", "causal_lm", "blocks")
 
 def gpt2(**sections: dict[str, Any]) -> RunConfig:
     """GPT-2's recipe; `sections` replace its settings."""
-    return config_of(**{name: {**GPT2[name], **sections.get(name, {})} for name in GPT2})
+    return config_of(**sections | {name: {**GPT2[name], **sections.get(name, {})} for name in GPT2})
 
 
 CASES: list[tuple[dict[str, Any], str, list[str]]] = [
@@ -303,6 +303,15 @@ def test_a_warmup_that_ends_after_the_run_is_told() -> None:
         == schedule_warnings(RunConfig().schedule, RunConfig().training.max_steps)
         == []
     )
+
+
+def test_rates_follow_the_width_under_some_optimizers_only() -> None:
+    width = {"hidden_size": 768, "base_width": 256}
+    for optimizer in ({"name": "lamb"}, {"name": "muon"}, {"name": "adafactor"}):
+        found = find_problems(gpt2(model=width, optimizer=optimizer))
+        assert [problem.path for problem in found] == ["model.base_width"] and "matrix_scale original" in found[0].text
+    for optimizer in ({"name": "adamw"}, {"name": "stable_adamw"}, {"name": "muon", "matrix_scale": "original"}):
+        assert find_problems(gpt2(model=width, optimizer=optimizer)) == []
 
 
 def test_a_gpt2_and_a_gpt1_are_possible() -> None:
