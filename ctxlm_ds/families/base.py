@@ -126,6 +126,7 @@ class PreNormSection(TransformerSection):
 
     @property
     def relative_width(self) -> float | None:
+        """Width as a multiple of base_width; None if the recipe's values are for this width."""
         return None if self.base_width is None else self.hidden_size / self.base_width
 
 

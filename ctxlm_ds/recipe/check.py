@@ -136,7 +136,7 @@ def _check_start(moments: bool, layers: Sequence[int] | str | None, handed_over:
 
 
 def _check_width(model: ModelSection, optimizer: OptimizerSection) -> Iterator[Problem]:
-    if model.relative_width is not None and not optimizer.follows_width:
+    if getattr(model, "relative_width", None) is not None and not optimizer.follows_width():
         text = (
             "given, but only the rates of adamw, stable_adamw and muon with optimizer.matrix_scale original follow the "
             "width; choose one of them, or null"

@@ -61,11 +61,6 @@ class ModelSection(Section):
     """Rows of the embedding, at least the size of the tokenizer; null takes that size."""
 
     @property
-    def relative_width(self) -> float | None:
-        """Width relative to the width of the recipe's initial values and rates; None if they are for this width."""
-        return None
-
-    @property
     def num_blocks(self) -> int:
         """Number of repeated layers, a setting `num_layers` as a rule; a pipeline may be cut before each."""
         blocks: int = self.num_layers  # type: ignore[attr-defined]
@@ -199,10 +194,6 @@ class ValidationSource(Section):
         return {"name": value.rstrip("/").rpartition("/")[2], "path": value} if isinstance(value, str) else value
 
 
-MOST_SEQUENCES = "max_sequences_per_row"
-"""Setting of the sample formats whose rows may share."""
-
-
 class DataSection(Section):
     """Datasets and how they become rows; the sample format adds further settings."""
 
@@ -260,12 +251,12 @@ class DataSection(Section):
     @property
     def sequences_per_row(self) -> int:
         """Maximum number of sequences per row."""
-        return int(getattr(self, MOST_SEQUENCES, 1)) if self.shares_rows else 1
+        return int(getattr(self, "max_sequences_per_row", 1)) if self.shares_rows else 1
 
     @property
     def idle_settings(self) -> tuple[str, ...]:
-        packs = self.shares_rows or MOST_SEQUENCES not in type(self).model_fields
-        return (*(() if packs else (MOST_SEQUENCES,)), *(("split_seed",) if self.split is None else ()))
+        packs = self.shares_rows or "max_sequences_per_row" not in type(self).model_fields
+        return (*(() if packs else ("max_sequences_per_row",)), *(("split_seed",) if self.split is None else ()))
 
     @property
     def passes(self) -> int:
@@ -338,9 +329,8 @@ class OptimizerSection(Section):
     gradient_clipping: NonNegativeFloat = 1.0
     """Maximum global gradient norm; 0 switches clipping off (RoBERTa)."""
 
-    @property
     def follows_width(self) -> bool:
-        """True if rates follow the width as models/parts/width.py says."""
+        """Return whether rates follow the width (models/parts/width.py)."""
         return False
 
     def moments_of(self, matrix: bool) -> tuple[str, ...]:

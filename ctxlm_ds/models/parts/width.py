@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 def with_width(facts: Mapping[str, ParameterFacts], model: ModelSection) -> dict[str, ParameterFacts]:
     """Return the facts of the parameters of a model with the initial values and rates of its width."""
-    if model.relative_width is None:
+    factor: float | None = getattr(model, "relative_width", None)
+    if factor is None:
         return dict(facts)
-    own, factor = cast("PreNormSection", model), model.relative_width
+    own = cast("PreNormSection", model)
     return {name: _scaled(name, one, factor, own) if one.trained else one for name, one in facts.items()}
 
 

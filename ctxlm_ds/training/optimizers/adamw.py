@@ -21,7 +21,6 @@ class AdamWSection(AdamSection):
 
     name: str = "adamw"
 
-    @property
     def follows_width(self) -> bool:
         return True
 

@@ -48,7 +48,6 @@ class MuonSection(AdamSection):
     momentum: Probability = 0.95
     """Decay rate of the matrices' moment."""
 
-    @property
     def follows_width(self) -> bool:
         return self.matrix_scale == "original"
 

@@ -28,7 +28,6 @@ class StableAdamWSection(AdamSection):
 
     name: str = "stable_adamw"
 
-    @property
     def follows_width(self) -> bool:
         return True
 
