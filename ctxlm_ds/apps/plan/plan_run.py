@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.apps.plan.check_run import with_tokenizer_size
@@ -22,7 +24,7 @@ from ctxlm_ds.recipe.hardware import GIB, Cluster, find_gpu
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.phases import RunPhase, run_phases
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.recipe.words import STEPS_FOLLOW
+from ctxlm_ds.recipe.words import STEPS_FOLLOW, parse_words
 from ctxlm_ds.registry import FAMILIES
 
 if TYPE_CHECKING:
@@ -47,15 +49,33 @@ def build_parser() -> argparse.ArgumentParser:
     add("--gpus-per-node", type=int, default=8, metavar="M", help="GPUs of each node (default: 8)")
     add("--world", "--ranks", type=int, metavar="W", help="number of GPUs instead of --nodes")
     gpus = "V100-32|A100-40|A100-80|H100|H200|FILE"
-    add("--gpu", required=True, metavar=gpus, help="or a YAML file of another GPU")
+    add("--gpu", metavar=gpus, help="or a YAML file of another GPU; required")
     speed = "Gbit/s from a node to others (default: as NVIDIA's servers)"
     add("--inter-node-gbps", type=float, metavar="G", help=speed)
     add("--nvlink-gb-per-s", type=float, metavar="G", help="GB/s between a node's GPUs, both ways")
     only = "plan with this DeepSpeed JSON only (default: zero0 to zero3)"
     add("--deepspeed-config", metavar="JSON", help=only)
+    budget = "propose size, batch, rate and tokens for so much text, by published laws"
+    add("--budget", type=parse_budget, metavar="words=N,hours=H[,gpu=NAME]", help=budget)
+    add("--ladder", type=Path, metavar="JSON", help="with --budget: a law of your runs, of tools/scaling.py")
     add("--all", action="store_true", help="show every layout that fits, and the others by reason")
     add("--json", action="store_true", help="print JSON")
     return parser
+
+
+def parse_budget(text: str) -> dict[str, Any]:
+    """Return words, hours and gpu of --budget."""
+    found: dict[str, Any] = dict(part.partition("=")[::2] for part in text.split(","))
+    try:
+        if not {"words", "hours"} <= set(found) <= {"words", "hours", "gpu"}:
+            raise ValueError
+        found |= {"words": float(parse_words(found["words"])), "hours": float(found["hours"])}
+        if not (0 < found["words"] < math.inf and 0 < found["hours"] < math.inf):
+            raise ValueError
+    except ValueError:
+        expected = "words=100M,hours=24 with numbers above 0, and gpu=NAME if you like"
+        raise argparse.ArgumentTypeError(f"{text}: expected {expected}") from None
+    return found
 
 
 def build_cluster(args: argparse.Namespace) -> Cluster:
@@ -219,8 +239,17 @@ def search_as_dict(found: Search, cluster: Cluster, command: str, show_all: bool
 
 
 def main() -> None:
-    args = build_parser().parse_args()
+    parser = build_parser()
+    args = parser.parse_args()
+    args.gpu = (args.budget or {}).get("gpu", args.gpu) or parser.error("give --gpu")
     cluster = build_cluster(args)
+    if args.budget is not None:
+        from ctxlm_ds.apps.plan.budget import PUBLISHED, describe, propose, read_ladder
+
+        laws = PUBLISHED if args.ladder is None else (*PUBLISHED, read_ladder(args.ladder))
+        words, (config, *_) = args.budget["words"], load_recipes(args, cluster)
+        print("\n".join(describe(propose(config, cluster, words, args.budget["hours"], laws), words, laws)))
+        return
     found = [plan_recipe(args, cluster, config) for config in load_recipes(args, cluster)]
     if args.json:
         print(json.dumps(found[0] | ({"phases": found} if len(found) > 1 else {}), indent=1))
