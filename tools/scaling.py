@@ -16,22 +16,19 @@ import argparse
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ctxlm_ds.apps.plan.budget import discounted
 from ctxlm_ds.apps.study.definition import Size, Study
-from ctxlm_ds.apps.study.runs import StudyRuns
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import aligned, at_least, run_command, setup_logging
-from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.models.program import plain_program
-from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.words import parse_words
-from ctxlm_ds.tokenizers.load import open_tokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ctxlm_ds.apps.study.runs import StudyRuns
 
 BASE_WIDTH, HEAD_SIZE = 128, 32
 RESAMPLES, SEED = 200, 0
@@ -55,6 +52,8 @@ class Point(NamedTuple):
 
     @property
     def effective(self) -> float:
+        from ctxlm_ds.apps.plan.budget import discounted
+
         return discounted(min(self.unique, self.tokens), self.tokens, DECAY)
 
 
@@ -85,6 +84,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def ladder_runs(folder: Path, recipe: str, widths: Sequence[int], tokens: int, rate: float) -> StudyRuns:
     """Return the runs of all widths on so many tokens."""
+    from ctxlm_ds.apps.study.runs import StudyRuns
+
     arms = {
         f"w{width}": {"set": {"model": {
             "base_width": BASE_WIDTH, "hidden_size": width, "num_attention_heads": width // HEAD_SIZE,
@@ -102,6 +103,8 @@ def ladder_runs(folder: Path, recipe: str, widths: Sequence[int], tokens: int, r
 
 def read_points(folder: Path) -> list[Point]:
     """Return the runs that are past their plateau. Raises ConfigError if they are too few for a law."""
+    from ctxlm_ds.apps.study.runs import StudyRuns
+
     points = []
     for settings in sorted(folder.glob("tokens-*/settings.json")):
         known = json.loads(settings.read_text(encoding="utf-8"))
@@ -118,6 +121,11 @@ def read_points(folder: Path) -> list[Point]:
 
 
 def _point(runs: StudyRuns, arm: str, figures: dict[str, Any]) -> Point:
+    from ctxlm_ds.data.dataset.reader import IndexedDataset
+    from ctxlm_ds.models.program import plain_program
+    from ctxlm_ds.objectives.base import build_objective
+    from ctxlm_ds.tokenizers.load import open_tokenizer
+
     config = runs.config(arm)
     tokenizer, size = open_tokenizer(config.tokenizer.path, config.model.vocab_size)
     model = config.model.model_copy(update={"vocab_size": size})
@@ -129,6 +137,8 @@ def _point(runs: StudyRuns, arm: str, figures: dict[str, Any]) -> Point:
 
 def describe(points: Sequence[Point], folder: Path) -> list[str]:
     """Fit the law, write law.json, and return the lines of a table and of the forecast."""
+    import numpy as np
+
     held_back = max(points, key=lambda point: (point.flops, point.parameters))
     known = [point for point in points if point is not held_back]
     law, every = fit_law(known), resampled_laws(known)
@@ -165,6 +175,7 @@ def fit_law(points: Sequence[Point], near: NDArray[np.float64] | None = None) ->
 
     The search begins at the constants `near`, or at several places.
     """
+    import numpy as np
     from scipy.optimize import least_squares
 
     sizes, tokens = (np.log([getattr(point, name) for point in points]) for name in ("parameters", "effective"))
@@ -188,6 +199,8 @@ def fit_law(points: Sequence[Point], near: NDArray[np.float64] | None = None) ->
 
 def resampled_laws(points: Sequence[Point]) -> list[NDArray[np.float64]]:
     """Return the laws of points drawn with replacement."""
+    import numpy as np
+
     rng, found, law = np.random.default_rng(SEED), [], fit_law(points)
     for _ in range(RESAMPLES):
         drawn = [points[at] for at in rng.integers(len(points), size=len(points))]
