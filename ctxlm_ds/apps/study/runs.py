@@ -168,7 +168,7 @@ class StudyRuns:
                  if name.endswith("learning_rate") and value is not None}  # fmt: skip
         settings = [f"run_dir={self.run_dir(job)}", f"training.seed={job.seed}",
                     f"training.max_steps={self.steps(job.arm)}"]  # fmt: skip
-        settings += self._weights(job.arm, lambda arm: self.run_dir(Job(arm, self.best_factor(arm), job.seed)))
+        settings += self._weights(job.arm, lambda arm: self.run_dir(self._before(job, arm)))
         settings += [*self._sources[job.arm], *(f"optimizer.{name}={rate!r}" for name, rate in rates.items())]
         return [sys.executable, "-m", MODULE, "--config", str(self._recipe(job.arm)), "--set", *settings]
 
@@ -197,7 +197,22 @@ class StudyRuns:
         """Run the jobs that are not complete, some at a time, after the runs whose weights they take."""
         for depth in sorted({self.study.depth(job.arm) for job in jobs}):
             todo = [job for job in jobs if self.study.depth(job.arm) == depth and not self.figures(job)]
-            execute([Work(job.name, self.command(job), self.log(job)) for job in todo], parallel)
+            ready = [job for job in todo if not any(self._lacks(job, name) for name in self.study.arms[job.arm].needs)]
+            execute([Work(job.name, self.command(job), self.log(job)) for job in ready], parallel)
+
+    def _lacks(self, job: Job, arm: str) -> bool:
+        """Return whether the run of another arm, whose weights a run takes, has no result; then the run has failed."""
+        first = self._before(job, arm)
+        if self.figures(first) is not None:
+            return False
+        logger.error("%s: not begun, because %s has no result", job.name, first.name)
+        self.log(job).parent.mkdir(parents=True, exist_ok=True)
+        failure_mark(self.log(job)).touch()
+        return True
+
+    def _before(self, job: Job, arm: str) -> Job:
+        """Return the run of another arm that a run takes weights from: its best rate, and the same seed."""
+        return Job(arm, self.best_factor(arm), job.seed)
 
     def score(self, jobs: Sequence[Job], data: Path, parallel: int) -> None:
         """Score the runs that are complete on the measures of the study for which they have no scores."""

@@ -106,6 +106,11 @@ def test_runs_come_after_those_whose_weights_they_take(
     assert f"initialize_from={own.format('few')}" in begun[6].words
     assert f"teacher.path={own.format('later')}" in begun[9].words
     assert f"initialize_from={own.format('few').replace('1000', '2')}" in runs.command(Job("later", 1.0, 2))
+    begun.clear()
+    complete(runs, Job("few", 2.0, 1), 4.0)
+    runs.train([Job("later", 1.0, 1), Job("later", 1.0, 2)], 1)  # the other one's first run is missing
+    assert [one.name for one in begun] == ["later/rate-1/seed-1"]
+    assert failure_mark(runs.log(Job("later", 1.0, 2))).exists()
 
 
 def work(tmp_path: Path, name: str, code: str) -> Work:
