@@ -86,6 +86,29 @@ def test_vectors_of_words(pretrained: tuple[Folder, str]) -> None:
     assert len([line for line in lines[-6:] if 0.5 < float(line.split()[-1]) <= 1]) == 6
 
 
+def test_masks_of_several_papers(pretrained: tuple[Folder, str]) -> None:
+    """80, 10 and 10 %, within what some hundred places allow; spans make longer gaps than tokens."""
+    printed = pretrained[0].run("masks")
+    shares = re.search(r"^\{'\[MASK\]': (\S+), 'unchanged': (\S+), 'another token': (\S+)\}$", printed, re.MULTILINE)
+    assert shares and [float(share) for share in shares.groups()] == pytest.approx([0.8, 0.1, 0.1], abs=0.05)
+    found = dict(re.findall(r"^(\S.*): \d+% of the positions, gaps of (\S+) tokens", printed, re.MULTILINE))
+    tokens, words, spans, many = (float(length) for length in found.values())
+    assert tokens < words < spans and tokens < many
+    assert (pretrained[0].path / "runs" / "masks.png").stat().st_size > 10_000
+
+
+def test_minimal_pairs_by_hand_and_by_command(pretrained: tuple[Folder, str]) -> None:
+    printed = pretrained[0].run("pairs")
+    by_hand = re.search(r"^\{'agreement': (\S+), 'articles': (\S+), 'order': (\S+)\}$", printed, re.MULTILINE)
+    assert by_hand and (pretrained[0].path / "runs" / "pairs.png").stat().st_size > 5_000
+    judged = pretrained[0].path / "runs" / "judged" / "notebook" / "blimp" / "points" / "seed0" / "metrics.json"
+    paradigms = json.loads(judged.read_text())["groups"]["paradigms"]
+    assert [float(share) for share in by_hand.groups()] == [
+        pytest.approx(paradigms[name]["accuracy"], abs=5e-4) for name in ("agreement", "articles", "order")
+    ]
+    assert paradigms["order"]["accuracy"] > 0.8
+
+
 def test_vectors_of_sentences(pretrained: tuple[Folder, str]) -> None:
     printed = pretrained[0].run("sentences")
     losses = re.search(r"^loss (\S+) in the first epoch, (\S+) in the last$", printed, re.MULTILINE)
