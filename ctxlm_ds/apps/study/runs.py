@@ -97,8 +97,9 @@ class StudyRuns:
 
     def prepare(self, study_path: Path, corpus: Sequence[str]) -> None:
         """Make the corpus and every arm's tokenizer, datasets and recipe. A folder of another study is refused."""
-        wanted = {"study": self.study.model_dump(mode="json"), "size": self.size.model_dump(mode="json"),
-                  "corpus": [str(Path(one).absolute()) for one in corpus]}  # fmt: skip
+        # Without defaults, so that a setting which a later version adds changes nothing.
+        study, size = (one.model_dump(mode="json", exclude_defaults=True) for one in (self.study, self.size))
+        wanted = {"study": study, "size": size, "corpus": [str(Path(one).absolute()) for one in corpus]}
         record = self.folder / "settings.json"
         if record.is_file():
             is_same(self.folder, read_object(record), wanted, "choose another --output or remove it", ConfigError)
