@@ -1,4 +1,4 @@
-"""Train a ladder of small models and fit the law of their losses (docs/studies.md, Scaling).
+"""Train a ladder of small models and fit the law of their losses (docs/planning.md).
 
     python tools/scaling.py train --output runs/ladder --jobs 2      # widths x tokens; the same command continues
     python tools/scaling.py fit runs/ladder                          # law.json, for ctxlm plan --budget --ladder

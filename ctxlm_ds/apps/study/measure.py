@@ -18,6 +18,7 @@ from ctxlm_ds.apps.demo.pretrain_default import CTXLM, run_step
 from ctxlm_ds.apps.evaluate.verdict import Predictions
 from ctxlm_ds.apps.evaluate.word_scorers import NgramModel
 from ctxlm_ds.apps.plan.check_run import parse_arguments
+from ctxlm_ds.apps.study.statistics import items_of
 from ctxlm_ds.atomic import read_object, write_text
 from ctxlm_ds.checkpoint.folders import find_verified
 from ctxlm_ds.checkpoint.saved_state import read_saved_state
@@ -68,7 +69,7 @@ def measure(config: RunConfig) -> dict[str, Any]:
     labels = list(map(predictions.labels, predictions.held_out()))
     counts, predicted = np.array(list(map(len, labels))), hashlib.sha256(np.concatenate(labels).tobytes())
     losses = np.array([batch[f"{predictions.term.name}_loss"] for batch in batches])
-    items = losses * counts / counts.mean()  # their mean is the mean over tokens
+    items = items_of(losses, counts)
     loss, limit = float(items.mean()), gate(config, predictions)
     return found | {"loss": loss, "items": items.tolist(), "gate": limit, "held_out": predicted.hexdigest()}
 

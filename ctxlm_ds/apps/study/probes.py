@@ -18,6 +18,7 @@ from ctxlm_ds.apps.downstream.examples import Example
 from ctxlm_ds.apps.downstream.features.kinds import FrozenModel, HeadSettings, InputShape
 from ctxlm_ds.apps.downstream.features.sources import FeatureSource
 from ctxlm_ds.apps.study.definition import MIX
+from ctxlm_ds.apps.study.statistics import items_of
 
 EPOCHS, FEWEST_STEPS, BATCH, RATE, SEED = 8, 200, 256, 5e-3, 0
 PORTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
@@ -75,7 +76,7 @@ def probe(train: TaggedWords, dev: TaggedWords, num_labels: int) -> dict[str, An
 def by_sentence(right: NDArray[np.bool_], lengths: NDArray[np.int64]) -> list[float]:
     """Return a score of each sentence; their mean is the share of right words."""
     sentences = np.add.reduceat(right.astype(np.float64), np.cumsum(lengths) - lengths)
-    return [float(value) for value in sentences / lengths.mean()]
+    return [float(value) for value in items_of(sentences / lengths, lengths)]
 
 
 def _right(train: TaggedWords, dev: TaggedWords, layers: Sequence[int], num_labels: int) -> NDArray[np.bool_]:

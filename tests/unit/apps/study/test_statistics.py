@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from ctxlm_ds.apps.study.statistics import Items, difference, holm, interval
+from ctxlm_ds.apps.study.statistics import Items, difference, holm, interval, items_of
 
 SEEDS, ITEMS = 5, 40
 
@@ -33,6 +33,20 @@ def test_a_difference_between_equal_arms_rarely_excludes_zero() -> None:
         shared = parts(rng)
         seen += difference(arm(rng, 3.0, shared), arm(rng, 3.0, shared)).excludes_zero
     assert seen <= 20
+
+
+def test_items_vary_as_the_weighted_mean_does() -> None:
+    """Sentences of very different lengths, of which the same share is right: only that share has a spread."""
+    rng = np.random.default_rng(6)
+    lengths = rng.integers(1, 80, 400)
+    right = rng.binomial(lengths, 0.7)
+    items = items_of(right / lengths, lengths)
+    assert items.mean() == pytest.approx(right.sum() / lengths.sum())
+    drawn = rng.integers(400, size=(3000, 400))
+    shares = right[drawn].sum(axis=1) / lengths[drawn].sum(axis=1)
+    assert items[drawn].mean(axis=1).std() == pytest.approx(shares.std(), rel=0.05)
+    assert (right / lengths.mean())[drawn].mean(axis=1).std() > 3 * shares.std()
+    assert items_of(right / lengths, np.ones(400)) == pytest.approx(right / lengths)
 
 
 def test_what_arms_share_does_not_hide_their_difference() -> None:
