@@ -138,6 +138,9 @@ def _problems(study: Study) -> Iterator[Problem]:
         if len(given) != 1:
             text = f"{' and '.join(given) or 'no unit'}: give exactly one of {', '.join(Budget.model_fields)}"
             yield Problem(f"sizes.{name}.budget", text)
+        if size.budget.seconds is not None and any(arm.needs for arm in study.arms.values()):
+            text = "seconds: rates are measured before there are weights to take; give words, tokens or flops"
+            yield Problem(f"sizes.{name}.budget", text)
     if study.compare not in (LOSS, *study.measures):
         yield Problem("compare", f"{study.compare}: one of {', '.join((LOSS, *study.measures))}")
 

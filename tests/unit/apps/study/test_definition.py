@@ -65,6 +65,8 @@ def test_a_study_of_ones_own(tmp_path: Path) -> None:
     ("few: {set: {objective: {mask_prob: 0.1}}}", "few: {of: meny}", "few.of: meny is no arm that trains.*many"),
     ("few: {set", "few: {teacher: many, set", "arms.few: it needs the runs of many, which is no earlier arm"),
     ("few: {set", "few: {of: many, set", "arms.few: it reads the runs of many; leave all but reading out"),
+    ("{objective: {mask_prob: 0.5}}}\nsizes: {tiny: {budget: {tokens: 1M}}}",
+     "{}, teacher: few}\nsizes: {tiny: {budget: {seconds: 60}}}", "tiny.budget: seconds: rates are measured before"),
     ("few: {set", "few: {reading: mix, set", "arms.few.reading: mix: only with `of`"),
     ("{tiny: {budget", "{huge: {budget", "sizes.huge"),
 ])  # fmt: skip
