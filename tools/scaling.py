@@ -3,9 +3,9 @@
     python tools/scaling.py train --output runs/ladder --jobs 2      # widths x tokens; the same command continues
     python tools/scaling.py fit runs/ladder                          # law.json, for ctxlm plan --budget --ladder
 
-    L = E + A / N^a + B / D'^b
+    L = E + A / N'^a + B / D'^b        as in ctxlm_ds/apps/plan/budget.py
 
-with N parameters and D' tokens, of which repeated ones count less (Muennighoff et al. 2023). Widths share initial
+Tokens that are read again count less, and so do parameters that the text is not enough for. Widths share initial
 values and rates by model.base_width. A run that is not past its plateau is left out. The largest run is held
 back: the law of the others has to foretell its loss.
 """
@@ -17,6 +17,8 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import ValidationError
 
 from ctxlm_ds.apps.study.definition import Size, Study
 from ctxlm_ds.atomic import write_text
@@ -32,8 +34,6 @@ if TYPE_CHECKING:
 
 BASE_WIDTH, HEAD_SIZE = 128, 32
 RESAMPLES, SEED = 200, 0
-DECAY = 15.4
-"""Passes after which repeated tokens add nothing (Muennighoff et al. 2023)."""
 HUBER = 1e-3
 """Residual of the logarithm from which it counts linearly (Hoffmann et al. 2022, section D.2)."""
 LAW = "law.json"
@@ -49,12 +49,6 @@ class Point(NamedTuple):
     loss: float
     flops: float
     """Units of 10^12, with the head."""
-
-    @property
-    def effective(self) -> float:
-        from ctxlm_ds.apps.plan.budget import discounted
-
-        return discounted(min(self.unique, self.tokens), self.tokens, DECAY)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -92,13 +86,17 @@ def ladder_runs(folder: Path, recipe: str, widths: Sequence[int], tokens: int, r
             "intermediate_size": 2 * width,
         }}} for width in widths
     }  # fmt: skip
-    study = Study.model_validate({
+    text = {
         "title": "Ladder", "recipe": recipe, "arms": arms, "rates": [rate],
         "claim": {"text": "wider is better", "source": "Hoffmann et al. 2022", "order": list(arms)[:2]},
         "sizes": {"tiny": {"budget": {"tokens": tokens}, "seeds": 1, "set": {"training": {"global_batch_size": 16}}}},
-    })  # fmt: skip
-    size: Size = study.sizes["tiny"]
-    return StudyRuns(folder / f"tokens-{tokens}", study, size)
+    }  # fmt: skip
+    try:
+        study = Study.model_validate(text)
+    except ValidationError as error:
+        reason = f"{error.errors()[0]['msg']}; give at least two widths, and numbers above 0 such as 1000000 or 1M"
+        raise ConfigError(f"--widths, --tokens, --rate: {reason}") from None
+    return StudyRuns(folder / f"tokens-{tokens}", study, study.sizes["tiny"])
 
 
 def read_points(folder: Path) -> list[Point]:
@@ -166,8 +164,9 @@ def describe(points: Sequence[Point], folder: Path) -> list[str]:
 
 def predicted(constants: Iterable[float], point: Point) -> float:
     """Return the loss by a law (e, a, alpha, b, beta)."""
-    e, a, alpha, b, beta = constants
-    return float(e + a / point.parameters**alpha + b / point.effective**beta)
+    from ctxlm_ds.apps.plan.budget import Law
+
+    return Law("", *map(float, constants)).loss(point.parameters, point.tokens, point.unique)
 
 
 def fit_law(points: Sequence[Point], near: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
@@ -178,13 +177,12 @@ def fit_law(points: Sequence[Point], near: NDArray[np.float64] | None = None) ->
     import numpy as np
     from scipy.optimize import least_squares
 
-    sizes, tokens = (np.log([getattr(point, name) for point in points]) for name in ("parameters", "effective"))
     losses = np.log([point.loss for point in points])
 
     def residuals(x: NDArray[np.float64]) -> NDArray[np.float64]:
         log_e, log_a, alpha, log_b, beta = x
-        parts = np.stack([np.full_like(sizes, log_e), log_a - alpha * sizes, log_b - beta * tokens])
-        return np.asarray(np.logaddexp.reduce(parts) - losses)
+        constants = (np.exp(log_e), np.exp(log_a), alpha, np.exp(log_b), beta)
+        return np.asarray(np.log([predicted(constants, point) for point in points]) - losses)
 
     bounds = ([-10, -10, 0.01, -10, 0.01], [5, 40, 2, 40, 2])
     starts = [[log_e, a, alpha, b, beta] for log_e in (0.0, 1.0) for a, alpha in ((2.0, 0.2), (8.0, 0.6))

@@ -31,6 +31,8 @@ from ctxlm_ds.recipe.schema import RunConfig
 SHAPES = ((128, 2), (256, 4), (512, 8), (768, 12), (1024, 24), (1536, 24), (2048, 24), (2560, 32), (4096, 32))
 """Widths and layers; heads have 64 elements."""
 HEAD_SIZE = 64
+WARMUP = 0.02
+"""Share of the steps, as no published number of warmup steps fits every length."""
 SIZES = ("hidden_size", "num_layers", "num_attention_heads", "intermediate_size")
 """Settings of a shape."""
 TOKENS_OF_A_WORD = 1.35
@@ -60,8 +62,8 @@ class Law(NamedTuple):
 
     def _parameters_for(self, tokens: float) -> float:
         """Return the parameters that are optimal for tokens: those of the computation for which tokens are."""
-        ratio = (self.alpha * self.a / (self.beta * self.b)) * tokens**self.beta
-        return float(ratio ** (1 / self.alpha))
+        exponent = (math.log(self.alpha * self.a / (self.beta * self.b)) + self.beta * math.log(tokens)) / self.alpha
+        return math.exp(min(exponent, 500.0))
 
 
 PUBLISHED = (
@@ -92,23 +94,29 @@ class Proposal:
     parameters: int
     tokens: float
     seconds_per_step: float
+    rate: float
+    """Peak learning rate of AdamW."""
     losses: Mapping[str, float]
 
     @property
     def settings(self) -> list[str]:
         """Return the settings of the run, for --set."""
         model, training = self.config.model, self.config.training
-        return [*(f"model.{name}={getattr(model, name)}" for name in SIZES),
+        optimizer = self.config.optimizer
+        is_adamw = optimizer.follows_width() and optimizer.matrix_moments is None
+        rate = [f"optimizer.learning_rate={self.rate:.2g}"] if is_adamw else []
+        return ["phases=[]", *(f"model.{name}={getattr(model, name)}" for name in SIZES),
                 "training.batch_ramp=null", f"training.global_batch_size={training.global_batch_size}",
-                f"training.max_steps={training.max_steps}",
-                f"optimizer.learning_rate={self.config.optimizer.learning_rate:.2g}"]  # fmt: skip
+                f"training.max_steps={training.max_steps}", "schedule.warmup_steps=null",
+                f"schedule.warmup_fraction={WARMUP}", *rate]  # fmt: skip
 
 
 def propose(config: RunConfig, cluster: Cluster, words: float, hours: float, laws: tuple[Law, ...]) -> list[Proposal]:
     """Return a proposal of each size that fits. Raises ConfigError if none does, or a family has no such shapes."""
     if not set(SIZES) <= set(type(config.model).model_fields):
         raise ConfigError(f"--budget: model.family {config.model.family} has no width and depth of a transformer")
-    config = config.with_values("training", batch_ramp=None)
+    batch = cluster.world_size * max(1, round(config.training.global_batch_size / cluster.world_size))
+    config = config.with_values("training", batch_ramp=None, global_batch_size=batch)
     found = [one for shape in SHAPES if (one := _proposal(config, cluster, words, hours, laws, shape)) is not None]
     if not found:
         raise ConfigError(f"--budget: no size fits on {cluster.world_size} {cluster.gpu.name}")
@@ -124,21 +132,23 @@ def _proposal(
         "model", hidden_size=width, num_layers=depth, num_attention_heads=width // HEAD_SIZE,
         intermediate_size=round(wide * width / HEAD_SIZE) * HEAD_SIZE,
     )  # fmt: skip
+    if next(iter(config.model.problems()), None) is not None:
+        return None  # other settings of the family do not go with this shape
     first = _planned(config, cluster, hours)
     if first is None:
         return None
     # The operations of the hours decide the batch, which decides the speed.
     rows = 0.2920 * first.flops**0.3271 / config.data.seq_length
-    batch = max(cluster.world_size, 2 ** round(math.log2(max(1.0, rows))))
+    batch = cluster.world_size * 2 ** round(math.log2(max(1.0, rows / cluster.world_size)))
     found = _planned(config.with_values("training", global_batch_size=batch), cluster, hours)
     if found is None:
         return None
     config = found.config.with_values("training", max_steps=found.steps)
-    config = config.with_values("optimizer", learning_rate=0.3118 * found.flops**-0.1250)
+    rate = 0.3118 * found.flops**-0.1250
     tokens = float(found.steps * batch * config.data.seq_length)
     losses = {law.source: law.loss(found.parameters, tokens, words * TOKENS_OF_A_WORD) for law in laws
               if found.parameters <= law.largest * FARTHEST}  # fmt: skip
-    return Proposal(config, found.parameters, tokens, found.seconds_per_step, losses)
+    return Proposal(config, found.parameters, tokens, found.seconds_per_step, rate, losses)
 
 
 class _Planned(NamedTuple):
@@ -171,7 +181,7 @@ def describe(proposals: list[Proposal], words: float, laws: tuple[Law, ...]) -> 
         rows.append([
             str(model.hidden_size), str(model.num_layers), f"{one.parameters / 1e6:,.1f}M", f"{one.tokens / 1e9:.3g}B",
             f"{one.tokens / unique:.3g}", str(one.config.training.global_batch_size),
-            f"{one.config.optimizer.learning_rate:.2g}", f"{one.seconds_per_step:.3g}", *losses,
+            f"{one.rate:.2g}", f"{one.seconds_per_step:.3g}", *losses,
         ])  # fmt: skip
     lines = aligned(rows)
     for law in laws:

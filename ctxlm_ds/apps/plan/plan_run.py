@@ -241,14 +241,20 @@ def search_as_dict(found: Search, cluster: Cluster, command: str, show_all: bool
 def main() -> None:
     parser = build_parser()
     args = parser.parse_args()
-    args.gpu = (args.budget or {}).get("gpu", args.gpu) or parser.error("give --gpu")
+    args.gpu = (args.budget or {}).get("gpu", args.gpu)
+    if args.gpu is None:
+        parser.error("give --gpu")
+    if args.budget is None and args.ladder is not None:
+        parser.error("--ladder: only with --budget")
+    if args.budget is not None and (args.json or args.all or args.deepspeed_config):
+        parser.error("--budget: without --json, --all and --deepspeed-config")
     cluster = build_cluster(args)
     if args.budget is not None:
         from ctxlm_ds.apps.plan.budget import PUBLISHED, describe, propose, read_ladder
 
         laws = PUBLISHED if args.ladder is None else (*PUBLISHED, read_ladder(args.ladder))
-        words, (config, *_) = args.budget["words"], load_recipes(args, cluster)
-        print("\n".join(describe(propose(config, cluster, words, args.budget["hours"], laws), words, laws)))
+        words, first = args.budget["words"], load_recipes(args, cluster)[0]
+        print("\n".join(describe(propose(first, cluster, words, args.budget["hours"], laws), words, laws)))
         return
     found = [plan_recipe(args, cluster, config) for config in load_recipes(args, cluster)]
     if args.json:

@@ -16,7 +16,7 @@ from pathlib import Path
 from ctxlm_ds.apps.downstream.task import shipped
 from ctxlm_ds.apps.study.definition import SIZES, STUDY_DIR, load_study
 from ctxlm_ds.console import at_least, setup_logging
-from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.errors import ConfigError, CtxlmError
 from ctxlm_ds.process.run_lock import RunLock
 
 PREPARATION_S = 3600.0
@@ -55,7 +55,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         place = arguments.point - (0 if arguments.point < num_search else num_search)
         if place >= len(jobs):
             raise ConfigError(f"--point {arguments.point}: the study has the points 0 to {num_search + len(jobs) - 1}")
-        return runs.train([jobs[place]], 1)
+        runs.train([jobs[place]], 1)
+        if runs.figures(jobs[place]) is None:
+            raise CtxlmError(f"{jobs[place].name} has no result; {runs.log(jobs[place])} says why")
+        return
     runs.train(runs.search, arguments.jobs)
     runs.train(runs.compared(), arguments.jobs)
     if arguments.data is not None:

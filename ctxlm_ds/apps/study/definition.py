@@ -70,7 +70,7 @@ class Arm(Section):
     starts_from: str | None = None
     """Arm whose run of the same seed gives the initial weights."""
     teacher: str | None = None
-    """Arm whose run of the same seed is the teacher; `set` describes it (teacher.model)."""
+    """Arm whose run of the same seed is the teacher."""
     of: str | None = None
     """Another arm, whose runs this one reads in another way; it trains nothing."""
     reading: Reading = "best-layer"
@@ -133,6 +133,8 @@ def _problems(study: Study) -> Iterator[Problem]:
     for name in study.claim.order:
         if name not in study.arms:
             yield Problem("claim.order", f"{name} is no arm{did_you_mean(name, study.arms)}")
+        elif study.compare == LOSS and study.arms[name].of is not None:
+            yield Problem("claim.order", f"{name} has no loss; set compare to one of measures")
     for name, size in study.sizes.items():
         given = [unit for unit in Budget.model_fields if getattr(size.budget, unit) is not None]
         if len(given) != 1:

@@ -24,7 +24,7 @@ from ctxlm_ds.checkpoint.folders import find_verified
 from ctxlm_ds.checkpoint.saved_state import read_saved_state
 from ctxlm_ds.console import logger, run_command, setup_logging
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.errors import ExportError
+from ctxlm_ds.errors import CtxlmError
 from ctxlm_ds.process.run_files import METRICS_NAME, read_lines
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
@@ -50,7 +50,7 @@ def main() -> None:
     figures = measure(config)
     try:
         to_hf(config.directory, config.directory / EXPORT)
-    except ExportError as error:  # the losses stand without it
+    except CtxlmError as error:  # the losses stand without it
         logger.warning("not exported: %s", error)
     write_text(config.directory / FIGURES, json.dumps(figures, indent=1) + "\n")
 

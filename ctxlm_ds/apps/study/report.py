@@ -87,6 +87,7 @@ def arm_table(runs: StudyRuns, arms: Sequence[ArmResult]) -> list[Row]:
     for arm in arms:
         means = [np.mean([run[name] for run in arm.figures]) if arm.figures else 0.0 for name in COSTS]
         costs = [f"{mean:,.0f}" if mean >= 100 else f"{mean:.3g}" for mean in means]
+        costs = costs if arm.settings.of is None else [f"of {arm.settings.of}", *[""] * (len(COSTS) - 1)]
         rows.append([arm.name, *map(arm.cell, measures), str(len(arm.figures)), arm.factor, *costs])
     return rows
 
@@ -100,18 +101,11 @@ def layer_table(runs: StudyRuns, arms: Sequence[ArmResult]) -> list[Row]:
             if scores:
                 accuracy = {name: np.mean([one["accuracy"][name] for one in scores]) for name in scores[0]["accuracy"]}
                 mix = accuracy.pop(MIX)
-                figures = [mix, *(np.mean([of(one) for one in scores]) for of in (_selectivity, _code_share))]
+                code = [one["bits"] / one["uniform_bits"] for one in scores]
+                figures = [mix, np.mean([one["selectivity"] for one in scores]), np.mean(code)]
                 layers = " ".join(f"{value:.4f}" for value in accuracy.values())
                 rows.append([arm.name, measure, layers, *(f"{value:.4f}" for value in figures)])
     return rows
-
-
-def _selectivity(score: dict[str, Any]) -> float:
-    return float(score["selectivity"])
-
-
-def _code_share(score: dict[str, Any]) -> float:
-    return float(score["bits"] / score["uniform_bits"])
 
 
 def differences(runs: StudyRuns, arms: Sequence[ArmResult]) -> dict[tuple[str, str], Difference]:

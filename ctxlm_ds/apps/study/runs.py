@@ -147,9 +147,12 @@ class StudyRuns:
 
     def _weights(self, arm: str, folder_of: Callable[[str], Path]) -> list[str]:
         """Return the settings that take weights from exported runs of other arms."""
-        of_arm = self.study.arms[arm]
-        named = {"initialize_from": of_arm.starts_from, "teacher.path": of_arm.teacher}
-        return [f"{setting}={folder_of(name) / EXPORT}" for setting, name in named.items() if name is not None]
+        start, teacher = self.study.arms[arm].starts_from, self.study.arms[arm].teacher
+        settings = [] if start is None else [f"initialize_from={folder_of(start) / EXPORT}"]
+        if teacher is not None:
+            model = self.config(teacher).model.model_dump(mode="json", exclude_unset=True)
+            settings += [f"teacher.path={folder_of(teacher) / EXPORT}", f"teacher.model={json.dumps(model)}"]
+        return settings
 
     def run_dir(self, job: Job) -> Path:
         return self.folder / "runs" / job.name

@@ -6,8 +6,8 @@ import argparse
 import json
 import re
 import shutil
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 found[name]["items"][reading] = read_otherwise(model, reading, name, arguments.data, arguments.text)
         except CtxlmError as error:
             logger.warning("%s: not measured: %s", name, error)
-    write_text(arguments.run_dir / SCORES, json.dumps(found, indent=1) + "\n")
+        write_text(arguments.run_dir / SCORES, json.dumps(found, indent=1) + "\n")
 
 
 def score(model: Path, measure: str, data: Path) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def score_layers(model: Path, task_name: str, data: Path) -> dict[str, Any]:
 
 
 def read_otherwise(model: Path, reading: str, task_name: str, data: Path, text: Path) -> list[float]:
-    """Return the score of each sentence if the model is fine-tuned, or replaced by one that never read the text."""
+    """Return the score of each sentence if the model is fine-tuned, or other vectors take its place."""
     seed = load_saved_config(model.parent / "config.yaml").training.seed
     if reading == "fine-tuned":
         return fine_tuned(model, task_name, data, seed)
@@ -119,15 +119,15 @@ def fine_tuned(model: Path, task_name: str, data: Path, seed: int) -> list[float
 
     task, parts = parts_of(task_name, data)
     kind = make_kind(task, model, parts)
-    sets, found = make_sets(kind, parts), []
+    sets, found = make_sets(kind, parts), list[Any]()
+    truth = [np.array(kind.labels)[kind.target(one)] for one in parts.dev]  # in the scheme of the predictions
     for rate in RATES:
         point = Point(BATCH, rate, EPOCHS, seed)
         folder = model.with_name("fine-tuned") / task_name / point.name
         run_point(model, kind, sets, point, FitSettings(), folder, {})
-        lines = (folder / PREDICTIONS.format("dev")).read_text(encoding="utf-8").splitlines()
-        predicted = (json.loads(line)["prediction"] for line in lines)
-        rows = zip(predicted, parts.dev, strict=True)
-        found.append(np.concatenate([np.array(row) == np.array(one.tags) for row, one in rows]))
+        with open(folder / PREDICTIONS.format("dev"), encoding="utf-8") as file:
+            predicted = [json.loads(line)["prediction"] for line in file]
+        found.append(np.concatenate([np.array(row) == tags for row, tags in zip(predicted, truth, strict=True)]))
     lengths = np.array([len(one.words) for one in parts.dev])
     return by_sentence(max(found, key=lambda right: right.mean()), lengths)
 
@@ -147,6 +147,18 @@ def randomized(model: Path, folder: Path, _: Path, seed: int) -> None:
         AutoModel.from_config(read_config(model)).save_pretrained(partial)
 
 
+@dataclass(frozen=True)
+class _Lines:
+    """The lines of a file of documents as words in lower case; each pass reads it again."""
+
+    path: Path
+
+    def __iter__(self) -> Iterator[list[str]]:
+        with open(self.path, encoding="utf-8") as file:
+            for document in file:
+                yield from (WORD.findall(line) for line in json.loads(document)["text"].lower().split("\n"))
+
+
 def trained_word2vec(model: Path, folder: Path, text: Path, seed: int) -> None:
     """Write vectors of skip-grams (Mikolov et al. 2013) of the training text, as wide as the model."""
     check_extra("downstream", ["gensim"])
@@ -154,10 +166,8 @@ def trained_word2vec(model: Path, folder: Path, text: Path, seed: int) -> None:
 
     from ctxlm_ds.apps.downstream.model_folder import read_config
 
-    documents = (json.loads(line)["text"].lower() for line in text.read_text(encoding="utf-8").splitlines())
-    sentences = [WORD.findall(line) for document in documents for line in document.split("\n")]
     width = read_config(model).hidden_size
-    trained = Word2Vec(sentences, vector_size=width, sg=1, negative=5, min_count=5, epochs=3, seed=seed, workers=1)
+    trained = Word2Vec(_Lines(text), vector_size=width, sg=1, negative=5, min_count=5, epochs=3, seed=seed, workers=1)
     with output_folder(folder) as partial:
         trained.wv.save_word2vec_format(str(partial / VECTORS), binary=False)
 

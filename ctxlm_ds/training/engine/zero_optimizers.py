@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 from deepspeed import comm
+from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime import bf16_optimizer, engine
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.pipe import engine as pipeline_engine
@@ -48,7 +49,8 @@ class ZeroOptimizer(DeepSpeedZeroOptimizer):
             for hook in self._grad_acc_hooks:
                 hook.remove()
             self.reduce_independent_p_g_buckets_and_remove_grads = self.reduce_ipg_grads = lambda *_: None
-        most = torch.tensor(float(len(self.bit16_groups)), device=self.device)
+        # Under offload self.device is the CPU, which the process group may not know.
+        most = torch.tensor(float(len(self.bit16_groups)), device=get_accelerator().current_device_name())
         self._model_parallel_all_reduce(most, comm.ReduceOp.MAX)
         self._num_missing_groups = int(most.item()) - len(self.bit16_groups)
 
@@ -60,13 +62,13 @@ class ZeroOptimizer(DeepSpeedZeroOptimizer):
         """
         if not self._num_missing_groups:
             return super().scaled_global_norm(norm_type)
+        groups = [*self.params_in_partition, *[()] * self._num_missing_groups]
         if self.cpu_offload:
-            norms = [self.complete_grad_norm_calculation_for_cpu_offload(own) for own in self.params_in_partition]
-        else:
-            gradients = (self.averaged_gradients[number] for number in range(len(self.bit16_groups)))
-            norms = list(map(self.get_grad_norm_direct, gradients, self.params_in_partition))
-        norms += [self.get_grad_norm_direct((), ()) for _ in range(self._num_missing_groups)]
-        return combine_grad_norm_groups(norms)
+            return combine_grad_norm_groups(map(self.complete_grad_norm_calculation_for_cpu_offload, groups))
+        gradients = [self.averaged_gradients[number] for number in range(len(self.bit16_groups))]
+        return combine_grad_norm_groups(
+            map(self.get_grad_norm_direct, [*gradients, *[()] * self._num_missing_groups], groups)
+        )
 
     def get_grad_norm_direct(self, gradients: Any, params: Any, norm_type: float = 2) -> torch.Tensor:
         """Return the L2 norm of a group's gradients over all ranks, -1 if it is not finite."""

@@ -29,7 +29,8 @@ def test_the_constants_of_made_losses_are_found() -> None:
     found = fit_law(made(0.0))
     assert found[[0, 2, 4]] == pytest.approx([1.8, 0.34, 0.31], rel=0.05)
     # Tokens beyond a text of 4 million count less.
-    assert made(0.0)[2].effective == pytest.approx(4e6 * (1 + 15.4 * (1 - np.exp(-1.5 / 15.4))))
+    again = Point(2e5, 1e7, UNIQUE, 0.0, 0.0)
+    assert predicted(TRUE, again) > predicted(TRUE, again._replace(unique=1e7))
 
 
 def test_the_largest_run_is_foretold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,5 +49,8 @@ def test_the_largest_run_is_foretold(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_too_few_runs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="0 runs are past their plateau; the law has five constants"):
         read_points(tmp_path)
+    for widths, tokens in (([64], 1000), ([64, 128], 0), ([64, 128], "many")):
+        with pytest.raises(ConfigError, match="--widths, --tokens, --rate: .*give at least two widths"):
+            ladder_runs(tmp_path, "modernbert-docstrings", widths, tokens, 0.5)  # type: ignore[arg-type]
     runs = ladder_runs(tmp_path, "modernbert-docstrings", [64, 128], 1000, 0.5)
     assert [job.name for job in runs.compared()] == ["w64/rate-0.5/seed-1", "w128/rate-0.5/seed-1"] and not runs.search
