@@ -243,7 +243,7 @@ def main() -> None:
     args = parser.parse_args()
     args.gpu = (args.budget or {}).get("gpu", args.gpu)
     if args.gpu is None:
-        parser.error("give --gpu")
+        parser.error("the following arguments are required: --gpu, or gpu=NAME in --budget")
     if args.budget is None and args.ladder is not None:
         parser.error("--ladder: only with --budget")
     if args.budget is not None and (args.json or args.all or args.deepspeed_config):
