@@ -2,8 +2,8 @@
 
 With m = hidden_size / base_width, for Adam (table 8 with tied embeddings): matrices of the blocks begin sqrt(m)
 smaller and learn m times slower, and logits are divided by m. The divisor is in the weights of the norm before the
-output layer, which begin m times smaller and learn m times slower. For Adam this is the same (section J.2.1) but for a
-clipped gradient, so that plain classes compute this model. Heads keep their size, and with it the factor of attention
+output layer, which begin m times smaller and learn m times slower. For Adam this is the same (section J.2.1) except for
+a clipped gradient, so that plain classes compute this model. Heads keep their size, and with it the factor of attention
 scores. Muon with its `original` scale bounds the update of a matrix by its shape and keeps its rate (Yang et al. 2023,
 arXiv:2310.17813).
 """
