@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.apps.plan.plan import Planner
 from ctxlm_ds.apps.plan.search import search_layouts
 from ctxlm_ds.atomic import read_object
@@ -91,6 +92,7 @@ class Proposal:
     """One size, trained for the hours."""
 
     config: RunConfig
+    layout: Layout
     parameters: int
     tokens: float
     seconds_per_step: float
@@ -108,7 +110,7 @@ class Proposal:
         return ["phases=[]", *(f"model.{name}={getattr(model, name)}" for name in SIZES),
                 "training.batch_ramp=null", f"training.global_batch_size={training.global_batch_size}",
                 f"training.max_steps={training.max_steps}", "schedule.warmup_steps=null",
-                f"schedule.warmup_fraction={WARMUP}", *rate]  # fmt: skip
+                f"schedule.warmup_fraction={WARMUP}", *rate, *self.layout.settings(None)]  # fmt: skip
 
 
 def propose(config: RunConfig, cluster: Cluster, words: float, hours: float, laws: tuple[Law, ...]) -> list[Proposal]:
@@ -148,11 +150,12 @@ def _proposal(
     tokens = float(found.steps * batch * config.data.seq_length)
     losses = {law.source: law.loss(found.parameters, tokens, words * TOKENS_OF_A_WORD) for law in laws
               if found.parameters <= law.largest * FARTHEST}  # fmt: skip
-    return Proposal(config, found.parameters, tokens, found.seconds_per_step, rate, losses)
+    return Proposal(config, found.layout, found.parameters, tokens, found.seconds_per_step, rate, losses)
 
 
 class _Planned(NamedTuple):
     config: RunConfig
+    layout: Layout
     parameters: int
     seconds_per_step: float
     steps: int
@@ -167,7 +170,7 @@ def _planned(config: RunConfig, cluster: Cluster, hours: float) -> _Planned | No
     if plan is None:
         return None
     steps = max(1, int(hours * 3600 / plan.time.total))
-    return _Planned(config, planner.model.num_parameters, plan.time.total, steps, planner.flops * steps)
+    return _Planned(config, plan.layout, planner.model.num_parameters, plan.time.total, steps, planner.flops * steps)
 
 
 def describe(proposals: list[Proposal], words: float, laws: tuple[Law, ...]) -> list[str]:
