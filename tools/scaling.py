@@ -139,7 +139,8 @@ def describe(points: Sequence[Point], folder: Path) -> list[str]:
 
     held_back = max(points, key=lambda point: (point.flops, point.parameters))
     known = [point for point in points if point is not held_back]
-    law, every = fit_law(known), resampled_laws(known)
+    law = fit_law(known)
+    every = resampled_laws(known, law)
     forecast, foretold = [predicted(constants, held_back) for constants in every], predicted(law, held_back)
     low, high = np.percentile(forecast, (2.5, 97.5))
     names = ("E", "A", "a", "B", "b")
@@ -195,11 +196,11 @@ def fit_law(points: Sequence[Point], near: NDArray[np.float64] | None = None) ->
     return np.array([np.exp(log_e), np.exp(log_a), alpha, np.exp(log_b), beta])
 
 
-def resampled_laws(points: Sequence[Point]) -> list[NDArray[np.float64]]:
-    """Return the laws of points drawn with replacement."""
+def resampled_laws(points: Sequence[Point], law: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    """Return the laws of points drawn with replacement, searched from the law of all."""
     import numpy as np
 
-    rng, found, law = np.random.default_rng(SEED), [], fit_law(points)
+    rng, found = np.random.default_rng(SEED), []
     for _ in range(RESAMPLES):
         drawn = [points[at] for at in rng.integers(len(points), size=len(points))]
         found.append(fit_law(drawn, near=law))
