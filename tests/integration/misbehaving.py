@@ -58,6 +58,20 @@ HOW: dict[str, Callable[[], object]] = {
 }
 
 
+def outlive(record: Path) -> None:
+    """Go on in a child, and end as it ended once another rank has left its record.
+
+    The child's connections close as it ends, but the launcher sees no end before the other rank has seen the loss.
+    """
+    if (child := os.fork()) == 0:
+        return
+    _, status = os.waitpid(child, 0)
+    deadline_s = time.monotonic() + 60
+    while not record.exists() and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
 def misbehave(how: str, rank: int, step: int) -> None:
     """Change the engine's step in this process, once it is imported."""
     if int(os.environ.get("RANK", "0")) != rank:
@@ -77,6 +91,9 @@ def misbehave(how: str, rank: int, step: int) -> None:
 if __name__ == "__main__":
     # DeepSpeed's launcher puts its own word first.
     how, rank, step, *words = [word for word in sys.argv[1:] if not word.startswith("--local_rank")]
+    if how == "fail" and os.environ.get("RANK", "0") == rank:
+        folder = next(word.removeprefix("run_dir=") for word in words if word.startswith("run_dir="))
+        outlive(Path(folder) / "attempts" / os.environ["CTXLM_ATTEMPT"] / "rank-00000.json")
     import ctxlm_ds.run  # noqa: F401  (before the rank is known to it, so that nothing is imported twice)
 
     misbehave(how, int(rank), int(step))

@@ -19,13 +19,12 @@ STEP = 4
 
 
 def misbehave(
-    route: Prepared, folder: Path, how: str, ranks: int, kind: str = "torchrun", looks_s: int = 10, **watchdog: Any
+    route: Prepared, folder: Path, how: str, ranks: int, kind: str = "torchrun", looks_s: int = 1, **watchdog: Any
 ) -> tuple[Finished, Path]:
     """Rank 1 does `how` at the beginning of its fifth step; the finished job and the folder of its evidence."""
     training = {"global_batch_size": 12, "max_steps": 8}
     recipe = route.recipe(folder / "recipe.yaml", model=NO_DROPOUT, watchdog=watchdog, training=training)
     words = [PROGRAM, how, 1, STEP, *pretrain_words(recipe, [f"run_dir={folder / 'run'}"])]
-    # A launcher that looks seldom lets every rank see a lost connection before the launcher's signal comes.
     torchrun = ["--standalone", "--monitor-interval", looks_s, "--nproc_per_node", ranks]
     launchers = {
         "torchrun": [BIN / kind, *torchrun], "deepspeed": [BIN / kind, "--num_gpus", ranks], FORKED: [FORKED, ranks]
@@ -37,7 +36,7 @@ def misbehave(
 
 @pytest.mark.parametrize("kind", [FORKED, pytest.param("torchrun", marks=pytest.mark.soak)])
 def test_a_stopped_rank_ends_the_job(kind: str, bert_route: Prepared, tmp_path: Path) -> None:
-    done, evidence = misbehave(bert_route, tmp_path, "stop", 2, kind, looks_s=1, step_minutes=0.1)
+    done, evidence = misbehave(bert_route, tmp_path, "stop", 2, kind, step_minutes=0.1)
     assert f"exitcode  : {EXIT_HANG}" in done.stderr or (kind, done.returncode) == (FORKED, EXIT_HANG)
     joined = (evidence / "stacks.txt").read_text()
     assert joined.startswith("=== rank 1 left no stacks")
