@@ -89,11 +89,21 @@ def test_a_study_from_text_to_its_report(begun: list[str], tmp_path: Path) -> No
     assert [row[:-1] for row in table(output)] == rows
 
 
-def test_a_recipe_with_a_mistake_is_refused_before_its_text_is_read(begun: list[str], tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(STUDY.replace("mask_prob: 0.2", "maskprob: 0.2"))
+@pytest.mark.parametrize(
+    ("right", "wrong", "said"),
+    [
+        ("objective: {mask_prob: 0.2}", "objective: {maskprob: 0.2}", ("objective.maskprob", "mask_prob")),
+        ("{set: {objective: {mask_prob: 0.4}}}", "{starts_from: few, set: {model: {vocab_size: 500}}}",
+         ("arms.many", "wordpiece of 500", "wordpiece of 400")),
+    ],
+)
+def test_a_mistake_is_refused_before_text_is_read(
+    right: str, wrong: str, said: tuple[str, ...], begun: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text(STUDY.replace(right, wrong))
     words = [tmp_path / "mine.yaml", "--output", tmp_path / "out", "--corpus", tmp_path / "missing.txt"]
     done = call_here(main, "study", *words)
-    assert done.returncode == 2 and "objective.maskprob" in done.stderr and "mask_prob" in done.stderr
+    assert done.returncode == 2 and all(word in done.stderr for word in said), done.stderr
     assert not (tmp_path / "out" / "data" / "corpus").exists()
 
 

@@ -110,17 +110,27 @@ class StudyRuns:
             self._write(base, {"extends": extends, **self.size.set})
             self._write(self._recipe(name), {"extends": str(base), **arm.set})
             self._sources[name] = ["tokenizer.path=unused", "data.train=[unused]"]
-        # Mistakes, before anything is made.
-        names = {arm: self.config(arm).objective.name for arm in self.study.trained}
-        if self.study.compare == LOSS and len(set(names.values())) > 1:
-            listed = ", ".join(f"{arm} {name}" for arm, name in names.items())
-            raise ConfigError(f"compare: losses of different objectives are not comparable ({listed}); name a measure")
+        self._check()
         write_text(record, json.dumps(wanted, indent=1) + "\n")
         shared = self.folder / "data" / "corpus"
         if corpus and not shared.exists():
             split_corpus(corpus, shared)
         for name in self.study.trained:
             self._make_datasets(name, shared)
+
+    def _check(self) -> None:
+        """Raise ConfigError if a recipe has a mistake, or arms cannot be compared or take each other's weights."""
+        configs = {arm: self.config(arm) for arm in self.study.trained}
+        for arm, config in configs.items():
+            for other in self.study.arms[arm].needs:
+                own, theirs = (" of ".join(tokenizer_of(one)) for one in (config, configs[other]))
+                if own != theirs:
+                    raise ConfigError(f"arms.{arm}: its tokenizer is {own}, but {other}, whose weights it needs, has "
+                                      f"{theirs}; choose families of one tokenizer")  # fmt: skip
+        names = {arm: config.objective.name for arm, config in configs.items()}
+        if self.study.compare == LOSS and len(set(names.values())) > 1:
+            listed = ", ".join(f"{arm} {name}" for arm, name in names.items())
+            raise ConfigError(f"compare: losses of different objectives are not comparable ({listed}); name a measure")
 
     def _write(self, path: Path, settings: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,8 +141,7 @@ class StudyRuns:
 
     def _make_datasets(self, arm: str, corpus: Path) -> None:
         config = self.config(arm)
-        kind, form = FAMILIES.get(config.model.family).tokenizer, "".join(preprocess_options(config.data))
-        name = f"{kind}-{config.model.vocab_size}{form}"
+        name = "-".join(tokenizer_of(config)) + "".join(preprocess_options(config.data))
         data = Datasets(self.folder / "data" / name, config.model, config.data)
         data.corpus = corpus
         data.make_datasets([], None)
@@ -292,6 +301,11 @@ def passed_on(running: Mapping[subprocess.Popen[bytes], Work]) -> Iterator[None]
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def tokenizer_of(config: RunConfig) -> tuple[str, str]:
+    """Return kind and size of the tokenizer that an arm's family and recipe need."""
+    return FAMILIES.get(config.model.family).tokenizer, str(config.model.vocab_size)
 
 
 def cost_per_row(config: RunConfig, unit: str) -> float:
