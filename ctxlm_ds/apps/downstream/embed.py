@@ -133,7 +133,8 @@ def write_safetensors(path: Path, units: Iterator[Unit], facts: dict[str, str]) 
 
     vectors = [vectors for _, vectors in units]
     offsets = np.cumsum([0, *map(len, vectors)], dtype=np.int64)
-    save_file({"vectors": np.concatenate(vectors), "offsets": offsets}, path, metadata=facts)
+    # safetensors writes the memory of an array as it lies, whatever its strides.
+    save_file({"vectors": np.ascontiguousarray(np.concatenate(vectors)), "offsets": offsets}, path, metadata=facts)
     return len(vectors), int(offsets[-1])
 
 

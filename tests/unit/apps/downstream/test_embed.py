@@ -52,6 +52,16 @@ def test_words_are_hidden_states(files: Path, tmp_path: Path, monkeypatch: pytes
         np.testing.assert_allclose(found["vectors"][rows, 0], expected, atol=1e-6)
 
 
+def test_both_files_hold_every_layer(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for suffix in ("safetensors", "arrow"):
+        run(monkeypatch, files, "--layers", "all", "--output", tmp_path / f"v.{suffix}")
+    columns = pa.ipc.open_file(str(tmp_path / "v.arrow")).read_all()
+    layers = [np.array(columns[f"layer_{at}"].to_pylist(), dtype=np.float32) for at in range(4)]
+    np.testing.assert_array_equal(load_file(tmp_path / "v.safetensors")["vectors"], np.stack(layers, axis=1))
+    states, word_ids = hidden_states(files / "bert", LINES[1].split())
+    np.testing.assert_allclose(layers[1][5:], states[1, [word_ids.index(word) for word in range(6)]], atol=1e-6)
+
+
 def test_sentences_are_the_mean_of_their_words(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     for unit in ("words", "sentences"):
