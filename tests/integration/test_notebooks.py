@@ -22,6 +22,10 @@ SMALLER = {
         "epochs=3": "epochs=1", "if WORD in words][:200]": "if WORD in words][:60]", "train[:800]": "train[:200]",
         "held_out[:300]": "held_out[:60]",
     },
+    "directions": {
+        "training.max_steps=400": "training.max_steps=8", "step % 100": "step % 4",
+        'gaps("train", 1500), gaps("heldout", 500)': 'gaps("train", 300), gaps("heldout", 100)',
+    },
     "sentences": {"sentences[:1536]": "sentences[:320]"},
 }  # fmt: skip
 """What every run of the tests makes less of, by notebook; `make soak` runs them as they are."""
@@ -107,6 +111,19 @@ def test_minimal_pairs_by_hand_and_by_command(pretrained: tuple[Folder, str]) ->
         pytest.approx(paradigms[name]["accuracy"], abs=5e-4) for name in ("agreement", "articles", "order")
     ]
     assert paradigms["order"]["accuracy"] > 0.8
+
+
+def test_two_directions_apart_or_together(pretrained: tuple[Folder, str]) -> None:
+    """A direction of the biLM reads one side only, BERT both; vectors of both sides know more than of one."""
+    printed = pretrained[0].run("directions")
+    read = re.findall(r"^(\S.*): (\d+)% from the left, (\d+)% from the right$", printed, re.MULTILINE)
+    assert [(name, int(left) == 100, int(right) == 100) for name, left, right in read] == [
+        ("biLM, forward", True, False), ("biLM, backward", False, True), ("BERT", False, False)
+    ]  # fmt: skip
+    scores = dict(re.findall(r"^(biLM.*|BERT|most frequent word): (0\.\d+)$", printed, re.MULTILINE))
+    assert len(scores) == 5 and (pretrained[0].path / "runs" / "directions.png").stat().st_size > 10_000
+    joined, *sides = (float(scores[f"biLM, {name}"]) for name in ("joined", "from the left", "from the right"))
+    assert pretrained[0].is_small or joined > max(sides) > float(scores["most frequent word"]) + 0.05
 
 
 def test_vectors_of_sentences(pretrained: tuple[Folder, str]) -> None:

@@ -151,7 +151,7 @@ def verdict(claim: Claim, compare: str, found: dict[tuple[str, str], Difference]
 
 
 def curves_png(runs: StudyRuns, arms: Sequence[ArmResult]) -> bytes:
-    """Draw the held-out loss over the tokens: the mean of the seeds of each arm, in a band from lowest to highest."""
+    """Draw the held-out loss by step: the mean of the seeds of each arm, in a band from lowest to highest."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -194,8 +194,9 @@ def write_report(runs: StudyRuns) -> list[str]:
     (runs.folder / "curves.png").write_bytes(png)
     image = f'<img alt="held-out loss" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
     sections = {"Claim": [table(["", ""], facts)], "Arms": [table(rows[0], rows[1:])], "Curves": [image],
-                f"Differences of {runs.study.compare}": [table(pairs[0], pairs[1:])],
-                "Frozen layers": [table(layers[0], layers[1:])]}  # fmt: skip
+                f"Differences of {runs.study.compare}": [table(pairs[0], pairs[1:])]}  # fmt: skip
+    if len(layers) > 1:
+        sections["Frozen layers"] = [table(layers[0], layers[1:])]
     write_text(runs.folder / "report.html", page(escape(runs.study.title), sections))
     lines = [runs.study.title, "", *aligned(rows, left=(0,)), "", *aligned(pairs, left=(0,))]
     lines += ["", *aligned(layers, left=(0, 1, 2))] if len(layers) > 1 else []
