@@ -133,7 +133,7 @@ def write_safetensors(path: Path, units: Iterator[Unit], facts: dict[str, str]) 
 
     vectors = [vectors for _, vectors in units]
     offsets = np.cumsum([0, *map(len, vectors)], dtype=np.int64)
-    # safetensors writes the memory of an array as it lies, whatever its strides.
+    # safetensors writes the memory of an array as it lies and ignores strides.
     save_file({"vectors": np.ascontiguousarray(np.concatenate(vectors)), "offsets": offsets}, path, metadata=facts)
     return len(vectors), int(offsets[-1])
 
