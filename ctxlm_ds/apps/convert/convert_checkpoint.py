@@ -202,12 +202,12 @@ def convert_hf(arguments: argparse.Namespace) -> list[str]:
 
         return export_babylm(arguments.checkpoint, out)
     if arguments.command == VOCABULARY:
-        from ctxlm_ds.apps.convert.vocabulary import change_tokenizer
+        from ctxlm_ds.apps.convert.resize import change_tokenizer
 
         static = arguments.vectors, arguments.corpus
         return change_tokenizer(arguments.checkpoint, arguments.tokenizer, out, arguments.method, *static)
     if arguments.command == GROW:
-        from ctxlm_ds.apps.convert.growth import grow
+        from ctxlm_ds.apps.convert.resize import grow
 
         return grow(arguments.checkpoint, arguments.set, out)
     if arguments.command in ("onnx", SENTENCES):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ctxlm_ds.apps.convert.growth import grow, places, source_names, tiled
+from ctxlm_ds.apps.convert.resize import grow, places, source_names, tiled
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.export.huggingface import from_hf, to_hf

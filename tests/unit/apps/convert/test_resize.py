@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from ctxlm_ds.apps.convert.vocabulary import change_tokenizer, sparsemax
+from ctxlm_ds.apps.convert.resize import change_tokenizer, sparsemax
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import CheckpointError, ConfigError, ExportError
 from ctxlm_ds.export.huggingface import to_hf
