@@ -36,9 +36,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("preprocess", "apps.text.preprocess_data", "tokenize text into an indexed dataset"),
         Command("inspect", "apps.text.indexed_dataset:inspect", "describe, show and verify a dataset"),
         Command("merge", "apps.text.indexed_dataset:merge", "join datasets"),
-        Command(
-            "samples", "apps.text.sample_rows:build_samples", "build the sample indexes of a recipe ahead of the job"
-        ),
+        Command("samples", "apps.text.indexed_dataset:samples", "build a recipe's sample indexes ahead of the job"),
         Command("docstrings", "apps.text.extract_docstrings", "write the docstrings of this environment as a corpus"),
     ),
     "pretraining": (
@@ -52,7 +50,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("submit", "apps.cluster.submit", "check a Slurm job and queue it, or a sweep of settings"),
         Command("status", "apps.cluster.run_status", "state of runs"),
         Command("report", "apps.report.run_report", "curves of a run"),
-        Command("batch", "apps.text.sample_rows:batch", "show rows as the model read them"),
+        Command("batch", "apps.text.indexed_dataset:batch", "show rows as the model read them"),
         Command("ledger", "apps.report.ledger", "what the weights of a checkpoint have read, and when"),
         Command("fork", "apps.convert.fork", "branch off a run at a checkpoint, with other settings"),
         Command("average", "apps.convert.average", "average the weights of checkpoints"),

@@ -1,6 +1,6 @@
-"""Run `ctxlm samples` (ctxlm_ds/apps/text/sample_rows.py)."""
+"""Run `ctxlm samples` (ctxlm_ds/apps/text/indexed_dataset.py)."""
 
-from ctxlm_ds.apps.text.sample_rows import build_samples as main
+from ctxlm_ds.apps.text.indexed_dataset import samples as main
 from ctxlm_ds.console import run_command
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from transformers.pytorch_utils import Conv1D
 from transformers.trainer_callback import EarlyStoppingCallback, PrinterCallback
 
 from ctxlm_ds.apps.downstream.kinds.base import Features, Kind, quiet_transformers
-from ctxlm_ds.apps.downstream.model_folder import read_config
+from ctxlm_ds.apps.downstream.prepare import read_config
 from ctxlm_ds.apps.downstream.results import PARTS, FitSettings, Point, Tuning, prediction_rows, write_point
 from ctxlm_ds.atomic import output_folder
 from ctxlm_ds.console import PLAIN_INTERVAL_S, logger

@@ -20,8 +20,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.kinds.base import Kind, Prediction, quiet_transformers, softmax
-from ctxlm_ds.apps.downstream.model_folder import check_weights, read_config
+from ctxlm_ds.apps.downstream.kinds.base import Kind, Prediction, check_weights, quiet_transformers, softmax
+from ctxlm_ds.apps.downstream.prepare import read_config
 from ctxlm_ds.console import counted, logger
 from ctxlm_ds.errors import ConfigError
 

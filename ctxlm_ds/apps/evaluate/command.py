@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.apps.downstream.results import PREDICTIONS, RESULT_NAME, is_done, summarize, write_point
 from ctxlm_ds.apps.evaluate.compare import name_of, read_run, show
-from ctxlm_ds.apps.evaluate.suite import HARNESS, HARNESS_METRIC, METRIC, NAME, Entry, entries_of, load_suite
+from ctxlm_ds.apps.evaluate.suite import HARNESS, NAME, Entry, entries_of, load_suite
 from ctxlm_ds.atomic import is_same, output_folder, read_object, write_text
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, find_verified, list_checkpoints, step_of
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME
@@ -40,7 +40,6 @@ from ctxlm_ds.process.library_noise import quiet_libraries
 from ctxlm_ds.registry import load_object
 
 EXPORTS, EXPORTED = "exports", "hf"
-HARNESS_MODULE = "ctxlm_ds.apps.evaluate.harness"
 PAIR_RESAMPLES, TASK_RESAMPLES = 1000, 200
 INTERVAL = (2.5, 97.5)
 """Percentiles of the resampled scores at its ends."""
@@ -214,8 +213,7 @@ def read_examples(entry: Entry) -> Any:
 
         return read_parts(entry.task, entry.data, entry.settings.max_train_examples)
     if entry.settings.task == HARNESS:
-        metric = entry.settings.metric or HARNESS_METRIC
-        return load_object(f"{HARNESS_MODULE}:find_tasks")(entry.settings.harness, entry.data, metric)
+        return entry.harness_tasks()
     from ctxlm_ds.apps.evaluate.pairs import read_pairs
 
     kept: dict[str, list[Any]] = {}
@@ -269,13 +267,11 @@ def score(job: Job) -> None:
     folder, settings = job.output / "points" / "seed0", job.entry.settings
     wanted: dict[str, Any] = {"model": str(job.model.folder.resolve())}
     if settings.task == HARNESS:
-        metric = settings.metric or HARNESS_METRIC
         wanted |= {"harness": settings.harness, "files": str(job.entry.data.resolve()), "shots": settings.shots,
-                   "metric": metric}  # fmt: skip
+                   "metric": job.entry.metric}  # fmt: skip
         if is_done(folder, wanted):
             return
-        judge = load_object(f"{HARNESS_MODULE}:judge")
-        values, rows = judge(job.model.folder, settings.harness, settings.shots, metric, read_examples(job.entry))
+        values, rows = job.entry.judge_by_harness(job.model.folder, read_examples(job.entry))
         result = {"dev": values}
     else:
         pairs = read_examples(job.entry)
@@ -332,17 +328,15 @@ def finish(job: Job, examples: Any) -> None:
     if entry.task is None:
         score(job)
         result = read_object(job.output / "points" / "seed0" / RESULT_NAME) or {}
-        metric, definition = METRIC, job.definition
-        if settings.task == HARNESS:
-            metric, definition = settings.metric or HARNESS_METRIC, f"{HARNESS}: {settings.harness}"
-        summary = summarize([result], metric, ()) | {"definition": definition}
+        definition = f"{HARNESS}: {settings.harness}" if settings.task == HARNESS else job.definition
+        summary = summarize([result], entry.metric, ()) | {"definition": definition}
     else:
         tune(job, entry.seeds)
         summary = read_object(job.output / RESULT_NAME) or {}
     known = entry.task.published if entry.task is not None else {}
     summary |= {"task": entry.name, "model": job.model.name, "folder": str(job.model.folder), "source": entry.source,
                 "published": known if settings.published is None else settings.published, "step": job.model.step,
-                "metric": settings.metric or summary["metric"]}  # fmt: skip
+                "metric": entry.metric}  # fmt: skip
     same = [(one.get("chosen", {}).get("seeds"), one.get("metric")) for one in (before, summary)]
     is_known = before.get("interval") is not None and same[0] == same[1]
     summary["interval"] = before["interval"] if is_known else interval_of(job, examples, summary)

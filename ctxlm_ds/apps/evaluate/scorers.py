@@ -18,8 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 
 from ctxlm_ds.apps.downstream import language_model
 from ctxlm_ds.apps.downstream.language_model import BATCH_TOKENS, LanguageModel, Row, Tokens, Values, load_model
-from ctxlm_ds.apps.downstream.model_folder import read_config
-from ctxlm_ds.apps.downstream.prepare import load_tokenizer, longest_input
+from ctxlm_ds.apps.downstream.prepare import load_tokenizer, longest_input, read_config
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.export.base import WordLayers, own_format_in
 from ctxlm_ds.families.bert.config import UNILM_TOKEN_TYPES

@@ -1,12 +1,17 @@
-"""Suites of tasks: YAML files, shipped (`suites/`) or a user's own, and their data. Imports no torch."""
+"""Suites of tasks: YAML files, shipped (`suites/`) or a user's own, and their data. Imports no torch until it judges.
+
+Tasks of causal models by lm-evaluation-harness (extra `lm-eval`): those that it ships, and YAML files of a user.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -23,6 +28,9 @@ PAIRS, HARNESS = "minimal-pairs", "lm-eval"
 """Tasks without training: minimal pairs in the entry's files, and a task of lm-evaluation-harness."""
 METRIC, HARNESS_METRIC = "accuracy", "acc"
 """Their metrics: the mean over the paradigms of minimal pairs, and what is taken of HARNESS if an entry names none."""
+HARNESS_FILTER = ",none"
+"""End of the name of a metric of unchanged answers."""
+HARNESS_BATCH = 16
 NAME = re.compile(r"\w[\w.-]*")
 
 
@@ -83,6 +91,70 @@ class Entry:
     def seeds(self) -> list[int]:
         """Return the seeds of its results."""
         return [0] if self.task is None else self.settings.seeds
+
+    @property
+    def metric(self) -> str:
+        """Return the metric of the table."""
+        known = {PAIRS: METRIC, HARNESS: HARNESS_METRIC}
+        return self.settings.metric or (self.task.judged_by[0] if self.task else known[self.settings.task])
+
+    def harness_tasks(self) -> Any:
+        """Return the harness's manager that knows the task, of the YAML files of `data` or its own; reads its data.
+
+        Raises ConfigError if the harness is not installed, or knows no task of this name or no such metric of it,
+        DataError if the data cannot be read, or a file names Python code.
+        """
+        name, files = str(self.settings.harness), self.data
+        if importlib.util.find_spec("lm_eval") is None:
+            raise ConfigError("tasks of lm-evaluation-harness need lm_eval: pip install 'ctxlm_ds[lm-eval]'")
+        for path in sorted(files.rglob("*.y*ml")) if files.is_dir() else ():
+            if "!function" in path.read_text(encoding="utf-8", errors="replace"):
+                raise DataError(f"{path}: names Python code (!function), which is not run here; use lm_eval itself")
+        managers = (_harness_manager(files, own) for own in (False, True))
+        manager = next((one for one in managers if name in one.all_subtasks), None)
+        if manager is None:
+            near = did_you_mean(name, _harness_manager(files, True).all_subtasks)
+            raise ConfigError(f"harness: {name}: no task of lm-evaluation-harness or of {files}{near}")
+        try:
+            known = manager.load(name)["tasks"][name].aggregation()
+        except Exception as error:  # datasets raises any exception
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DataError(f"harness: {name}: its data cannot be read: {reason}") from error
+        if self.metric.partition(",")[0] not in known:
+            raise ConfigError(f"harness: {name}: has no metric {self.metric}; there are {', '.join(known)}")
+        return manager
+
+    def judge_by_harness(self, folder: Path, manager: Any) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        """Return the metrics of a model, computed in fp32, and a row of each example: its number and value.
+
+        The rows have the entry's metric, of unchanged answers or, as METRIC,FILTER, of filtered ones. Raises
+        ConfigError if the harness did not compute it.
+        """
+        import torch
+        from lm_eval import simple_evaluate
+
+        name = self.settings.harness
+        done = simple_evaluate(
+            model="hf", model_args={"pretrained": str(folder), "dtype": "float32"}, tasks=[name], task_manager=manager,
+            num_fewshot=self.settings.shots, batch_size=HARNESS_BATCH, bootstrap_iters=0,
+            device="cuda" if torch.cuda.is_available() else "cpu",
+        )  # fmt: skip
+        found = done["results"][name].items()
+        values = {key.removesuffix(HARNESS_FILTER): float(value) for key, value in found if isinstance(value, float)}
+        if self.metric not in values:
+            raise ConfigError(f"harness: {name}: has no metric {self.metric}; there are {' and '.join(values)}")
+        counted, _, chosen = self.metric.partition(",")
+        samples = [sample for sample in done["samples"][name] if sample.get("filter", "none") == (chosen or "none")]
+        samples.sort(key=lambda sample: int(sample["doc_id"]))
+        return values, [{"id": sample["doc_id"], "value": sample.get(counted)} for sample in samples]
+
+
+@cache
+def _harness_manager(files: Path, own: bool) -> Any:
+    """Return a manager of the tasks in a folder, with the harness's `own` 14,000 only if asked, which takes seconds."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager(include_path=str(files) if files.is_dir() else None, include_defaults=own)
 
 
 def load_suite(name_or_path: str) -> tuple[Path, Suite]:

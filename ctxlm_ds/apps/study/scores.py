@@ -137,7 +137,7 @@ def randomized(model: Path, folder: Path, _: Path, seed: int) -> None:
     import torch
     from transformers import AutoModel
 
-    from ctxlm_ds.apps.downstream.model_folder import read_config
+    from ctxlm_ds.apps.downstream.prepare import read_config
 
     with output_folder(folder) as partial:
         for path in model.iterdir():
@@ -164,7 +164,7 @@ def trained_word2vec(model: Path, folder: Path, text: Path, seed: int) -> None:
     check_extra("downstream", ["gensim"])
     from gensim.models import Word2Vec
 
-    from ctxlm_ds.apps.downstream.model_folder import read_config
+    from ctxlm_ds.apps.downstream.prepare import read_config
 
     width = read_config(model).hidden_size
     trained = Word2Vec(_Lines(text), vector_size=width, sg=1, negative=5, min_count=5, epochs=3, seed=seed, workers=1)

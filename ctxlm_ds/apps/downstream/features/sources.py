@@ -19,9 +19,8 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import AutoModel
 
 from ctxlm_ds.apps.downstream.examples import OPENERS
-from ctxlm_ds.apps.downstream.kinds.base import quiet_transformers
+from ctxlm_ds.apps.downstream.kinds.base import check_weights, quiet_transformers
 from ctxlm_ds.apps.downstream.kinds.tagging import encode_windows, word_places
-from ctxlm_ds.apps.downstream.model_folder import check_weights
 from ctxlm_ds.apps.downstream.prepare import check_names, load_tokenizer, longest_input
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.export.base import WordLayers, own_format_in

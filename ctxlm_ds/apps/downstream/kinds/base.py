@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from ctxlm_ds.apps.downstream.examples import Example
-from ctxlm_ds.apps.downstream.model_folder import check_weights
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.problems import show_value
@@ -172,6 +171,13 @@ def check_label(label: str, known: Sequence[str], example: Example, word: int | 
         origin = example.origin if word is None else example.origin_of(word)
         noun = "tag" if example.tags else "label"
         raise DataError(f"{origin}: unknown {noun} {show_value(label)}; the training file has {has}")
+
+
+def check_weights(folder: Path, model: torch.nn.Module) -> None:
+    """Raise ConfigError if a weight of the model is not finite."""
+    for name, value in model.named_parameters():
+        if not value.isfinite().all():
+            raise ConfigError(f"{folder}: {name} has NaN or infinite values; the model is damaged, take an earlier one")
 
 
 def quiet_transformers() -> None:

@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from ctxlm_ds.apps.downstream.fit import load_config
 from ctxlm_ds.apps.downstream.language_model import load_scorer
-from ctxlm_ds.apps.downstream.model_folder import read_config
-from ctxlm_ds.apps.downstream.prepare import load_tokenizer, longest_input, make_kind, read_parts
+from ctxlm_ds.apps.downstream.prepare import load_tokenizer, longest_input, make_kind, read_config, read_parts
 from ctxlm_ds.errors import ConfigError
 from tests.downstream_models import sentiment, write_bert, write_rows
 

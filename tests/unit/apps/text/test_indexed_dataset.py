@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.text.sample_rows import batch
+from ctxlm_ds.apps.text.indexed_dataset import batch
 from ctxlm_ds.process.run_history import END, SKIP, append_event
 from tests.integration.route import call_here
 
