@@ -12,7 +12,7 @@ import transformers
 
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.apps.plan.plan import Planner, load_jsons
-from ctxlm_ds.apps.plan.search import LARGEST_MICRO_BATCH
+from ctxlm_ds.apps.plan.search import MICRO_BATCHES
 from ctxlm_ds.export.hf_config import from_hf_config
 from ctxlm_ds.models.program import plain_program
 from ctxlm_ds.recipe.check import check_config, unused_settings
@@ -124,7 +124,7 @@ def test_a_device_recipe_has_the_largest_micro_batch_that_fits(name: str, gpu: s
     usable, plan = planner.cluster.usable_bytes, planner.weigh(own)
     assert plan.memory.total <= usable
     is_divided = config.training.global_batch_size % (2 * rows * count) == 0
-    assert rows == LARGEST_MICRO_BATCH or not is_divided or planner.memory(double).total > usable
+    assert rows == MICRO_BATCHES[-1] or not is_divided or planner.memory(double).total > usable
     assert planner.weigh(Layout(count, micro_batch_size=rows // 2)).time.total > plan.time.total
     assert config.model.attention_dropout == 0.0, "attention needs no mask then"  # type: ignore[attr-defined]
 

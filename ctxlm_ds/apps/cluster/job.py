@@ -222,7 +222,14 @@ class Supervisor:
             return start.exit_status
         self._note_failure(start)
         if action is Action.GIVE_UP:
-            self._give_up(start)
+            fruitless = rank_start.fruitless_starts(self._run_dir, start.record)
+            self._report(start)
+            why = f"gave up: {len(fruitless)} starts in a row made no progress; {start.record.describe()}"
+            history.append_event(self._run_dir, history.GIVE_UP, why=why, job_id=self._context.job_id)
+            log(why)
+            for event in fruitless:
+                show(f"  {event.get('attempt')}: {event.get('why')}")
+            show(f"evidence of each is in {self._run_dir / history.ATTEMPTS_DIR}; fix the cause and submit again")
         else:
             log(f"{start.outcome.value}; not started again")
             self._report(start)
@@ -277,16 +284,6 @@ class Supervisor:
                 log(f"{why}: {self._put_back()}")
         except ClusterError as error:
             log(str(error))
-
-    def _give_up(self, start: RankStart) -> None:
-        fruitless = rank_start.fruitless_starts(self._run_dir, start.record)
-        self._report(start)
-        why = f"gave up: {len(fruitless)} starts in a row made no progress; {start.record.describe()}"
-        history.append_event(self._run_dir, history.GIVE_UP, why=why, job_id=self._context.job_id)
-        log(why)
-        for event in fruitless:
-            show(f"  {event.get('attempt')}: {event.get('why')}")
-        show(f"evidence of each is in {self._run_dir / history.ATTEMPTS_DIR}; fix the cause and submit again")
 
     def _report(self, start: RankStart) -> None:
         for line in report(start.failures, self._run_dir / history.ATTEMPTS_DIR / start.record.name):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from signal import strsignal, valid_signals
@@ -113,8 +113,13 @@ def gather_failures(folder: Path, slurm_lines: Sequence[str], held: Mapping[int,
     by_rank = {record.rank: record for record in read_failures(folder)}
     for lost in filter(None, map(_NODE_FAILURE.match, slurm_lines)):
         by_rank.setdefault(NODE, FailureRecord(0.0, NODE, lost[1], EXIT_UNEXPECTED, "", "node failure"))
-    for failure in _srun_failures(slurm_lines, held):
-        by_rank.setdefault(failure.rank, failure)
+    step_ended = False
+    for line in slurm_lines:
+        if (match := _TASKS.match(line)) is None:
+            step_ended = step_ended or any(sign in line for sign in _STEP_ENDS)
+            continue
+        for rank in map(int, expand_numbers(match[2])):
+            by_rank.setdefault(rank, _reported(rank, match[1], match[3], held.get(rank, ()), step_ended))
     return sorted(by_rank.values(), key=_order)
 
 
@@ -126,18 +131,6 @@ def _order(failure: FailureRecord) -> int:
     if failure.signal is None:
         return 1
     return 0 if failure.signal in _PEERS_CANNOT_CAUSE else 2
-
-
-def _srun_failures(lines: Sequence[str], held: Mapping[int, Sequence[str]]) -> Iterator[FailureRecord]:
-    """Yield the ranks that srun reports as failed, in its order."""
-    step_ended = False
-    for line in lines:
-        match = _TASKS.match(line)
-        if match is None:
-            step_ended = step_ended or any(sign in line for sign in _STEP_ENDS)
-            continue
-        for rank in map(int, expand_numbers(match[2])):
-            yield _reported(rank, match[1], match[3], held.get(rank, ()), step_ended)
 
 
 def _reported(rank: int, host: str, how: str, said: Sequence[str], step_ended: bool) -> FailureRecord:

@@ -150,7 +150,6 @@ def is_known_host(name: str) -> bool:
 
 
 def start_srun(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Start srun, whose output is text."""
     return subprocess.Popen(
         list(command), env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, errors="replace", bufsize=1,

@@ -88,22 +88,17 @@ def is_run(folder: Path) -> bool:
 def find_runs(patterns: Sequence[str]) -> list[Path]:
     """Return run directories, each once: a pattern's matches, and the runs in a folder that is not a run.
 
-    The shell expands a pattern, too: of several paths those that are no folders are left out, but not those that are
-    missing.
+    Runs of a sweep count before they have begun, too. The shell expands a pattern, too: of several paths those that are
+    no folders are left out, but not those that are missing.
     """
     found: dict[Path, None] = {}
     for pattern in patterns:
         for path in [Path(match) for match in sorted(glob.glob(pattern))] or [Path(pattern)]:
-            found.update(dict.fromkeys(_runs_below(path) or [path]))
+            sweep = (path / SWEEP_NAME).is_file()
+            inside = () if is_run(path) else sorted(path.glob("*"))
+            runs = [child for child in inside if is_run(child) or (sweep and child.name.isdigit())]
+            found.update(dict.fromkeys(runs or [path]))
     return [path for path in found if path.is_dir() or not path.exists()] or list(found)
-
-
-def _runs_below(folder: Path) -> list[Path]:
-    """Return the runs in a folder that is not a run; those of a sweep also before they have begun."""
-    if is_run(folder):
-        return []
-    sweep = (folder / SWEEP_NAME).is_file()
-    return [child for child in sorted(folder.glob("*")) if is_run(child) or (sweep and child.name.isdigit())]
 
 
 def read_statuses(run_dirs: Sequence[Path], queue: Mapping[str, str] | None = None) -> list[RunStatus]:
@@ -150,18 +145,14 @@ def _status(run_dir: Path, values: Mapping[str, Any], queue: Mapping[str, str]) 
     status.verdict = read_verdict(values)
     status.state, status.why = _judge(run_dir, values, queue)
     if (checkpoint := read_value(values, "checkpoint", str)) is not None:
-        _add_checkpoint(status, run_dir / CHECKPOINTS_DIR / Path(checkpoint).name)
+        folder = run_dir / CHECKPOINTS_DIR / Path(checkpoint).name
+        status.checkpoint = folder.name
+        try:
+            status.checkpoint_age_s = max(0.0, time.time() - (folder / MANIFEST_NAME).stat().st_mtime)
+            verify(folder, quick=True)  # the sizes of its files, which is fast
+        except (CheckpointError, OSError) as error:
+            status.checkpoint_problem = str(error)
     return status
-
-
-def _add_checkpoint(status: RunStatus, folder: Path) -> None:
-    """Fill in the newest checkpoint; sizes of its files are compared, which is fast, not their contents."""
-    status.checkpoint = folder.name
-    try:
-        status.checkpoint_age_s = max(0.0, time.time() - (folder / MANIFEST_NAME).stat().st_mtime)
-        verify(folder, quick=True)
-    except (CheckpointError, OSError) as error:
-        status.checkpoint_problem = str(error)
 
 
 def _judge(run_dir: Path, values: Mapping[str, Any], queue: Mapping[str, str]) -> tuple[str, str | None]:

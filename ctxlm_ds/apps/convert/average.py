@@ -22,7 +22,6 @@ from ctxlm_ds.atomic import output_folder
 from ctxlm_ds.checkpoint.chunk_index import write_weights
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, check_output, find_verified, list_checkpoints
 from ctxlm_ds.checkpoint.ledger import join_ledgers
-from ctxlm_ds.checkpoint.manifest import Manifest
 from ctxlm_ds.checkpoint.reader import READ_ELEMENTS, CheckpointReader
 from ctxlm_ds.console import at_least, logger, setup_logging
 from ctxlm_ds.errors import CheckpointError, ConfigError
@@ -70,7 +69,13 @@ def average(checkpoints: Sequence[Path], weights: Sequence[float] | None, output
         ConfigError: the weights are not one to a checkpoint, or not of a positive sum.
         CheckpointError: a checkpoint is missing or damaged, or they are not of one model, or `output` exists.
     """
-    shares = shares_of(weights or [1.0] * len(checkpoints), checkpoints)
+    weights = weights or [1.0] * len(checkpoints)
+    total = math.fsum(weights)
+    if len(weights) != len(checkpoints):
+        raise ConfigError(f"--weights: {len(weights)} numbers for {len(checkpoints)} checkpoints; give one to each")
+    if not all(map(math.isfinite, weights)) or total <= 0:
+        raise ConfigError(f"--weights {' '.join(map(str, weights))}: give finite numbers with a positive sum")
+    shares = [weight / total for weight in weights]
     for path in checkpoints:
         check_output(output, path)
     verified = [find_verified(path) for path in checkpoints]
@@ -81,25 +86,12 @@ def average(checkpoints: Sequence[Path], weights: Sequence[float] | None, output
     with output_folder(output) as folder:
         shutil.copytree(newest / "tokenizer", folder / "tokenizer")
         shutil.copyfile(newest / "config.yaml", folder / "config.yaml")
-        record = [record_of(*one, share) for one, share in zip(verified, shares, strict=True)]
+        record = [{"checkpoint": str(path.resolve()), "step": found.step, "share": share}
+                  for (path, found), share in zip(verified, shares, strict=True)]  # fmt: skip
         (folder / RECORD).write_text(json.dumps({"average of": record}, indent=1) + "\n", encoding="utf-8")
         join_ledgers(folder, [each for each, _ in verified])
         shapes = {name: readers[0].shape(name) for name in readers[0].names()}
         write_weights(folder, manifest.step, shapes, partial(mean, readers, shares))
-
-
-def record_of(folder: Path, manifest: Manifest, share: float) -> dict[str, object]:
-    return {"checkpoint": str(folder.resolve()), "step": manifest.step, "share": share}
-
-
-def shares_of(weights: Sequence[float], checkpoints: Sequence[Path]) -> list[float]:
-    """Return weights that sum to 1."""
-    if len(weights) != len(checkpoints):
-        raise ConfigError(f"--weights: {len(weights)} numbers for {len(checkpoints)} checkpoints; give one to each")
-    total = math.fsum(weights)
-    if not all(map(math.isfinite, weights)) or total <= 0:
-        raise ConfigError(f"--weights {' '.join(map(str, weights))}: give finite numbers with a positive sum")
-    return [weight / total for weight in weights]
 
 
 def refuse_other_models(readers: Sequence[CheckpointReader]) -> None:

@@ -18,7 +18,7 @@ from ctxlm_ds.export.base import own_format_of
 from ctxlm_ds.export.huggingface import is_exported, to_hf
 from ctxlm_ds.export.safetensors_files import DEFAULT_SHARD_BYTES
 from ctxlm_ds.recipe.load import load_saved_config
-from ctxlm_ds.recipe.sections import DataSection, ModelSection
+from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.recipe.words import short_words
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
@@ -41,13 +41,20 @@ def export_babylm(run: Path, output: Path) -> list[str]:
     """
     folders = submission_folders(run)
     config = load_saved_config(folders["main"] / "config.yaml")
-    _refuse_model(config.model)
+    family = config.model.family
+    longest = config.model.longest_sequence or max(FEWEST_POSITIONS, config.data.seq_length)
+    if own_format_of(family) is not None:
+        raise ConfigError(f"model.family {family}: transformers has no class for it, which the challenge needs")
+    if longest < FEWEST_POSITIONS:
+        raise ConfigError(
+            f"model.max_position_embeddings: {longest}, but the challenge reads up to {FEWEST_POSITIONS} tokens; train "
+            f"a model with {FEWEST_POSITIONS}"
+        )
     rows = {
         name: _facts(checkpoint, config.data, load_tokenizer(checkpoint / "tokenizer"))
         for name, checkpoint in folders.items()
     }
     flops = useful_flops_per_row(config)
-    longest = config.model.longest_sequence or max(FEWEST_POSITIONS, config.data.seq_length)
     lines = []
     for name, checkpoint in folders.items():
         folder, state = output / name, read_saved_state(checkpoint)["train_state"]
@@ -70,17 +77,6 @@ def submission_folders(run: Path) -> dict[str, Path]:
             "such as [1M..10M by 1M]"
         )
     return {**marked, "main": find_verified(run)[0]}
-
-
-def _refuse_model(model: ModelSection) -> None:
-    family, longest = model.family, model.longest_sequence
-    if own_format_of(family) is not None:
-        raise ConfigError(f"model.family {family}: transformers has no class for it, which the challenge needs")
-    if longest is not None and longest < FEWEST_POSITIONS:
-        raise ConfigError(
-            f"model.max_position_embeddings: {longest}, but the challenge reads up to {FEWEST_POSITIONS} tokens; train "
-            f"a model with {FEWEST_POSITIONS}"
-        )
 
 
 def _facts(checkpoint: Path, data: DataSection, tokenizer: Tokenizer) -> dict[str, str]:

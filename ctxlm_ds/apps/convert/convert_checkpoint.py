@@ -128,10 +128,7 @@ def export_hf(arguments: argparse.Namespace) -> list[str]:
 
 
 def card_facts(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what a run does not record, for the header of a model card.
-
-    Raises ConfigError for a license or language that the Hub would not understand.
-    """
+    """Return what a run does not record, for a model card; ConfigError for what the Hub would not understand."""
     if arguments.license is not None and not LICENSE.fullmatch(arguments.license):
         raise ConfigError(f"--license {arguments.license}: give the Hub's name of it, such as apache-2.0")
     for language in arguments.language:

@@ -89,19 +89,14 @@ def checkpoint_of(run: str) -> Path:
 def link_checkpoint(source: Path, target: Path) -> None:
     """Link or copy the files of a checkpoint, which its run may remove meanwhile."""
     try:
-        names = [*read_manifest(source).files, MANIFEST_NAME]
-        for name in names:
+        for name in (*read_manifest(source).files, MANIFEST_NAME):
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            _link(source / name, target / name)
+            try:
+                os.link(source / name, target / name)
+            except OSError as error:
+                if error.errno not in NO_LINKS:
+                    raise
+                shutil.copyfile(source / name, target / name)
         verify(target, quick=True)
     except FileNotFoundError:
         raise CheckpointError(f"{source} was removed by its run meanwhile; fork a later step") from None
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno not in NO_LINKS:
-            raise
-        shutil.copyfile(source, target)

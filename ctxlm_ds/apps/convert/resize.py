@@ -282,10 +282,7 @@ def tiled(
 
 
 def places(old: int, new: int, axes: Sequence[Axis] = ()) -> torch.Tensor:
-    """Return the index in a dimension of `old` elements of each of `new`; the same for every dimension of both sizes.
-
-    Dimensions of attention heads are tiled by heads, and by the queries of each head of keys.
-    """
+    """Return the index in a dimension of `old` elements of each of `new`; heads are tiled, those of keys first."""
     parts = next((axis for axis in axes if (prod(axis[0]), prod(axis[1])) == (old, new)), ((old,), (new,)))
     found = torch.zeros(1, dtype=torch.long)
     for before, after in zip(*parts, strict=True):

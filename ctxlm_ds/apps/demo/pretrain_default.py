@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ctxlm_ds import atomic
 from ctxlm_ds.console import at_least, format_duration, setup_logging
@@ -103,26 +103,21 @@ class Job:
                 "--vocab-size", vocab_size or self._model.vocab_size or SMALLEST_VOCABULARY,
                 "--output-dir", self.tokenizer,
             )  # fmt: skip
+        from ctxlm_ds.apps.init.start import preprocess_options
+        from ctxlm_ds.tokenizers.load import load_tokenizer
+
+        joins = self._data.by_sentence and FORMATS.get(self._data.sample_format)().joins_sentences(self._data)
+        space = joins and bool(load_tokenizer(self.tokenizer).sentence_prefix)
+        form = [*preprocess_options(self._data), *(["--leading-space"] if space else [])]
         for split, prefix in (("train", self.train), (HELDOUT, self.heldout)):
             if not prefix.with_suffix(".json").exists():
                 run_step(
                     CTXLM, "preprocess", "--input", self.corpus / f"{split}.jsonl", "--json-keys", "text",
                     "--tokenizer", self.tokenizer, "--output-prefix", self.data / split,
-                    *self._form(), "--workers", available_cores(), "--overwrite",
+                    *form, "--workers", available_cores(), "--overwrite",
                 )  # fmt: skip
 
-    def _form(self) -> list[str]:
-        """Return the options of ctxlm preprocess that the sample format needs."""
-        from ctxlm_ds.apps.init.start import preprocess_options
-        from ctxlm_ds.tokenizers.load import load_tokenizer
-
-        data = self._data
-        joins = data.by_sentence and FORMATS.get(data.sample_format)().joins_sentences(data)
-        space = joins and bool(load_tokenizer(self.tokenizer).sentence_prefix)
-        return [*preprocess_options(data), *(["--leading-space"] if space else [])]
-
     def pretrain(self, recipe: str, overrides: Sequence[str], ranks: int) -> None:
-        """Train."""
         run_step(
             CTXLM, "pretrain", "--config", recipe, *(["--ranks", ranks] if ranks > 1 else []), "--set",
             f"run_dir={self.run_dir}", f"tokenizer.path={self.tokenizer}", f"data.train=[{self.train}]",
@@ -131,8 +126,10 @@ class Job:
 
     def show_results(self, objective: ObjectiveSection) -> None:
         """Print what the run says of its loss, and what the model does."""
+        from ctxlm_ds.apps.downstream.kinds.base import quiet_transformers
         from ctxlm_ds.tokenizers.load import load_tokenizer
 
+        quiet_transformers()
         print("\n".join(read_verdict(read_status(self.run_dir))))
         folder, task = demonstrated_model(self._model.family, objective)
         tokenizer, corpus = load_tokenizer(self.tokenizer), self.corpus / "heldout.jsonl"
@@ -145,11 +142,7 @@ CTXLM = Path(sys.executable).with_name("ctxlm")
 
 
 def run_step(*words: object) -> None:
-    """Print and run a command.
-
-    Raises SystemExit with 128 and the number of the signal that stopped it, and CtxlmError if it failed; its error
-    message is above.
-    """
+    """Print and run a command; SystemExit with 128 and the signal that stopped it, CtxlmError if it failed."""
     command = list(map(str, words))
     print(f"$ {shlex.join(word.replace(f'{Path.cwd()}/', '') for word in command)}", flush=True)
     # In so small a model threads wait for each other: with one other program, two took 0.3 to 1.4 s a step, one 0.19.
@@ -212,7 +205,9 @@ Rows = list[tuple[str, str, str]]
 
 def fill_masks(corpus: Path, model: str, tokenizer: Tokenizer) -> Rows:
     """Fill a mask in held-out sentences."""
-    pipeline = quiet_transformers().pipeline("fill-mask", model=model, top_k=NUM_GUESSES)
+    import transformers
+
+    pipeline = transformers.pipeline("fill-mask", model=model, top_k=NUM_GUESSES)
     rows = []
     for text, word in heldout_sentences(corpus, lambda word: len(encode_next(tokenizer, word)) == 1):
         found = pipeline(text.replace("{}", pipeline.tokenizer.mask_token))
@@ -223,7 +218,9 @@ def fill_masks(corpus: Path, model: str, tokenizer: Tokenizer) -> Rows:
 
 def continue_texts(corpus: Path, model: str, tokenizer: Tokenizer) -> Rows:
     """Continue the first half of held-out sentences with the most probable tokens."""
-    pipeline = quiet_transformers().pipeline("text-generation", model=model)
+    import transformers
+
+    pipeline = transformers.pipeline("text-generation", model=model)
     rows = []
     for text, word in heldout_sentences(corpus):
         prompt, rest = text.split(" {}")
@@ -236,7 +233,8 @@ def continue_texts(corpus: Path, model: str, tokenizer: Tokenizer) -> Rows:
 
 def fill_spans(corpus: Path, model: str, tokenizer: Tokenizer) -> Rows:
     """Fill a gap in held-out sentences with the most probable tokens of a decoder, or write the complete sentence."""
-    transformers = quiet_transformers()
+    import transformers
+
     writer = transformers.AutoModelForSeq2SeqLM.from_pretrained(model).eval()
     loaded = transformers.AutoTokenizer.from_pretrained(model)
     has_sentinels = tokenizer.token_to_id(SPAN) is not None
@@ -258,15 +256,6 @@ DEMONSTRATIONS: dict[str, Callable[[Path, str, Tokenizer], Rows]] = {
 }
 """By pipeline of transformers, or by the card's tag if there is none: return rows of held-out text, what it lacks, and
 what the model says."""
-
-
-def quiet_transformers() -> Any:
-    """Return the module transformers, which then prints errors only."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    return transformers
 
 
 def encode_next(tokenizer: Tokenizer, text: str) -> list[int]:

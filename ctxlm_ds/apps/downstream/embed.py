@@ -60,8 +60,6 @@ def main() -> None:
         raise ConfigError(f"--layers {choice}: a mix is trained with a task (ctxlm_ds.finetune); give mean:N or all")
     if args.output.suffix not in WRITERS:
         raise ConfigError(f"--output {args.output}: the name ends in {' or '.join(WRITERS)}")
-    if not args.features.exists():
-        raise ConfigError(f"--features {args.features}: no such file or folder")
     corpus = Corpus(args.input, [args.json_key], args.input_format, key_flags="--json-key")
     from ctxlm_ds.apps.downstream.features.sources import StaticSource, open_source
     from ctxlm_ds.process.library_noise import quiet_libraries
@@ -109,10 +107,7 @@ def vectors_of(
 
 
 def write_vectors(path: Path, units: Iterator[Unit], facts: dict[str, str]) -> tuple[int, int]:
-    """Write a file in the form of its suffix, with `facts` as metadata; return the numbers of sentences and of rows.
-
-    It appears when all is written.
-    """
+    """Write a file in the form of its suffix, complete or not at all; return the numbers of sentences and of rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_path(path)
     try:
@@ -124,10 +119,7 @@ def write_vectors(path: Path, units: Iterator[Unit], facts: dict[str, str]) -> t
 
 
 def write_safetensors(path: Path, units: Iterator[Unit], facts: dict[str, str]) -> tuple[int, int]:
-    """Write `vectors` [rows, layers, width] and `offsets` [sentences + 1], where rows of sentences begin and end.
-
-    All vectors are kept in memory until the end.
-    """
+    """Write `vectors` and `offsets`; all vectors are kept in memory until the end."""
     import numpy as np
     from safetensors.numpy import save_file
 
@@ -139,7 +131,7 @@ def write_safetensors(path: Path, units: Iterator[Unit], facts: dict[str, str]) 
 
 
 def write_arrow(path: Path, units: Iterator[Unit], facts: dict[str, str]) -> tuple[int, int]:
-    """Write columns `sentence`, `word` and `layer_0`, `layer_1`, …: lists of fixed size, a batch for each sentence."""
+    """Write the columns, a batch for each sentence."""
     import numpy as np
     import pyarrow as pa
 

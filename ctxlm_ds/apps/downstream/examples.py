@@ -99,10 +99,7 @@ class Parts:
 
 
 def read_files(task: TaskDescription, data: Path) -> Parts:
-    """Read all files of a task (DataError names file, line and remedy).
-
-    Without a development file, a share of the training file is held out.
-    """
+    """Read all files of a task (DataError names file, line, remedy); without a file for it, a share is held out."""
     train, dev = read_examples(task, find_file(data, task.train)), None
     if task.dev is not None:
         dev = read_examples(task, find_file(data, task.dev))
@@ -135,8 +132,12 @@ def read_examples(task: TaskDescription, path: Path, labelled: bool = True) -> l
     if not examples:
         raise DataError(f"{path}: the file has no examples")
     _warn_of_doubtful(path, examples)
-    if "\\ud" in text.lower():
-        _check_characters(examples)
+    for example in examples if "\\ud" in text.lower() else ():
+        try:
+            json.dumps(astuple(example), ensure_ascii=False).encode()
+        except UnicodeEncodeError:  # JSON can escape it, and no tokenizer or file can take it
+            raise DataError(f"{example.origin}: half of a surrogate pair (\\ud800 to \\udfff) is no character; "
+                            "remove it") from None  # fmt: skip
     return examples
 
 
@@ -149,16 +150,6 @@ def _warn_of_doubtful(path: Path, examples: list[Example]) -> None:
     for found, what in ((empty, "with an empty text"), (repeated, "with the id of an earlier one")):
         if found:
             logger.warning("%s: %s %s (the first: %s)", path, counted(len(found), "example"), what, found[0])
-
-
-def _check_characters(examples: list[Example]) -> None:
-    """Refuse half of a surrogate pair, which JSON can escape and no tokenizer or file can take."""
-    for example in examples:
-        try:
-            json.dumps(astuple(example), ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise DataError(f"{example.origin}: half of a surrogate pair (\\ud800 to \\udfff) is no character; "
-                            "remove it") from None  # fmt: skip
 
 
 def read_text(path: Path) -> str:

@@ -218,7 +218,15 @@ def apply_tuning(model: PreTrainedModel, tuning: Tuning) -> Any:
         raise ConfigError(f"{option}: {type(model).__name__} has no separate head (its output layer is its "
                           "embeddings); use --train-layers 1 or more")  # fmt: skip
     if tuning.lora_rank:
-        return _with_lora(model, tuning.lora_rank)
+        check_extra("downstream", ["peft"])
+        from peft import LoraConfig, get_peft_model
+
+        blocks = {id(child) for block in find_blocks(model) for child in block.modules()}
+        linear = [name for name, one in model.named_modules()
+                  if id(one) in blocks and isinstance(one, (nn.Linear, Conv1D))]  # fmt: skip
+        config = LoraConfig(r=tuning.lora_rank, lora_alpha=2 * tuning.lora_rank, target_modules=linear,
+                            modules_to_save=list(_heads(model)))  # fmt: skip
+        return get_peft_model(model, config)
     if tuning.layers is not None:
         places, num_blocks = depths(model), len(find_blocks(model))
         if tuning.layers > num_blocks:
@@ -226,16 +234,6 @@ def apply_tuning(model: PreTrainedModel, tuning: Tuning) -> Any:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(places[name] > num_blocks - tuning.layers)
     return model
-
-
-def _with_lora(model: PreTrainedModel, rank: int) -> Any:
-    check_extra("downstream", ["peft"])
-    from peft import LoraConfig, get_peft_model
-
-    blocks = {id(child) for block in find_blocks(model) for child in block.modules()}
-    linear = [name for name, one in model.named_modules() if id(one) in blocks and isinstance(one, (nn.Linear, Conv1D))]
-    heads = list(_heads(model))
-    return get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=linear, modules_to_save=heads))
 
 
 def _heads(model: PreTrainedModel) -> dict[str, nn.Module]:

@@ -212,20 +212,16 @@ class CausalScorer(Scorer):
     def item(self, before: str, word: str, after: str) -> Row:
         context = before.rstrip()
         word = before[len(context) :] + word
-        given = self._tokens(context) if context else [self._first_token()]
+        begin, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        first = end if begin is None else begin
+        if not context and first is None:
+            raise ConfigError("nothing is before the gap, and the tokenizer has no token for a beginning or an end; "
+                              "begin the pattern with a word")  # fmt: skip
+        given = self._tokens(context) if context else [first]
         ids = self._tokens(context + word) if context else [*given, *self._tokens(word)]
         self._check_known(ids[len(given) :], word)
         targets = tuple(ids[len(given) :])
         return Row(tuple(ids[:-1]), (), places_of(targets, len(given) - 1), targets)
-
-    def _first_token(self) -> int:
-        """Return what an empty text begins with."""
-        begin, end = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
-        first = end if begin is None else begin
-        if first is None:
-            raise ConfigError("nothing is before the gap, and the tokenizer has no token for a beginning or an end; "
-                              "begin the pattern with a word")  # fmt: skip
-        return int(first)
 
     def _tokens(self, text: str) -> list[int]:
         """Return the tokens of a text without the special tokens that close it."""

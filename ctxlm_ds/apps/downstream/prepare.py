@@ -47,7 +47,7 @@ def kind_class(task: TaskDescription, variant: str | None = None) -> type[Kind]:
 def make_kind(
     task: TaskDescription, model_folder: Path, parts: Parts, variant: str | None = None, **options: Any
 ) -> Kind:
-    """Return the kind of a task with a model's tokenizer and the labels of the training file.
+    """Return the kind of a task with the labels of the training file, and a tokenizer that pads as the model expects.
 
     `variant` is another form of the kind (`TaskKind.forms`), `options` are of the class. Raises ConfigError if the kind
     has no such variant, or transformers no such model, TokenizerError if the folder has no fast tokenizer.
@@ -55,23 +55,18 @@ def make_kind(
     kind = kind_class(task, variant)
     tokenizer = load_tokenizer(model_folder, task.entry.reads_words, task.split_special_tokens)
     made = kind(task, tokenizer, parts.labels, longest_input(model_folder, tokenizer, task.max_length), **options)
-    _fit_tokenizer(made, model_folder)
+    config = check_class(model_folder, task, kind)
+    made.configure(config)
+    made.reads_end = config.is_encoder_decoder and kind.auto == AutoModelForSequenceClassification.__name__
+    # A model that sums up a row by its last position (XLNet) is padded in front; offsets need padding behind.
+    reads_last = hasattr(config, "mem_len") and getattr(config, "summary_type", None) == "last"
+    tokenizer.padding_side = "left" if kind.reads_whole and reads_last else "right"
+    names = list(tokenizer.model_input_names)
+    if "token_type_ids" not in names and (reads_last or getattr(config, "type_vocab_size", 0) > 1):
+        tokenizer.model_input_names = [*names, "token_type_ids"]
     if task.stride > made.max_length and "stride" in task.model_fields_set:
         logger.warning("stride %d: rows have %d tokens and overlap by half of them", task.stride, made.max_length)
     return made
-
-
-def _fit_tokenizer(kind: Kind, folder: Path) -> None:
-    """Make the tokenizer pad on the side that the model expects, and number segments if it has several."""
-    config = check_class(folder, kind.task, type(kind))
-    kind.configure(config)
-    kind.reads_end = config.is_encoder_decoder and kind.auto == AutoModelForSequenceClassification.__name__
-    # A model that sums up a row by its last position (XLNet) is padded in front; offsets need padding behind.
-    reads_last = hasattr(config, "mem_len") and getattr(config, "summary_type", None) == "last"
-    kind.tokenizer.padding_side = "left" if kind.reads_whole and reads_last else "right"
-    names = list(kind.tokenizer.model_input_names)
-    if "token_type_ids" not in names and (reads_last or getattr(config, "type_vocab_size", 0) > 1):
-        kind.tokenizer.model_input_names = [*names, "token_type_ids"]
 
 
 def read_config(folder: Path, **settings: Any) -> Any:
@@ -163,10 +158,7 @@ def longest_input(folder: Path, tokenizer: Any, limit: int) -> int:
 
 
 def check_names(tokenizer: Any, texts: Iterable[tuple[str, str]], reads_end: bool = False) -> bool:
-    """Warn of names of special tokens in texts, which come with their places; return whether there are any.
-
-    Raises DataError for the token of a text's end if the model's head `reads_end`.
-    """
+    """Return whether texts, with their places, name special tokens (a warning); DataError if the head reads one."""
     if tokenizer is None or tokenizer.split_special_tokens:
         return False
     pattern = special_names(tokenizer.backend_tokenizer)

@@ -143,10 +143,7 @@ def read_results(output: Path, wanted: dict[str, Any]) -> list[dict[str, Any]]:
 def summarize(
     results: Sequence[dict[str, Any]], metric: str, settings: Iterable[str] = tuple(OF_A_POINT)
 ) -> dict[str, Any]:
-    """Return median, mean and spread over seeds per point of the grid, and the point with the best median on dev.
-
-    `settings` differ between points, apart from the seed.
-    """
+    """Return median, mean and spread over seeds per point (`settings`), and the point with the best median on dev."""
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for result in results:
         groups.setdefault(tuple(result["point"][name] for name in settings), []).append(result)
@@ -183,11 +180,18 @@ def write_report(
         curves[label] = epoch_medians(results, row, metric)
     sections = {
         "Results": [table(head, rows)],
-        "Published": [_published(summary)],
+        "Published": ["<p>The description names no published score.</p>"],
         "Learning curves": [svg(Chart(f"{metric} on the development file after each epoch", curves))],
     }
+    if summary["published"]:
+        known = [[name, f"{score:.3f}"] for name, score in summary["published"].items()]
+        ours = [str(summary["model"]), f"{chosen['dev'][metric]['median']:.3f}"]
+        sections["Published"] = [table(["model", metric], [*known, ours])]
     if task.entry.answer == "label":
-        sections["Confusion"] = [_confusion([(one["label"], one["prediction"]) for one in predicted])]
+        counts = Counter((one["label"], one["prediction"]) for one in predicted)
+        labels = sorted({label for pair in counts for label in pair})
+        cells = [[right, *(str(counts[right, other] or "") for other in labels)] for right in labels]
+        sections["Confusion"] = [table(["right \\ predicted", *labels], cells)]
     wrong = []
     for one in predicted:
         value = one["prediction"]
@@ -224,19 +228,3 @@ def result_rows(summary: Mapping[str, Any], settings: Mapping[str, str] = OF_A_P
         cells = [f"{frequent[name]:.4f}" if name in frequent else "" for name in rows[0][1:]]
         rows.append(["most frequent label", *cells])
     return rows
-
-
-def _published(summary: Mapping[str, Any]) -> str:
-    if not summary["published"]:
-        return "<p>The description names no published score.</p>"
-    rows = [[name, f"{score:.3f}"] for name, score in summary["published"].items()]
-    ours = summary["chosen"]["dev"][summary["metric"]]["median"]
-    return table(["model", summary["metric"]], [*rows, [str(summary["model"]), f"{ours:.3f}"]])
-
-
-def _confusion(pairs: Sequence[tuple[str, str]]) -> str:
-    """Return a table with a row for each right label and a column for each prediction."""
-    counts = Counter(pairs)
-    labels = sorted({label for pair in pairs for label in pair})
-    rows = [[right, *(str(counts[right, other] or "") for other in labels)] for right in labels]
-    return table(["right \\ predicted", *labels], rows)

@@ -178,6 +178,7 @@ def check(jobs: Sequence[Job]) -> dict[str, Any]:
     from ctxlm_ds.apps.downstream.metrics import check_packages
     from ctxlm_ds.apps.downstream.prepare import check_class, kind_class
     from ctxlm_ds.apps.evaluate.scorers import choose_scorer
+    from ctxlm_ds.export.huggingface import EXPORT_RECORD
 
     if any(job.entry.task for job in jobs):
         check_packages()
@@ -191,19 +192,13 @@ def check(jobs: Sequence[Job]) -> dict[str, Any]:
             choose_scorer(job.model.folder, job.definition, job.way)
         else:
             check_class(job.model.folder, job.entry.task, kind_class(job.entry.task, job.entry.task.entry.always))
-        refuse_results_of_another_export(job)
+        # Results of another export are refused, so what was exported is recorded with them.
+        now, before = (read_object(folder / EXPORT_RECORD) for folder in (job.model.folder, job.output))
+        if now is not None and before is not None and any(job.output.glob(f"points/*/{RESULT_NAME}")):
+            is_same(job.output, before, now, "choose another --output or remove it", ConfigError)
+        elif now is not None:
+            write_text(job.output / EXPORT_RECORD, json.dumps(now, indent=1) + "\n")
     return examples
-
-
-def refuse_results_of_another_export(job: Job) -> None:
-    """Raise ConfigError if a job has results of what its model's folder held before; else record what it holds."""
-    from ctxlm_ds.export.huggingface import EXPORT_RECORD
-
-    now, before = (read_object(folder / EXPORT_RECORD) for folder in (job.model.folder, job.output))
-    if now is not None and before is not None and any(job.output.glob(f"points/*/{RESULT_NAME}")):
-        is_same(job.output, before, now, "choose another --output or remove it", ConfigError)
-    elif now is not None:
-        write_text(job.output / EXPORT_RECORD, json.dumps(now, indent=1) + "\n")
 
 
 def read_examples(entry: Entry) -> Any:

@@ -52,10 +52,7 @@ class Work(NamedTuple):
 
 
 def check_tasks(tasks: Sequence[DownstreamTask], family: str) -> None:
-    """Refuse tasks whose description, files or packages are missing or damaged (ConfigError, DataError).
-
-    Tasks of a kind for which transformers has no class of the family's exports are refused too.
-    """
+    """Refuse tasks whose description, files, packages or class of transformers are missing (ConfigError, DataError)."""
     if not tasks:
         return
     check_packages()
@@ -141,10 +138,7 @@ class DownstreamHook(Hook):
             self._advance()
 
     def on_run_end(self, end: RunEnd) -> None:
-        """Judge the last step too and wait for all, unless the run will be resumed or has failed.
-
-        The wait ends after half of watchdog.save_minutes.
-        """
+        """Judge the last step too and wait for all (half of save_minutes), unless the run will be resumed or failed."""
         if end.completed and not end.failed and end.step:
             self._last_step = end.step
             self._add(end.step, last=True)

@@ -112,10 +112,7 @@ def score_pairs(scorer: SentenceScorer, pairs: Sequence[Pair], kept: Path | None
 def judge_pairs(
     scorer: SentenceScorer, pairs: Sequence[Pair], kept: Path
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the accuracies of all pairs, phenomena and paradigms for a metrics.json, and a row of each pair.
-
-    `kept` is the file of `score_pairs`, which is removed.
-    """
+    """Return what metrics.json has of pairs, phenomena and paradigms, and a row of each pair; removes `kept`."""
     kept.parent.mkdir(parents=True, exist_ok=True)
     scores = score_pairs(scorer, pairs, kept)
     kept.unlink()

@@ -160,10 +160,7 @@ def new_settings(args: argparse.Namespace, machine: Machine, name: str) -> dict[
 
 
 def num_rows(prefix: str, seq_length: int) -> int:
-    """Return about how many rows of `seq_length` tokens a dataset (a prefix) fills.
-
-    Raises ConfigError if there is no such dataset.
-    """
+    """Return about how many rows of `seq_length` tokens a dataset (a prefix) fills; ConfigError if there is none."""
     if not Path(f"{prefix}.idx").is_file():
         raise ConfigError(f"{prefix}: no such dataset (no {prefix}.idx); preprocess makes one")
     from ctxlm_ds.data.dataset.index_file import read_index
@@ -207,10 +204,7 @@ def first_recipe_of(tokenizer_kind: str) -> RunConfig | None:
 
 
 def plan(config: RunConfig, machine: Machine) -> tuple[float, dict[str, Setting]]:
-    """Return the seconds of a step and the settings of the layout that the planner recommends.
-
-    Raises ConfigError if nothing fits in memory.
-    """
+    """Return the seconds of a step and the settings of the recommended layout; ConfigError if nothing fits."""
     from ctxlm_ds.apps.plan.layouts import Layout
     from ctxlm_ds.apps.plan.plan import Planner
     from ctxlm_ds.apps.plan.search import require_plan, search_layouts

@@ -106,10 +106,7 @@ def _count_shares(result: Translation) -> None:
 
 
 def _apply_rows(result: Translation, defaults: dict[str, Any]) -> dict[str, list[str]]:
-    """Set what needs no rule; return the rules to apply, with the arguments of each.
-
-    `defaults` go before those of the rows; None sets nothing.
-    """
+    """Set what needs no rule; return the rules to apply, with their arguments. `defaults` go before those of rows."""
     rules: dict[str, list[str]] = {}
     for name, row in result.table["arguments"].items():
         if "rule" in row:

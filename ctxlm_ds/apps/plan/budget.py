@@ -57,14 +57,11 @@ class Law(NamedTuple):
 
     def loss(self, parameters: float, tokens: float, unique: float) -> float:
         """Return the loss after `tokens`, of which `unique` differ."""
-        enough = min(parameters, self._parameters_for(unique))
+        # The parameters that are optimal for the unique tokens: those of the computation for which the tokens are.
+        exponent = (math.log(self.alpha * self.a / (self.beta * self.b)) + self.beta * math.log(unique)) / self.alpha
+        enough = min(parameters, math.exp(min(exponent, 500.0)))
         effective = discounted(enough, parameters, 5.3), discounted(min(unique, tokens), tokens, 15.4)
         return self.e + self.a / effective[0] ** self.alpha + self.b / effective[1] ** self.beta
-
-    def _parameters_for(self, tokens: float) -> float:
-        """Return the parameters that are optimal for tokens: those of the computation for which tokens are."""
-        exponent = (math.log(self.alpha * self.a / (self.beta * self.b)) + self.beta * math.log(tokens)) / self.alpha
-        return math.exp(min(exponent, 500.0))
 
 
 PUBLISHED = (

@@ -286,7 +286,10 @@ def planned_model(
     if not gpu and kind.lower() == "lion" and not ZeroSettings.of_json(deepspeed).offload_optimizer:
         why_not = "DeepSpeed's Lion needs one, or offload_optimizer"
     on_cpu = not gpu and why_not is None
-    settings = _in_memory(deepspeed) if on_cpu else dict(deepspeed)
+    settings = dict(deepspeed)
+    if on_cpu:  # what is offloaded is in the same memory
+        zero = deepspeed.get("zero_optimization") or {}
+        settings["zero_optimization"] = {k: v for k, v in zero.items() if not k.startswith("offload_")}
     stage = ZeroSettings.of_json(settings).stage
     planner = Planner(config, Cluster(GPUS[0], 1, 1), {stage: settings}, CPU if on_cpu else CUDA)
     fix_others(planner.model.facts, config.training.only)
@@ -330,18 +333,11 @@ def why_not_on_cpu(training: TrainingConfig, kernels: KernelsConfig, world_size:
     return None
 
 
-def _in_memory(deepspeed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return DeepSpeed's JSON without offload: on a CPU what is offloaded is in the same memory."""
-    zero = deepspeed.get("zero_optimization") or {}
-    return {**deepspeed, "zero_optimization": {k: v for k, v in zero.items() if not k.startswith("offload_")}}
-
-
 def _cpu_lines(needed_bytes: float, num_ranks: int, plan_command: str) -> list[str]:
     """Return what all ranks need next to the free memory of this machine, and the command that plans for GPUs."""
     together = num_ranks * (needed_bytes + PROGRAM_BYTES)
     ranks = f"with Python and libraries {counted(num_ranks, 'rank')} take{'s' if num_ranks == 1 else ''}"
-    line = f"  {ranks} about {together / GIB:.1f} GiB"
     free = available_memory()
-    line += f"; this machine has {free / GIB:.1f} GiB free"
+    line = f"  {ranks} about {together / GIB:.1f} GiB; this machine has {free / GIB:.1f} GiB free"
     line += ", which is too little: lower training.micro_batch_size" if together > free else ""
     return [line, f"  no GPU is here; to plan for GPUs: {plan_command} --gpu TYPE (A100-80, H100, ...)"]

@@ -22,7 +22,7 @@ from ctxlm_ds.console import aligned
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.hardware import GIB, Cluster, find_gpu
 from ctxlm_ds.recipe.load import load_config
-from ctxlm_ds.recipe.phases import RunPhase, run_phases
+from ctxlm_ds.recipe.phases import run_phases
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.words import STEPS_FOLLOW, parse_words
 from ctxlm_ds.registry import FAMILIES
@@ -101,28 +101,27 @@ def load_recipes(args: argparse.Namespace, cluster: Cluster) -> list[RunConfig]:
 
     Raises ConfigError if the GPU does not have its precision, or its steps follow from a dataset.
     """
-    phases = run_phases(load_config(args.config, args.set))
-    return [_planned_recipe(with_tokenizer_size(phase.config), cluster, phase) for phase in phases]
+    found = []
+    for phase in run_phases(load_config(args.config, args.set)):
+        config = with_tokenizer_size(phase.config)
+        if phase.count > 1:
+            config = config.model_copy(update={"name": f"{config.name}, {phase.describe()}"})
+        if config.training.max_steps == STEPS_FOLLOW and phase.phase.hours is None:
+            raise ConfigError(
+                f"training.max_words: {config.training.max_words:,} words give the steps only when the run starts; add "
+                "--set training.max_words=null training.max_steps=N (about words x tokens of a word / tokens of a step)"
+            )
+        if config.teacher.path is not None:
+            from ctxlm_ds.export.teacher import with_teacher
 
-
-def _planned_recipe(config: RunConfig, cluster: Cluster, phase: RunPhase) -> RunConfig:
-    if phase.count > 1:
-        config = config.model_copy(update={"name": f"{config.name}, {phase.describe()}"})
-    if config.training.max_steps == STEPS_FOLLOW and phase.phase.hours is None:
-        raise ConfigError(
-            f"training.max_words: {config.training.max_words:,} words give the steps only when the run starts; add "
-            "--set training.max_words=null training.max_steps=N (about words x tokens of a word / tokens of a step)"
-        )
-    if config.teacher.path is not None:
-        from ctxlm_ds.export.teacher import with_teacher
-
-        config = with_teacher(config)
-    if config.training.precision == "bf16" and not cluster.gpu.has_bf16:
-        raise ConfigError(
-            f"training.precision: {cluster.gpu.name} has no bf16; add --set training.precision=fp16 "
-            "(and training.grad_accum_dtype if it is bf16)"
-        )
-    return config
+            config = with_teacher(config)
+        if config.training.precision == "bf16" and not cluster.gpu.has_bf16:
+            raise ConfigError(
+                f"training.precision: {cluster.gpu.name} has no bf16; add --set training.precision=fp16 "
+                "(and training.grad_accum_dtype if it is bf16)"
+            )
+        found.append(config)
+    return found
 
 
 def plan_row(plan: Plan) -> dict[str, str]:

@@ -15,7 +15,7 @@ from ctxlm_ds.recipe.layout import PIPELINE_ZERO_STAGES, layout_problems
 
 NEARLY_AS_FAST = 1.03
 """A simpler layout is recommended if its step takes at most this much longer than the fastest one's."""
-LARGEST_MICRO_BATCH = 512
+MICRO_BATCHES = tuple(2**power for power in range(10))
 LONG_ROW = 2_048
 """Ranks share the positions of longer rows, and of any if the batch has fewer rows than ranks: a micro-batch of shorter
 rows fits and fills a GPU without exchanges."""
@@ -89,7 +89,8 @@ def candidates(planner: Planner) -> Iterator[Layout]:
             continue
         if context > 1 and config.data.seq_length <= LONG_ROW and data * context <= rows:
             continue
-        micro_batches = _micro_batches(config.training.global_batch_size, data)
+        # 1 if none divides, so that the refusal is counted.
+        micro_batches = [size for size in MICRO_BATCHES if rows % (data * size) == 0] or [1]
         splits = (False, True) if tensor > 1 else (False,)
         # 0 only in fp32 (recipe/deepspeed_rules.py).
         stages = [stage for stage in sorted(planner.zero) if stage > 0 or config.training.precision == "fp32"]
@@ -97,14 +98,6 @@ def candidates(planner: Planner) -> Iterator[Layout]:
             stages = [stage for stage in stages if stage in PIPELINE_ZERO_STAGES]
         for rest in product(stages, micro_batches, (False, True), splits):
             yield Layout(data, tensor, pipeline, *rest, context)
-
-
-def _micro_batches(global_batch_size: int, data: int) -> list[int]:
-    """Return powers of two that divide a rank's rows; 1 if none does, so that the refusal is counted."""
-    if global_batch_size % data:
-        return [1]
-    rows = global_batch_size // data
-    return [2**power for power in range(LARGEST_MICRO_BATCH.bit_length()) if rows % 2**power == 0]
 
 
 def require_plan(found: Search, cluster: Cluster, offloaded: Search | None = None) -> Plan:

@@ -101,10 +101,7 @@ def stage_parameters(
     vocab_multiple: int | None = 1,
     optimizer: OptimizerSection | None = None,
 ) -> StageParameters:
-    """Count what tensor-parallel rank 0 holds of the named parameters, each once.
-
-    Matrices that `optimizer` takes complete are a group.
-    """
+    """Count what tensor-parallel rank 0 holds of the named parameters, each once; complete matrices are a group."""
     groups: dict[bool, Counter[int]] = {True: Counter(), False: Counter()}
     own: Counter[int] = Counter()
     frozen, largest, flops = 0, 0, 0.0

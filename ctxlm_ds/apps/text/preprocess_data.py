@@ -106,13 +106,6 @@ def _show(result: PreprocessResult) -> None:
         print(f"  skipped {count:,}: {reason} (the first in {result.prefix}.errors.jsonl)")
 
 
-def _speed_line(characters: int, seconds: float) -> str:
-    amount = f"{characters / 1e6:,.1f} M" if characters >= 1e6 else f"{characters:,}"
-    rate = characters / max(seconds, 1e-9)
-    speed = f"{rate / 1e6:.2f} M/s" if rate >= 1e5 else f"{rate:,.0f}/s"
-    return f"{amount} characters in {format_duration(seconds)} ({speed})"
-
-
 def _next_lines(results: list[PreprocessResult], num_shards: int) -> list[str]:
     if num_shards == 1:
         return [f"next: ctxlm inspect {shlex.quote(results[0].prefix)} --show 1"]
@@ -176,5 +169,9 @@ def main() -> None:
     if results[0].was_complete:
         print("complete already, nothing to do")
     else:
-        print(_speed_line(results[0].metadata["characters"], time.monotonic() - start_s))
+        characters, seconds = results[0].metadata["characters"], time.monotonic() - start_s
+        amount = f"{characters / 1e6:,.1f} M" if characters >= 1e6 else f"{characters:,}"
+        rate = characters / max(seconds, 1e-9)
+        speed = f"{rate / 1e6:.2f} M/s" if rate >= 1e5 else f"{rate:,.0f}/s"
+        print(f"{amount} characters in {format_duration(seconds)} ({speed})")
     print("\n".join(_next_lines(results, config.shard.count)))

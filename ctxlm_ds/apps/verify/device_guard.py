@@ -31,9 +31,7 @@ COMPILE_S = 120.0
 def load_device_guard() -> Path:
     """Load the guard into this process, after compiling it if this user has none for this torch; return its file.
 
-    Raises:
-        VerifyError: torch was imported already, no compiler is found or it fails, or the user's cache cannot be
-            written.
+    Raises VerifyError if torch was imported already, no compiler is found or it fails, or the cache cannot be written.
     """
     if "torch" in sys.modules:
         raise VerifyError("the device guard must be loaded before torch, which this process has imported already")

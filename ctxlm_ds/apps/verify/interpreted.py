@@ -68,10 +68,7 @@ def difference(found: Iterable[torch.Tensor], exact: Iterable[torch.Tensor]) -> 
 
 
 def compare(config: RunConfig, operations: Iterable[str]) -> dict[str, Any]:
-    """Return the errors, against float64, of Triton's rows of `operations` and of torch's, and whether they are right.
-
-    The weights are the run's first ones, rounded to its type.
-    """
+    """Return the errors against float64 of Triton's rows of `operations` and of torch's, and if they are right."""
     config, dtype = smaller(config.model_copy(update={"parallel": ParallelConfig()})), DTYPES[config.training.precision]
     program = describe(config)
     weights = {name: program.initial_value(name, config.training.seed).to(dtype) for name in program.shapes}

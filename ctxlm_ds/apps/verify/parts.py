@@ -102,10 +102,7 @@ def _with_fewer_layers(model: ModelSection, blocks: int, words: int) -> ModelSec
 
 
 def run_apart(module: str, given: dict[str, Any], **environment: str) -> Any:
-    """Run a module of this folder in a separate process, which reads JSON and prints JSON on its last line.
-
-    Raises VerifyError with the last line of its stderr if it fails.
-    """
+    """Return the JSON that a module of this folder prints last, in a separate process; VerifyError if it fails."""
     command = [sys.executable, "-m", f"{__package__}.{module}"]
     try:
         done = subprocess.run(
@@ -146,8 +143,12 @@ def model(planner: Planner, layout: Layout, capability: tuple[int, int], apart: 
     for rank in sorted({0, ranks - 1}):
         which = f"tensor-parallel rank {rank}" if layout.context == 1 else f"rank {rank} of a row"
         name = "model" if ranks == 1 else f"model, {which}"
+        kept: list[Launch] = []
         with ExitStack() as stack:
-            kept = _recorded(stack)
+            if importlib.util.find_spec("triton") is not None:
+                from ctxlm_ds.kernels.triton.launch import recorded
+
+                kept = stack.enter_context(recorded())
             try:
                 one = rank_that_sends_nothing(config.parallel, config.training, config.model.drops, rank)
                 with one as parallel, fake_cuda(capability):
@@ -199,15 +200,6 @@ def ranks(counted: Future[Any], num_ranks: int) -> Finding:
     where = f"a rank of each of {len(stages)} stages sends" if len(stages) > 1 else "a rank sends"
     text = f"DeepSpeed's engine with fewer layers, words and rows: {where} what the planner counts ({', '.join(kinds)})"
     return Finding(name, PROVED, text if kinds else "a rank sends nothing, as planned")
-
-
-def _recorded(stack: ExitStack) -> list[Launch]:
-    """Return the list that gets the launches of Triton kernels, which stays empty without Triton."""
-    if importlib.util.find_spec("triton") is None:
-        return []
-    from ctxlm_ds.kernels.triton.launch import recorded
-
-    return stack.enter_context(recorded())
 
 
 def _passed(name: str, done: FakePass, stages: int = 1) -> Finding:

@@ -88,10 +88,6 @@ class ScalarMix(nn.Module):
                 scalars = scalars.masked_fill(dropped, -torch.inf)
         return scalars.softmax(dim=0)
 
-    def penalty(self) -> Tensor:
-        """Return ||w||^2, with which the loss draws the weights towards the mean of the layers."""
-        return self.scalars.square().sum()
-
     def forward(self, layers: Tensor) -> Tensor:
         """Map layers [..., layers, width] to [..., width]."""
         return self.gamma * torch.einsum("l,...lw->...w", self.weights(), layers)
@@ -147,7 +143,8 @@ class FrozenModel(nn.Module):
         else:
             loss = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), ignore_index=IGNORED_LABEL)
         if self.training and self.mix_l2:
-            loss = loss + self.mix_l2 * torch.stack([mix.penalty() for mix in self.mixes.values()]).sum()
+            # ||w||^2 draws the weights towards the mean of the layers.
+            loss = loss + self.mix_l2 * torch.stack([mix.scalars.square().sum() for mix in self.mixes.values()]).sum()
         return {"loss": loss, "logits": logits}
 
     def _encode(self, vectors: Tensor, static: Tensor | None, lengths: Tensor) -> Tensor:

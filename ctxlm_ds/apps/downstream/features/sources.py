@@ -128,14 +128,13 @@ class OwnSource(FeatureSource):
         for batch in _by_length([len(words) for words in sentences]):
             computed = self._layers([sentences[at] for at in batch])
             found |= zip(batch, computed, strict=True)
-        yield from (self._directions(found[at]) for at in range(len(sentences)))
-
-    def _directions(self, vectors: Vectors) -> Vectors:
-        """Split layers [L + 1, n, 2p] to [2L + 1, n, p]: x, then forward and backward of each LSTM (Peters 2018)."""
-        if not self._separate:
-            return vectors
-        halves = np.split(vectors, 2, axis=-1)
-        return np.concatenate([halves[0][:1], np.stack(halves, axis=1)[1:].reshape(-1, *halves[0].shape[1:])])
+        for at in range(len(sentences)):
+            if not self._separate:
+                yield found[at]
+                continue
+            # Layers [L + 1, n, 2p] to [2L + 1, n, p]: x, then forward and backward of each LSTM (Peters 2018).
+            halves = np.split(found[at], 2, axis=-1)
+            yield np.concatenate([halves[0][:1], np.stack(halves, axis=1)[1:].reshape(-1, *halves[0].shape[1:])])
 
 
 class TransformersSource(FeatureSource):
@@ -240,10 +239,7 @@ def _decoded(word: bytes, origin: str) -> str:
 
 
 def _with_spaces(content: bytes, width: int) -> tuple[bytes, bytes, int]:
-    """Return word, numbers and how many of a line whose word has spaces (GloVe's 840B).
-
-    If the word ends with a number, these are too many.
-    """
+    """Return word, numbers (too many if the word ends with one) and how many of a line whose word has spaces."""
     word, *numbers = content.rsplit(b" ", width)
     parts = word.split(b" ")
     try:

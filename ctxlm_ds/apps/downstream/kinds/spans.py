@@ -113,15 +113,11 @@ def best_span(
 
     Only `allowed` positions (tokens of the paragraph) count; the sum is -inf if there are none.
     """
-    first = np.where(allowed, start, -np.inf)
-    last = np.where(allowed, end, -np.inf)
-    table = first[:, None] + last[None, :]
-    size = len(start)
-    places = np.arange(size)
-    length = places[None, :] - places[:, None]
-    table[(length < 0) | (length >= max_length)] = -np.inf
-    at = int(table.argmax())
-    return float(table.flat[at]), at // size, at % size
+    first, last = (np.where(allowed, side, -np.inf) for side in (start, end))
+    pairs = np.ones((len(start), len(start)), dtype=bool)
+    table = np.where(np.triu(pairs) & np.tril(pairs, max_length - 1), first[:, None] + last, -np.inf)
+    begin, finish = np.unravel_index(table.argmax(), table.shape)
+    return float(table[begin, finish]), int(begin), int(finish)
 
 
 def _positions(example: Example, spans: Sequence[tuple[int, int] | None], null: int) -> tuple[int, int]:
@@ -217,7 +213,10 @@ class SpanClassification(Kind):
     def _prediction(self, found: dict[tuple[int, int], tuple[int, int, float]]) -> Prediction:
         spans = [(chance, start, end, label) for (start, end), (_, label, chance) in found.items() if label > 0]
         if self.task.flat:
-            spans = _without_overlaps(spans)
+            by_chance, spans = sorted(spans, key=lambda one: (-one[0], one[1:])), []
+            for span in by_chance:
+                if all(span[2] <= other[1] or span[1] >= other[2] for other in spans):
+                    spans.append(span)
         spans.sort(key=lambda one: one[1:])
         value = [[start, end, self.labels[label]] for _, start, end, label in spans]
         return Prediction(value, [chance for chance, *_ in spans])
@@ -232,15 +231,6 @@ class SpanClassification(Kind):
 
 def _spans(task: TaskDescription, example: Example) -> Sequence[Span]:
     return example.spans if task.scheme is None else read_spans(example.tags, task.scheme, example.origin_of)
-
-
-def _without_overlaps(spans: list[tuple[float, int, int, int]]) -> list[tuple[float, int, int, int]]:
-    """Keep the most probable spans that exclude each other."""
-    kept: list[tuple[float, int, int, int]] = []
-    for span in sorted(spans, key=lambda one: (-one[0], one[1:])):
-        if all(span[2] <= other[1] or span[1] >= other[2] for other in kept):
-            kept.append(span)
-    return kept
 
 
 class SpanHead(nn.Module):

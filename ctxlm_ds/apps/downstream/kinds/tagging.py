@@ -172,8 +172,8 @@ class CrfTagging(Tagging):
         return predictions
 
 
-def _crf_class() -> Any:
-    """Return torchcrf's CRF over the first subwords of words."""
+def _with_crf(base: Any) -> Any:
+    """Return transformers' class for tagging with torchcrf's CRF over the first subwords as its output layer."""
     check_extra("downstream", ["torchcrf"])
     from torchcrf import CRF
 
@@ -190,23 +190,16 @@ def _crf_class() -> Any:
             transitions[-2, :-2], transitions[:-2, -1] = self.start_transitions, self.end_transitions
             return -(likelihood * has_words).mean(), transitions
 
-    return FirstSubwordCrf
-
-
-def _with_crf(base: Any) -> Any:
-    """Return transformers' class for tagging with a CRF as its output layer."""
-    crf_class = _crf_class()
-
     class WithCrf(base):
         def __init__(self, config: Any) -> None:
             super().__init__(config)
-            self.crf = crf_class(config.num_labels, batch_first=True)
+            self.crf = FirstSubwordCrf(config.num_labels, batch_first=True)
             self.post_init()
 
         def _init_weights(self, module: Any) -> None:
             from transformers import initialization
 
-            if isinstance(module, crf_class):  # what its constructor draws, which loading a folder skips
+            if isinstance(module, FirstSubwordCrf):  # what its constructor draws, which loading a folder skips
                 for parameter in module.parameters():
                     initialization.uniform_(parameter, -0.1, 0.1)
             else:

@@ -80,16 +80,12 @@ class TextToText(Kind):
         return Features(rows, [{} for _ in rows], examples)
 
     def _inputs(self, examples: Sequence[Example]) -> list[str]:
-        template = self.task.template or self._default_template()
+        pair = "pair" in self.task.columns
+        defaults = {"span": "question: {pair} context: {text}", "text": "{text} {pair}" if pair else "{text}"}
+        other = "sentence1: {text} sentence2: {pair}" if pair else "sentence: {text}"
+        template = self.task.template or defaults.get(self.task.entry.answer, other)
         values = [{"text": example.text.strip(), "pair": (example.pair or "").strip()} for example in examples]
         return [FIELD.sub(lambda found, one=one: one[found[1]], template) for one in values]  # type: ignore[misc]
-
-    def _default_template(self) -> str:
-        if self.task.entry.answer == "span":
-            return "question: {pair} context: {text}"
-        if self.task.entry.answer == "text":
-            return "{text} {pair}" if "pair" in self.task.columns else "{text}"
-        return "sentence1: {text} sentence2: {pair}" if "pair" in self.task.columns else "sentence: {text}"
 
     def _target(self, example: Example) -> str:
         """Return the text to learn; a test file's missing label is empty."""
