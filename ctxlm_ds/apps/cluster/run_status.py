@@ -25,21 +25,14 @@ from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, list_checkpoints
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, verify
 from ctxlm_ds.console import aligned, format_duration
 from ctxlm_ds.errors import CheckpointError, ClusterError, ConfigError
+from ctxlm_ds.process import run_files
 from ctxlm_ds.process.failure import shortened
-from ctxlm_ds.process.run_files import (
-    FORK_RECORD,
-    METRICS_NAME,
-    STATUS_NAME,
-    read_lines,
-    read_status,
-    read_value,
-    read_verdict,
-)
+from ctxlm_ds.process.run_files import read_value
 from ctxlm_ds.process.run_history import ATTEMPTS_DIR, HISTORY_NAME
 from ctxlm_ds.process.run_lock import LOCK_NAME, STALE_AFTER_S, look_at_lock, this_process
 from ctxlm_ds.untrusted_json import read_text
 
-RUN_FILES = (STATUS_NAME, HISTORY_NAME, LOCK_NAME, ATTEMPTS_DIR, CHECKPOINTS_DIR)
+RUN_FILES = (run_files.STATUS_NAME, HISTORY_NAME, LOCK_NAME, ATTEMPTS_DIR, CHECKPOINTS_DIR)
 SQUEUE_TIMEOUT_S = 5.0
 STALE_S = 2 * STALE_AFTER_S  # age at which a heartbeat is stale; clocks of nodes may differ a little
 KINDS: dict[str, type] = {
@@ -103,7 +96,7 @@ def find_runs(patterns: Sequence[str]) -> list[Path]:
 
 def read_statuses(run_dirs: Sequence[Path], queue: Mapping[str, str] | None = None) -> list[RunStatus]:
     """Return the status of each run directory; `queue` has states by job id, None asks squeue if there is one."""
-    found = [(run_dir, read_status(run_dir)) for run_dir in run_dirs]
+    found = [(run_dir, run_files.read_status(run_dir)) for run_dir in run_dirs]
     if queue is None:
         queue = ask_queue(job_id for _, values in found for job_id in _jobs(values))
     return [_status(run_dir, values, queue) for run_dir, values in found]
@@ -131,7 +124,7 @@ def _status(run_dir: Path, values: Mapping[str, Any], queue: Mapping[str, str]) 
     if not run_dir.is_dir():
         status.state = "no such folder"
         return status
-    if not values and (run_dir / FORK_RECORD).is_file():
+    if not values and (run_dir / run_files.FORK_RECORD).is_file():
         status.state = "not started"
         status.why = f"`ctxlm pretrain --config {run_dir / 'config.yaml'}` starts it"
         return status
@@ -142,7 +135,7 @@ def _status(run_dir: Path, values: Mapping[str, Any], queue: Mapping[str, str]) 
         if (value := read_value(values, name, kind)) is not None:
             setattr(status, name, value)
     status.restarts = max(0, (read_value(values, "starts", int) or 1) - 1)
-    status.verdict = read_verdict(values)
+    status.verdict = run_files.read_verdict(values)
     status.state, status.why = _judge(run_dir, values, queue)
     if (checkpoint := read_value(values, "checkpoint", str)) is not None:
         folder = run_dir / CHECKPOINTS_DIR / Path(checkpoint).name
@@ -252,7 +245,7 @@ class Begin(NamedTuple):
 
 def begin_of(run_dir: Path) -> Begin | None:
     """Return what a run began with, by its forked_from.json or config.yaml; None for fresh weights."""
-    what, named = "branch", (read_object(run_dir / FORK_RECORD) or {}).get("checkpoint")
+    what, named = "branch", (read_object(run_dir / run_files.FORK_RECORD) or {}).get("checkpoint")
     if named is None:
         from ctxlm_ds.recipe.yaml_source import read_yaml  # a login node may lack PyYAML
 
@@ -292,7 +285,8 @@ def tree_lines(statuses: Sequence[RunStatus]) -> list[str]:
 
 def _tree_cells(path: Path, status: RunStatus, begin: Begin | None) -> tuple[str, ...]:
     """Return what a run began with, its step, tokens, last loss and state; those of its checkpoint before it starts."""
-    records = deque((line for line in read_lines(path / METRICS_NAME) if "tokens" in line), maxlen=1)
+    lines = run_files.read_lines(path / run_files.METRICS_NAME)
+    records = deque((line for line in lines if "tokens" in line), maxlen=1)
     step, folder = max(list_checkpoints(path / CHECKPOINTS_DIR).items(), default=(0, path))
     state = (read_object(folder / "state.json") or {}).get("train_state")
     counts = records[0] if records else state if isinstance(state, dict) else {}

@@ -24,7 +24,7 @@ from ctxlm_ds.apps.cluster.job_context import RUN_DIR, SWEEP_NAME, SWEEP_OPTION,
 from ctxlm_ds.apps.cluster.slurm_commands import show_job
 from ctxlm_ds.apps.plan.check_run import check_only, input_lines
 from ctxlm_ds.checkpoint.saved_state import read_progress
-from ctxlm_ds.console import at_least, counted, run_command
+from ctxlm_ds.console import at_least, counted
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.installed import checkout
 from ctxlm_ds.process.run_files import update_status
@@ -228,7 +228,3 @@ def _sbatch(mode: str, words: Sequence[str], environ: Mapping[str, str]) -> str:
     if done.returncode != 0:
         raise ConfigError(f"{shlex.join(command)}: {done.stderr.strip() or 'refused without a message'}")
     return done.stdout or done.stderr
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +23,10 @@ from ctxlm_ds.data.stream.loader import EvalLoader, TrainLoader
 from ctxlm_ds.data.stream.run_datasets import RunRows, build_run_rows
 from ctxlm_ds.objectives.base import LossTerm, Objective, build_objective
 from ctxlm_ds.process.run_files import HELD_OUT, METRICS_NAME, read_lines, update_status
-from ctxlm_ds.recipe.schema import EvaluationConfig, RunConfig, TrainingConfig
-from ctxlm_ds.recipe.sections import DataSection
+from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import open_tokenizer
 from ctxlm_ds.training.hooks.curves import points_of
 from ctxlm_ds.training.hooks.hooks import Hook, RunEnd
-
-if TYPE_CHECKING:
-    from typing import Self
 
 NOTHING, BEGINNING = 0.1, 1.0
 """Nats below word frequencies up to which a model has learned nothing from context, or a beginning."""
@@ -55,16 +51,14 @@ class Figures(NamedTuple):
 class Predictions:
     """The rows of a run, and the first term of its loss that predicts tokens."""
 
-    data: DataSection
-    training: TrainingConfig
-    evaluation: EvaluationConfig
+    config: RunConfig
     vocab_size: int
     objective: Objective
     rows: RunRows
     term: LossTerm
 
     @classmethod
-    def of(cls, config: RunConfig) -> Self | None:
+    def of(cls, config: RunConfig) -> Predictions | None:
         """Open the rows of a recipe that names tokenizer and data; None if its objective predicts no tokens."""
         config = config.with_values("data", num_workers=0)
         tokenizer, vocab_size = open_tokenizer(config.tokenizer.path, config.model.vocab_size)
@@ -73,20 +67,19 @@ class Predictions:
         if term is None:
             return None
         rows = build_run_rows(config.row_settings, tokenizer, objective, verify="changed")
-        sections = config.data, config.training, config.evaluation
-        return cls(*sections, vocab_size, objective, rows, term)
+        return cls(config, vocab_size, objective, rows, term)
 
     def held_out(self, *sources: str) -> Iterator[Batch]:
         """Yield the micro-batches on which a run evaluates, of these sources or of all."""
+        sections = self.config.data, self.config.training, self.config.evaluation
         for name in sources or self.rows.validation:
-            rows = self.rows.validation[name]
-            yield from EvalLoader(rows, self.objective, self.data, self.training, self.evaluation)
+            yield from EvalLoader(self.rows.validation[name], self.objective, *sections)
 
     def trained(self) -> Iterator[Batch]:
         """Yield the micro-batches of the first training rows."""
-        training = self.training
+        training = self.config.training
         num_steps = -(-min(COUNTED_ROWS, len(self.rows.train)) // training.global_batch_size)
-        for step in islice(TrainLoader(self.rows.train, self.objective, self.data, training), num_steps):
+        for step in islice(TrainLoader(self.rows.train, self.objective, self.config.data, training), num_steps):
             yield from step.micro_batches
 
     def labels(self, batch: Batch) -> NDArray[np.int64]:

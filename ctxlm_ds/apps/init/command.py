@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.console import at_least, counted, run_command
+from ctxlm_ds.console import at_least, counted
 from ctxlm_ds.data.sources.types import DOCUMENT_HELP, NOT_UTF8, text_format
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.installed import shipped_folder
@@ -176,7 +176,3 @@ def _migrate(original: str, file: Path, words: list[str], args: argparse.Namespa
     for note in result.notes:
         print(f"note: {note}")
     print(f"next: {_launch(output, result.ranks)}")
-
-
-if __name__ == "__main__":
-    run_command(main)

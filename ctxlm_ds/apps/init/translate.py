@@ -42,7 +42,10 @@ def translate(
         if result.has(own):
             result.arguments[canonical(name)] = result.arguments.pop(canonical(own))
             result.typed[canonical(name)] = result.typed.pop(canonical(own))
-    _drop_flags_that_are_off(result)
+    for name, row in result.table["arguments"].items():
+        # `--bf16 False` is off, as the parser of transformers reads flags.
+        if row.get("flag", "given" in row) and " ".join(result.texts(name)).lower() in _FALSE:
+            del result.arguments[canonical(name)]
     settings = dict(script["settings"])
     for name, changes in script.get("variants", {}).items():
         settings |= changes if result.has(name) else {}
@@ -60,14 +63,6 @@ def translate(
     _sort_others(result)
     _drop_foreign(result)
     return result
-
-
-def _drop_flags_that_are_off(result: Translation) -> None:
-    """Take out `--bf16 False`, as the parser of transformers reads flags."""
-    for name, row in result.table["arguments"].items():
-        is_flag = row.get("flag", "given" in row)
-        if is_flag and " ".join(result.texts(name)).lower() in _FALSE:
-            del result.arguments[canonical(name)]
 
 
 def _read_engine_json(result: Translation) -> None:

@@ -17,12 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
+from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ctxlm_ds.errors import VerifyError
@@ -41,7 +36,7 @@ from ctxlm_ds.training.engine.runtime import parallel_context
 from ctxlm_ds.training.measure import describe, ranks_that_send_nothing
 
 DEVICE = torch.device("cuda", 0)
-OF_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+OF_VALUES = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)
 Place = tuple[torch.dtype, torch.device]
 
 
@@ -72,7 +67,7 @@ def fake_cuda(capability: tuple[int, int]) -> Iterator[None]:
         stack.enter_context(replaced(torch.cuda, "get_device_capability", lambda device=None: capability))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         # Keys of dropout come from numpy.
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(fake_tensor.FakeTensorMode(allow_non_fake_inputs=True))
         yield
 
 
@@ -218,5 +213,5 @@ class _Operators(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         except OF_VALUES as error:
             raise VerifyError(f"the shape of {func}'s result depends on values, so a GPU would wait for it") from error
-        except (UnsupportedOperatorException, NotImplementedError) as error:
+        except (fake_tensor.UnsupportedOperatorException, NotImplementedError) as error:
             raise VerifyError(f"{func} has no fake form; register one by torch.library.register_fake") from error

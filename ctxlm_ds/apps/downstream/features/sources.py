@@ -196,11 +196,8 @@ def read_static(path: Path, vocabulary: Container[str] | None = None) -> StaticS
 
     Only words of the vocabulary are kept, if there is one. Raises DataError (file, line, remedy) for a damaged line.
     """
-    plain = path.with_suffix("") if path.suffix in OPENERS else path
-    return (_read_binary if plain.suffix == BINARY else _read_text)(path, vocabulary)
-
-
-def _read_text(path: Path, vocabulary: Container[str] | None) -> StaticSource:
+    if (path.with_suffix("") if path.suffix in OPENERS else path).suffix == BINARY:
+        return _read_binary(path, vocabulary)
     rows: dict[str, int] = {}
     vectors: list[Vectors] = []
     width = 0
