@@ -47,7 +47,6 @@ class LogFilter:
         self._dying: set[int] = set()
         self._seen: set[str] = set()
         self.slurm_lines: list[str] = []
-        """Lines of srun and slurmstepd, in order."""
         self.held: dict[int, list[str]] = {}
         """By rank: its traceback, or its message about its end."""
 

@@ -139,8 +139,7 @@ def check(args: argparse.Namespace, run_dir: Path, tasks: list[SweepTask], waits
                 raise
             print(f"warning: {error}")
     check_only(first)
-    progress = [read_progress(config.directory, config) for config in configs]
-    begun = [each for each in progress if each is not None]
+    begun = [each for config in configs if (each := read_progress(config.directory, config)) is not None]
     num_complete = sum(each.complete for each in begun)
     if len(runs) > 1 and begun:
         print(f"  {len(runs)} tasks: {num_complete} complete already, {len(begun) - num_complete} to resume")

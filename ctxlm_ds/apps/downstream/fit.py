@@ -36,7 +36,6 @@ Sets = Mapping[str, Features]
 """Features of the task's parts: train, dev and, if there is one, test."""
 NO_DECAY = re.compile(r"bias$|norm", re.IGNORECASE)
 PROBLEM_TYPES = {"number": "regression", "label": "single_label_classification"}
-"""Names that transformers gives to kinds of answers."""
 
 
 def training_arguments(

@@ -47,7 +47,6 @@ class Row(NamedTuple):
     places: tuple[int, ...]
     """Positions of the logits of each scored token."""
     targets: Tokens
-    """The scored tokens."""
 
     @property
     def length(self) -> int:

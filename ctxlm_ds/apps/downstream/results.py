@@ -82,7 +82,6 @@ class FitSettings:
 
     tuning: Tuning = Tuning()
     random: bool = False
-    """Start from random weights: the baseline of no pretraining."""
     weight_decay: float = 0.01
     warmup_share: float = 0.1
     early_stopping: int = 0

@@ -46,7 +46,6 @@ class Run(NamedTuple):
     epochs: Points
     """Epoch and median of the metric after it."""
     step: int | None
-    """Step of the checkpoint, if all of its run are judged."""
     groups: Mapping[str, Mapping[str, Mapping[str, float]]]
     """Values of the phenomena and of the paradigms of minimal pairs, by name."""
 

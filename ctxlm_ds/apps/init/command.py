@@ -38,8 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add("--hours", type=float, metavar="H", help="time of the run; the steps follow from the estimated speed")
     add("--output", type=Path, metavar="FILE", help="recipe to write (default: FAMILY.yaml)")
     add("--force", action="store_true", help="replace a recipe that exists")
-    source = parser.add_mutually_exclusive_group()
-    add = source.add_argument
+    add = parser.add_mutually_exclusive_group().add_argument
     file: dict[str, Any] = {"nargs": "?", "type": Path, "const": Path(), "metavar": "FILE"}
     add("--from-megatron", **file, help="arguments of pretrain_bert.py or pretrain_gpt.py: FILE, or what follows --")
     add("--from-run-mlm", **file, help="the same of run_mlm.py, run_clm.py, or their _no_trainer forms")

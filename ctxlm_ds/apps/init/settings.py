@@ -46,7 +46,6 @@ class Translation:
     """Arguments of a script, the settings of the recipe that they become, and notes for the user."""
 
     script: str
-    """File name of the script."""
     arguments: dict[str, list[str]] = field(default_factory=dict)
     """Values of each argument by canonical name, empty for a flag; the last one wins."""
     typed: dict[str, str] = field(default_factory=dict)

@@ -48,13 +48,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--nodes", type=int, default=1, metavar="N", help="number of nodes (default: 1)")
     add("--gpus-per-node", type=int, default=8, metavar="M", help="GPUs of each node (default: 8)")
     add("--world", "--ranks", type=int, metavar="W", help="number of GPUs instead of --nodes")
-    gpus = "V100-32|A100-40|A100-80|H100|H200|FILE"
-    add("--gpu", metavar=gpus, help="or a YAML file of another GPU; required")
+    add("--gpu", metavar="V100-32|A100-40|A100-80|H100|H200|FILE", help="or a YAML file of another GPU; required")
     speed = "Gbit/s from a node to others (default: as NVIDIA's servers)"
     add("--inter-node-gbps", type=float, metavar="G", help=speed)
     add("--nvlink-gb-per-s", type=float, metavar="G", help="GB/s between a node's GPUs, both ways")
-    only = "plan with this DeepSpeed JSON only (default: zero0 to zero3)"
-    add("--deepspeed-config", metavar="JSON", help=only)
+    add("--deepspeed-config", metavar="JSON", help="plan with this DeepSpeed JSON only (default: zero0 to zero3)")
     budget = "propose size, batch, rate and tokens for so much text, by published laws"
     add("--budget", type=parse_budget, metavar="words=N,hours=H[,gpu=NAME]", help=budget)
     add("--ladder", type=Path, metavar="JSON", help="with --budget: a law of your runs, of tools/scaling.py")

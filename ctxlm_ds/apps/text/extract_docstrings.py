@@ -211,8 +211,7 @@ def main() -> None:
     add("--output-dir", required=True, metavar="DIR", help="new folder for train.jsonl and heldout.jsonl")
     packages = f"in addition to the standard library; default: those that are installed of {', '.join(PACKAGES)}"
     add("--packages", nargs="*", metavar="NAME", help=packages)
-    cores = os.cpu_count() or 1
-    add("--workers", type=at_least(1), default=cores, metavar="N", help="default: all cores")
+    add("--workers", type=at_least(1), default=os.cpu_count() or 1, metavar="N", help="default: all cores")
     args = parser.parse_args()
     setup_logging()
     for split, (num_modules, num_bytes) in extract_docstrings(args.output_dir, args.packages, args.workers).items():

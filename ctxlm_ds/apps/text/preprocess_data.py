@@ -53,8 +53,7 @@ MEGATRON = {
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    source = parser.add_argument_group("input")
-    add = source.add_argument
+    add = parser.add_argument_group("input").add_argument
     add("--input", nargs="+", required=True, metavar="FILE", help=INPUT_HELP)
     keys_help = "keys or columns; each gives a dataset (default: text)"
     add("--json-keys", nargs="+", default=["text"], metavar="KEY", help=keys_help)

@@ -99,11 +99,9 @@ class LanguageSample:
         for language, text in documents():
             found[language] += len(text.encode())
         self.bytes_by_language: dict[str, int] = {language: size for language, size in sorted(found.items()) if size}
-        """UTF-8 bytes of each language."""
         total = sum(self.bytes_by_language.values())
         weights = {language: (size / total) ** exponent for language, size in self.bytes_by_language.items()}
         self.shares = {language: weight / sum(weights.values()) for language, weight in weights.items()}
-        """Share of each language in the sample."""
         wanted = total if max_bytes is None else max_bytes
         self._copies = {one: self.shares[one] * wanted / size for one, size in self.bytes_by_language.items()}
 

@@ -45,13 +45,11 @@ class FakePass:
     """What a forward and a backward pass of one micro-batch did."""
 
     kernels: dict[str, str]
-    """FakeModel.kernels, of all layers."""
     outputs: dict[str, tuple[tuple[int, ...], Place]]
     """Shape and place of each tensor that the loss terms read."""
     parameters: dict[str, Place]
     """The trained ones; a tied one has a copy on each later stage that uses it, named `NAME of stage K`."""
     gradients: dict[str, Place]
-    """Those of the parameters that have one."""
     forward: Counter[str]
     """Operators that reached the device, by name, with their number of calls."""
     backward: Counter[str]

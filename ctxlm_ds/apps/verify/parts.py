@@ -83,8 +83,7 @@ def smaller(config: RunConfig) -> RunConfig:
     words = MOST_WORDS if config.model.vocab_size is None else min(MOST_WORDS, config.model.vocab_size)
     config = config.model_copy(update={"model": _with_fewer_layers(config.model, blocks, words)})
     if config.teacher.model is not None:
-        teacher = _with_fewer_layers(config.teacher.model, blocks, words)
-        config = config.with_values("teacher", model=teacher)
+        config = config.with_values("teacher", model=_with_fewer_layers(config.teacher.model, blocks, words))
     slots = {name: min(MOST_POSITIONS, value) for name, value in config.objective if name in SLOTS and value}
     config = config.with_values("objective", **slots)
     each = -(-MOST_POSITIONS // config.parallel.context_parallel_size)

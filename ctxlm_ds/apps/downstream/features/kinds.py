@@ -43,14 +43,11 @@ class HeadSettings:
 
     encoder: Encoder = "bilstm"
     hidden_size: int = 128
-    """Cells of each direction."""
     num_layers: int = 1
     dropout: float = 0.3
-    """Of what the encoder reads, and of what it gives."""
     mix_at: Place = "input"
     """Where the vectors enter: at the input of the RNN, next to its output, or both (Peters 2018, section 3.3)."""
     mix_l2: float = 0.0
-    """Factor of ||w||^2 of each mix in the loss."""
     layer_dropout: float = 0.0
 
 
@@ -174,7 +171,6 @@ class FrozenInputs:
     source: FeatureSource
     choice: LayerChoice
     static: FeatureSource | None = None
-    """Further, static vectors, at the input of the RNN."""
     folder: Path | None = None
     """Where temporary files of vectors lie; None: the system's folder for them."""
 

@@ -28,7 +28,6 @@ OF_FINE_TUNING = (
     "train_layers", "gradual", "layer_decay", "lora", "random", "save_model", "train_on", "read_from",
     TEXT_FORM, GPT1_FORM, CRF_FORM, "beams", "lm_weight", "max_length", "deepspeed",
 )  # fmt: skip
-"""Options that need a model."""
 
 
 def number(lowest: float, below: float, words: str) -> Callable[[str], float]:

@@ -159,7 +159,6 @@ class Gpt1Inputs(Kind):
     auto = "AutoModelForCausalLM"
     new_tokens: ClassVar[bool] = True
     lm_weight: float = 0.5
-    """Weight of the language model's loss."""
 
     def __post_init__(self) -> None:
         self.tokenizer.add_tokens([START, DELIMITER, EXTRACT], special_tokens=True)

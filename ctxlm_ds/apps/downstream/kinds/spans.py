@@ -37,8 +37,7 @@ class QuestionAnswering(Kind):
 
     def features(self, examples: Sequence[Example]) -> Features:
         questions, contexts = self._questions(examples), [example.text for example in examples]
-        special = self.tokenizer.num_special_tokens_to_add(pair=True)
-        room = self.max_length - special - self._longest_question()
+        room = self.max_length - self.tokenizer.num_special_tokens_to_add(pair=True) - self._longest_question()
         encoded = self.tokenizer(
             questions, contexts, truncation="only_second", max_length=self.max_length,
             stride=min(self.task.stride, room // 2), return_overflowing_tokens=True,

@@ -34,7 +34,6 @@ class TextToText(Kind):
     auto = "AutoModelForSeq2SeqLM"
     collates = "DataCollatorForSeq2Seq"
     beams: int = 1
-    """Hypotheses of the beam search; 1 is greedy."""
 
     @classmethod
     def find_labels(cls, task: Any, train: Sequence[Example]) -> list[str]:
