@@ -137,23 +137,21 @@ def largest_of_each(runs: Iterable[Run]) -> list[Run]:
     Raises ConfigError if two runs have the same model, task and number of examples, or two metrics or definitions of a
     score judge a task.
     """
-    found: dict[tuple[str, str], Run] = {}
+    found: dict[tuple[str, str, float], Run] = {}
     judged: dict[str, list[str]] = {}
-    places: dict[tuple[str, str, float], Path] = {}
     for run in runs:
         model, task = run.place
         ways = [str(run.record[key]) for key in ("metric", "definition") if run.record[key]]
         if judged.setdefault(task, ways) != ways:
             raise ConfigError(f"{run.folder}: {task} is judged by {', '.join(ways)}, in another folder by "
                               f"{', '.join(judged[task])}; compare folders of one description")  # fmt: skip
-        other = places.setdefault((model, task, run.num_examples), run.folder)
-        if other != run.folder:
-            both = f"{other} and {run.folder} are both {model} on {task}"
+        other = found.setdefault((model, task, run.num_examples), run)
+        if other.folder != run.folder:
+            both = f"{other.folder} and {run.folder} are both {model} on {task}"
             raise ConfigError(f"{both}; name one: NAME={run.folder}")
-        largest = found.setdefault(run.place, run)
-        if run.num_examples > largest.num_examples:
-            found[run.place] = run
-    return list(found.values())
+    places = dict.fromkeys(run.place for run in found.values())
+    return [max((run for run in found.values() if run.place == place), key=lambda run: run.num_examples)
+            for place in places]  # fmt: skip
 
 
 def table_records(runs: Sequence[Run]) -> list[Record]:

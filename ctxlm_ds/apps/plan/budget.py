@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ctxlm_ds.apps.plan.layouts import Layout
-from ctxlm_ds.apps.plan.plan import Planner
+from ctxlm_ds.apps.plan.plan import Plan, Planner
 from ctxlm_ds.apps.plan.search import search_layouts
 from ctxlm_ds.atomic import read_object
 from ctxlm_ds.console import aligned
@@ -133,41 +133,30 @@ def _proposal(
     )  # fmt: skip
     if next(iter(config.model.problems()), None) is not None:
         return None  # other settings of the family do not go with this shape
-    first = _planned(config, cluster, hours)
-    if first is None:
+    found = _planned(config, cluster, hours)
+    if found is None:
         return None
     # The operations of the hours decide the batch, which decides the speed.
-    rows = 0.2920 * first.flops**0.3271 / config.data.seq_length
+    planner, _, steps = found
+    rows = 0.2920 * (planner.flops * steps) ** 0.3271 / config.data.seq_length
     batch = cluster.world_size * 2 ** round(math.log2(max(1.0, rows / cluster.world_size)))
     found = _planned(config.with_values("training", global_batch_size=batch), cluster, hours)
     if found is None:
         return None
-    config = found.config.with_values("training", max_steps=found.steps)
-    rate = 0.3118 * found.flops**-0.1250
-    tokens = float(found.steps * batch * config.data.seq_length)
-    losses = {law.source: law.loss(found.parameters, tokens, words * TOKENS_OF_A_WORD) for law in laws
-              if found.parameters <= law.largest * FARTHEST}  # fmt: skip
-    return Proposal(config, found.layout, found.parameters, tokens, found.seconds_per_step, rate, losses)
+    planner, plan, steps = found
+    config, size = planner.config.with_values("training", max_steps=steps), planner.model.num_parameters
+    rate = 0.3118 * (planner.flops * steps) ** -0.1250
+    tokens = float(steps * batch * config.data.seq_length)
+    losses = {law.source: law.loss(size, tokens, words * TOKENS_OF_A_WORD) for law in laws
+              if size <= law.largest * FARTHEST}  # fmt: skip
+    return Proposal(config, plan.layout, size, tokens, plan.time.total, rate, losses)
 
 
-class _Planned(NamedTuple):
-    config: RunConfig
-    layout: Layout
-    parameters: int
-    seconds_per_step: float
-    steps: int
-    flops: float
-    """Of the hours."""
-
-
-def _planned(config: RunConfig, cluster: Cluster, hours: float) -> _Planned | None:
-    """Return what the best layout does in the hours; None if none fits."""
+def _planned(config: RunConfig, cluster: Cluster, hours: float) -> tuple[Planner, Plan, int] | None:
+    """Return the planner, the best plan and its steps in the hours; None if none fits."""
     planner = Planner(config, cluster)
     plan = search_layouts(planner).recommended
-    if plan is None:
-        return None
-    steps = max(1, int(hours * 3600 / plan.time.total))
-    return _Planned(config, plan.layout, planner.model.num_parameters, plan.time.total, steps, planner.flops * steps)
+    return None if plan is None else (planner, plan, max(1, int(hours * 3600 / plan.time.total)))
 
 
 def describe(proposals: list[Proposal], words: float, laws: tuple[Law, ...]) -> list[str]:
