@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.problems import Problem, ProblemsError, raise_problems, shortened
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.yaml_source import read_yaml
 from ctxlm_ds.untrusted_json import read_text
 
 _RANKS = {"--nproc-per-node", "--nnodes", "--num-gpus", "--num-nodes", "--num-processes"}
@@ -34,6 +36,13 @@ class Setting(NamedTuple):
     source: str
     is_default: bool = False
     """True if the original's default decides, not an argument."""
+
+
+@cache
+def load_table(name: str) -> dict[str, Any]:
+    """Return a table of this folder: of another program's arguments, or `sizes`, of shipped recipes by family."""
+    path = Path(__file__).resolve().parent / f"{name}.yaml"
+    return read_yaml(path.read_text(encoding="utf-8"), str(path)).data
 
 
 def canonical(name: str) -> str:

@@ -7,11 +7,10 @@ import math
 import os
 import time
 from dataclasses import dataclass, replace
-from functools import cache
 from glob import glob
 from pathlib import Path
 
-from ctxlm_ds.apps.init.settings import Setting
+from ctxlm_ds.apps.init.settings import Setting, load_table
 from ctxlm_ds.apps.plan.check_run import with_tokenizer_size
 from ctxlm_ds.console import counted
 from ctxlm_ds.errors import ConfigError
@@ -20,7 +19,6 @@ from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.problems import did_you_mean
 from ctxlm_ds.recipe.schema import RunConfig, TokenizerConfig
 from ctxlm_ds.recipe.sections import DataSection
-from ctxlm_ds.recipe.yaml_source import read_yaml
 from ctxlm_ds.registry import FAMILIES
 
 MOST_EPOCHS = 40.0
@@ -97,20 +95,13 @@ def _measure_cpu() -> float:
     return 2.0 * _MATRIX_SIZE**3 / fastest_s
 
 
-@cache
-def recipe_sizes() -> dict[str, dict[str, str]]:
-    """Return the shipped recipe of each size, by family."""
-    path = Path(__file__).resolve().parent / "sizes.yaml"
-    return read_yaml(path.read_text(encoding="utf-8"), str(path)).data
-
-
 def shipped_recipe(family: str, size: str) -> str:
     """Return the shipped recipe of a family and size. Raises ConfigError if there is none."""
-    recipes = recipe_sizes().get(family)
+    recipes = load_table("sizes").get(family)
     if recipes is None:
         raise ConfigError(
-            f"--family {family}: no recipe of such a family ships{did_you_mean(family, recipe_sizes()) or '.'} "
-            f"Families: {', '.join(recipe_sizes())}"
+            f"--family {family}: no recipe of such a family ships{did_you_mean(family, load_table('sizes')) or '.'} "
+            f"Families: {', '.join(load_table('sizes'))}"
         )
     if size not in recipes:
         known = ", ".join(f"{key} ({recipe})" for key, recipe in recipes.items())
@@ -199,7 +190,7 @@ def preprocess_options(data: DataSection) -> list[str]:
 
 def first_recipe_of(tokenizer_kind: str) -> RunConfig | None:
     """Return the smallest shipped recipe of the first family with this kind of tokenizer; None if none has it."""
-    recipes = (load_config(next(iter(sizes.values()))) for sizes in recipe_sizes().values())
+    recipes = (load_config(next(iter(sizes.values()))) for sizes in load_table("sizes").values())
     return next((one for one in recipes if FAMILIES.get(one.model.family).tokenizer == tokenizer_kind), None)
 
 

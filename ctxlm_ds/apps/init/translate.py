@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import math
 from fnmatch import fnmatchcase
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.apps.init.rules import RULES
-from ctxlm_ds.apps.init.settings import Translation, canonical, plain_value
+from ctxlm_ds.apps.init.settings import Translation, canonical, load_table, plain_value
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.choices import CHOICES
 from ctxlm_ds.recipe.deepspeed_rules import AUTO
 from ctxlm_ds.recipe.json_source import load_deepspeed_json
 from ctxlm_ds.recipe.problems import nearest_name
 from ctxlm_ds.recipe.schema import flat_settings
-from ctxlm_ds.recipe.yaml_source import read_yaml
 
 _FALSE = {"false", "f", "no", "n", "0"}
-
-
-@cache
-def load_table(original: str) -> dict[str, Any]:
-    path = Path(__file__).resolve().parent / f"{original}.yaml"
-    return read_yaml(path.read_text(encoding="utf-8"), str(path)).data
 
 
 def translate(

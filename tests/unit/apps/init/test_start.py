@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.apps.init import start
-from ctxlm_ds.apps.init.settings import recipe_text, write_recipe
+from ctxlm_ds.apps.init.settings import load_table, recipe_text, write_recipe
 from ctxlm_ds.apps.init.start import (
     Machine,
     describe_gpu,
@@ -13,7 +13,6 @@ from ctxlm_ds.apps.init.start import (
     fitting_vocab_size,
     new_settings,
     num_rows,
-    recipe_sizes,
     shipped_recipe,
 )
 from ctxlm_ds.errors import ConfigError, DataError
@@ -32,7 +31,7 @@ H100 = Machine(8, describe_gpu("NVIDIA H100", 79.1, True))
 
 
 def test_every_size_is_a_shipped_recipe_of_its_family():
-    for family, sizes in recipe_sizes().items():
+    for family, sizes in load_table("sizes").items():
         for size, recipe in sizes.items():
             assert shipped_recipe(family, size) == recipe and recipe in shipped_recipes()
             assert load_config(recipe).model.family == family
