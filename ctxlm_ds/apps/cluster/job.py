@@ -184,7 +184,6 @@ class Supervisor:
         log(f"SIGUSR1{left}: the ranks save and stop")
 
     def _next_action(self, start: RankStart) -> Action:
-        """Collect the facts and decide."""
         context, record = self._context, start.record
         job = slurm.show_job(context.job_id)
         # This start is not on record yet.

@@ -235,8 +235,6 @@ def show(statuses: Sequence[RunStatus], as_json: bool) -> None:
 
 
 class Begin(NamedTuple):
-    """What a run began with."""
-
     run: Path
     step: int
     """Of the checkpoint; 0 if only its run is named."""
@@ -298,7 +296,6 @@ def _tree_cells(path: Path, status: RunStatus, begin: Begin | None) -> tuple[str
 
 
 def main() -> None:
-    """Run `ctxlm status`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "run_dirs", nargs="*", default=[DEFAULT_RUNS], metavar="RUN_DIR",

@@ -108,7 +108,6 @@ def main(argv: Sequence[str] | None = None, submits: bool = True) -> None:
 
 
 def check_main(argv: Sequence[str] | None = None) -> None:
-    """Run `ctxlm check`."""
     main(argv, submits=False)
 
 

@@ -47,7 +47,6 @@ SPAN_TOKENS = 12
 
 
 def main() -> None:
-    """Parse the command line and run every step."""
     families = [name.removesuffix(SUFFIX) for name in shipped_recipes() if name.endswith(SUFFIX)]
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
@@ -204,7 +203,6 @@ Rows = list[tuple[str, str, str]]
 
 
 def fill_masks(corpus: Path, model: str, tokenizer: Tokenizer) -> Rows:
-    """Fill a mask in held-out sentences."""
     import transformers
 
     pipeline = transformers.pipeline("fill-mask", model=model, top_k=NUM_GUESSES)

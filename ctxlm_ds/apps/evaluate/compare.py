@@ -51,7 +51,6 @@ class Run(NamedTuple):
 
     @property
     def place(self) -> tuple[str, str]:
-        """Return model and task."""
         return self.record["model"], self.record["task"]
 
 

@@ -50,7 +50,6 @@ class Accuracy(NamedTuple):
         return self.value + self.ties / 2
 
     def shown(self) -> dict[str, float]:
-        """Return the shares by name."""
         return {"accuracy": self.value, "ties": self.ties, "ties_right": self.ties_right}
 
 

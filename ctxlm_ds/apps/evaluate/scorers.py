@@ -120,7 +120,6 @@ class TransformersScorer(SentenceScorer):
         """Return the inputs that score a sentence."""
 
     def encode(self, sentence: str, special: bool = True) -> Encoded:
-        """Tokenize a sentence."""
         found = self.tokenizer(sentence, add_special_tokens=special, return_offsets_mapping=True)
         return Encoded(tuple(found["input_ids"]), found["offset_mapping"], found.word_ids())
 
@@ -226,8 +225,6 @@ class EncoderDecoderSentences(TransformersScorer):
 
 
 class UnilmModel(LanguageModel):
-    """A UniLM."""
-
     pads = False
 
     def inputs(self, batch: Sequence[Row]) -> dict[str, torch.Tensor]:
@@ -252,8 +249,6 @@ class UnilmSentences(MaskedSentences):
 
 
 class PermutedModel(LanguageModel):
-    """An XLNet."""
-
     pads = False
 
     def inputs(self, batch: Sequence[Row]) -> dict[str, torch.Tensor]:

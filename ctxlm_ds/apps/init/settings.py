@@ -84,7 +84,6 @@ class Translation:
                 self.arguments[name].append(word)
 
     def has(self, name: str) -> bool:
-        """Return whether an argument is given."""
         return canonical(name) in self.arguments
 
     def texts(self, name: str) -> list[str]:

@@ -201,7 +201,6 @@ def report_lines(reports: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def report() -> None:
-    """Run `ctxlm tokenizer-report`."""
     what = (
         "Compare tokenizers on a text: vocabulary, tokens per word, unknown tokens, words with one token, by language."
     )

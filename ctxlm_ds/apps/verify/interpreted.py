@@ -88,7 +88,6 @@ def compare(config: RunConfig, operations: Iterable[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the comparison as JSON."""
     given = json.load(sys.stdin)
     torch.set_num_threads(1)
     round_as_devices()

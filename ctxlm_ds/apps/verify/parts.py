@@ -70,7 +70,6 @@ def table(findings: Sequence[Finding], columns: int = 100) -> list[str]:
 
 
 def as_dict(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return the findings for --json."""
     return {"wrong": any(finding.state == WRONG for finding in findings), "findings": list(map(asdict, findings))}
 
 

@@ -205,7 +205,6 @@ def engine_of(config: RunConfig, settings: dict[str, Any], topology: Topology) -
 
 
 def main() -> None:
-    """Print the counts of each stage as JSON."""
     given = json.load(sys.stdin)
     os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0"}  # DeepSpeed reads them when it is imported
     quiet_libraries()

@@ -179,7 +179,6 @@ class FrozenInputs:
 
     @property
     def shape(self) -> InputShape:
-        """Return what comes with each word."""
         shape = self.choice.shape(self.source.num_layers, self.source.width)
         return InputShape(*shape, self.static.width if self.static is not None else 0)
 

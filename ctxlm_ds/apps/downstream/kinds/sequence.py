@@ -175,7 +175,6 @@ class Gpt1Inputs(Kind):
         return Features(rows, [{} for _ in rows], examples)
 
     def _rows(self, example: Example) -> list[tuple[str, ...]]:
-        """Return the texts of each row of an example."""
         if example.choices:
             context = f"{example.text} {example.pair}" if example.pair else example.text
             return [(context, choice) for choice in example.choices]
