@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import time
 from dataclasses import dataclass, replace
 from glob import glob
 from pathlib import Path
@@ -84,15 +83,11 @@ def describe_gpu(name: str, memory_gib: float, has_bf16: bool) -> Gpu:
 def _measure_cpu() -> float:
     """Return the fp32 operations per second of the fastest of several matrix products on all threads."""
     import torch
+    from torch.utils.benchmark import Timer
 
-    left, right = torch.rand(2, _MATRIX_SIZE, _MATRIX_SIZE)
-    left @ right
-    end, fastest_s = time.monotonic() + _MEASURED_S, math.inf
-    while time.monotonic() < end:
-        start = time.monotonic()
-        left @ right
-        fastest_s = min(fastest_s, time.monotonic() - start)
-    return 2.0 * _MATRIX_SIZE**3 / fastest_s
+    matrices = torch.rand(2, _MATRIX_SIZE, _MATRIX_SIZE)
+    timer = Timer("m[0] @ m[1]", globals={"m": matrices}, num_threads=torch.get_num_threads())
+    return 2.0 * _MATRIX_SIZE**3 / min(timer.blocked_autorange(min_run_time=_MEASURED_S).times)
 
 
 def shipped_recipe(family: str, size: str) -> str:
