@@ -63,7 +63,7 @@ class Targets(Predictions):
         With `shift` each row has the input of the row so many places before in its micro-batch. Raises ConfigError if
         a row may hold several texts.
         """
-        if self.data.shares_rows:
+        if self.config.data.shares_rows:
             raise ConfigError("data.packing: transformers takes rows of one text; set it to false")
         import transformers
 

@@ -54,7 +54,9 @@ class Kind(ABC):
     """One kind of task, with the tokenizer of the model that is fine-tuned."""
 
     auto: ClassVar[str]
+    """Name of transformers' auto class of the kind."""
     collates: ClassVar[str] = "DataCollatorWithPadding"
+    """Name of transformers' class that makes a batch of features."""
     reads_whole: ClassVar[bool] = False
     """True if the head reads one vector of a row, false if one of each token."""
     reads_end = False
