@@ -21,8 +21,7 @@ from pathlib import Path
 from ctxlm_ds.apps.cluster import rank_start
 from ctxlm_ds.apps.cluster import slurm_commands as slurm
 from ctxlm_ds.apps.cluster.job_context import JobContext, JobSignals, log, read_context, show
-from ctxlm_ds.apps.cluster.rank_output import OUTPUT_NAME, LogFilter, gather_failures, report
-from ctxlm_ds.apps.cluster.rank_start import Outcome, RankStart
+from ctxlm_ds.apps.cluster.rank_start import OUTPUT_NAME, LogFilter, Outcome, RankStart, gather_failures, report
 from ctxlm_ds.console import format_duration
 from ctxlm_ds.errors import EXIT_UNEXPECTED, EXIT_USER_ERROR, ClusterError, ConfigError, CtxlmError
 from ctxlm_ds.process import run_history as history

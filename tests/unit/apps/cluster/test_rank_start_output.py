@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.cluster.rank_output import LogFilter, gather_failures, report
+from ctxlm_ds.apps.cluster.rank_start import LogFilter, gather_failures, report
 from ctxlm_ds.process.failure import NODE, FailureRecord, write_record
 from tests.real_disks import memory_disk
 
