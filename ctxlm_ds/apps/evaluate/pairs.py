@@ -5,8 +5,8 @@ Shape letter: p pairs.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,18 +91,13 @@ def score_pairs(scorer: SentenceScorer, pairs: Sequence[Pair], kept: Path | None
     lines = before[: before.rfind("\n") + 1].splitlines()
     scores = [float(line) for line in lines[: len(lines) // BLOCK * BLOCK]]
     left, done_bytes = sentences[len(scores) :], 0
-    with (
-        byte_progress("minimal pairs", sum(map(len, left))) as progress,
-        nullcontext() if kept is None else open(kept, "w") as file,
-    ):
-        if file is not None:
-            file.writelines(f"{score!r}\n" for score in scores)
+    with byte_progress("minimal pairs", sum(map(len, left))) as progress, open(kept or os.devnull, "w") as file:
+        file.writelines(f"{score!r}\n" for score in scores)
         for text, score in zip(left, scorer.score_each(left), strict=True):
             scores.append(score)
             done_bytes += len(text)
-            if file is not None:
-                file.write(f"{score!r}\n")
-            if len(scores) % BLOCK == 0 and file is not None:
+            file.write(f"{score!r}\n")
+            if len(scores) % BLOCK == 0:
                 file.flush()
             progress.update(done_bytes, f"{len(scores):,} of {len(sentences):,} sentences")
     return np.array(scores).reshape(-1, 2)

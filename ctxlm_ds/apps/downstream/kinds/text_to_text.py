@@ -17,7 +17,8 @@ from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments
 from ctxlm_ds.apps.downstream.examples import Example
 from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind, Prediction
 from ctxlm_ds.apps.downstream.kinds.sequence import Classification
-from ctxlm_ds.apps.downstream.metrics import UNKNOWN, answer_scores, is_exact
+from ctxlm_ds.apps.downstream.kinds.spans import QuestionAnswering
+from ctxlm_ds.apps.downstream.metrics import UNKNOWN
 from ctxlm_ds.apps.downstream.task import FIELD
 from ctxlm_ds.console import counted, logger
 from ctxlm_ds.errors import ConfigError, DataError, TokenizerError
@@ -40,10 +41,11 @@ class TextToText(Kind):
         return Classification.find_labels(task, train) if task.entry.answer == "label" else []
 
     @cached_property
-    def judge(self) -> Kind | None:
-        """The kind of the same task for other models; None if the task is text to text for all."""
-        judge = load_object(self.task.entry.runs, f"task kind {self.task.kind}")
-        return None if judge is type(self) else judge(self.task, self.tokenizer, self.labels, self.max_length)
+    def judge(self) -> Kind:
+        """The kind of the same task for other models; that of questions if the task is text to text for all."""
+        kind = load_object(self.task.entry.runs, f"task kind {self.task.kind}")
+        kind = QuestionAnswering if kind is type(self) else kind
+        return kind(self.task, self.tokenizer, self.labels, self.max_length)
 
     @cached_property
     def label_of(self) -> dict[str, str]:
@@ -58,8 +60,7 @@ class TextToText(Kind):
         return found
 
     def check(self, examples: Sequence[Example]) -> None:
-        if self.judge is not None:
-            self.judge.check(examples)
+        self.judge.check(examples)
         if self.task.entry.answer == "label" and not self.label_of:
             raise DataError(f"{self.task.train}: no labels")
 
@@ -149,15 +150,10 @@ class TextToText(Kind):
         return value if low <= value <= high and abs(value) < float("inf") else (self.task.range or (0.0, 1.0))[0] - 1
 
     def is_right(self, prediction: Prediction, example: Example) -> bool:
-        if self.judge is not None:
-            return self.judge.is_right(prediction, example)
-        return is_exact(example.right_texts(), prediction.value)
+        return self.judge.is_right(prediction, example)
 
     def score(self, predictions: Sequence[Prediction], examples: Sequence[Example]) -> dict[str, float]:
-        if self.judge is not None:
-            return self.judge.score(predictions, examples)
-        right = [example.right_texts() for example in examples]
-        return answer_scores(right, [one.value for one in predictions], self.task.judged_by)
+        return self.judge.score(predictions, examples)
 
 
 class EachExampleOnce(Seq2SeqTrainer):
