@@ -52,7 +52,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 def plain_targets(targets: Targets) -> tuple[list[int], list[int]]:
     """The target tokens of the training rows, and of the evaluated ones."""
     steps = -(-len(targets.rows.train) // 4)
-    loader = TrainLoader(targets.rows.train, targets.objective, targets.data, targets.training)
+    loader = TrainLoader(targets.rows.train, targets.objective, targets.config.data, targets.config.training)
     training = [batch for step in islice(loader, steps)
                 for batch in step.micro_batches]  # fmt: skip
     found = [np.concatenate([batch.fields["decoder_labels"].numpy().ravel() for batch in batches])
