@@ -125,7 +125,12 @@ class Supervisor:
                 return self.end(action, start)
             self._note_failure(start)
             self._report(start)
-            self._pause(start)
+            # Longer with each start without progress.
+            fruitless = len(rank_start.fruitless_starts(run_dir, start.record))
+            delay_s = min(MAX_DELAY_S, context.settings.restart_delay_s * DELAY_GROWTH ** max(0, fruitless - 1))
+            if delay_s and not self._signals:
+                log(f"starting again in {format_duration(delay_s)}")
+                self._signals.sleep(delay_s)
 
     def _start(self) -> RankStart:
         """Run the ranks to their end and judge it. Raises OSError if the run directory cannot be written."""
@@ -198,14 +203,6 @@ class Supervisor:
             may_continue=context.settings.restarts,
             gives_up=len(fruitless) + this_one >= context.settings.max_restarts,
         )
-
-    def _pause(self, start: RankStart) -> None:
-        """Wait before a restart in this allocation, longer with each start without progress, unless a signal comes."""
-        fruitless = len(rank_start.fruitless_starts(self._run_dir, start.record))
-        delay_s = min(MAX_DELAY_S, self._context.settings.restart_delay_s * DELAY_GROWTH ** max(0, fruitless - 1))
-        if delay_s and not self._signals:
-            log(f"starting again in {format_duration(delay_s)}")
-            self._signals.sleep(delay_s)
 
     def end(self, action: Action, start: RankStart) -> int:
         """Carry out every action but a restart; return the exit status."""

@@ -89,8 +89,13 @@ def main(argv: Sequence[str] | None = None, submits: bool = True) -> None:
     gpus = [] if args.gpus_per_node is None else [f"--gpus-per-node={args.gpus_per_node}"]
     array = args.array or (f"0-{tasks[-1].number}" if tasks else None)
     arrays = [] if array is None else [f"--array={array}"]
-    job = [f"--nodes={args.nodes}", f"--ntasks-per-node={args.ranks}", *gpus, *arrays, *options]
-    job = _job_words(args, run_dir, tasks, [*job, str(scripts / "pretrain.sbatch")])
+    # sbatch replaces what follows a percent sign.
+    log = str(run_dir).replace("%", "%%") + ("/%a/slurm-%A.log" if tasks else "/slurm-%j.log")
+    job = [f"--job-name={run_dir.name}", f"--output={log}", f"--nodes={args.nodes}", f"--ntasks-per-node={args.ranks}"]
+    job += [*gpus, *arrays, *options, str(scripts / "pretrain.sbatch"), args.recipe]
+    job += [] if args.deepspeed_config is None else ["--deepspeed_config", args.deepspeed_config]
+    job += [SWEEP_OPTION, str(run_dir / SWEEP_NAME)] if tasks else []
+    job += ["--set", *args.set] if args.set else []
     is_asked = shutil.which("sbatch") is not None
     if submits and not is_asked:
         raise ConfigError("sbatch: not found; submit on a login node of the cluster")
@@ -186,16 +191,6 @@ def read_profile(path: Path) -> list[str]:
         except ValueError as error:
             raise ConfigError(f"{path}: #SBATCH {shortened(line)}: {error}") from error
     return words
-
-
-def _job_words(args: argparse.Namespace, run_dir: Path, tasks: list[SweepTask], job: list[str]) -> list[str]:
-    """Return sbatch's arguments; `run_dir` is the folder of the runs of `tasks`, `job` has options and the script."""
-    # sbatch replaces what follows a percent sign.
-    log = str(run_dir).replace("%", "%%") + ("/%a/slurm-%A.log" if tasks else "/slurm-%j.log")
-    words = [f"--job-name={run_dir.name}", f"--output={log}", *job, args.recipe]
-    words += [] if args.deepspeed_config is None else ["--deepspeed_config", args.deepspeed_config]
-    words += [SWEEP_OPTION, str(run_dir / SWEEP_NAME)] if tasks else []
-    return [*words, "--set", *args.set] if args.set else words
 
 
 def queue(

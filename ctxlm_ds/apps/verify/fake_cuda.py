@@ -113,7 +113,11 @@ class FakeModel:
                 pairs = [(x, leaf.grad) for x, leaf in zip(sent, received, strict=True) if leaf.grad is not None]
                 if pairs:
                     torch.autograd.backward(*zip(*pairs, strict=True))
-        trained = self._trained_parameters()
+        trained: dict[str, nn.Parameter] = {}
+        for number, stage in enumerate(self._stages):
+            for name, value in stage.named_parameters():
+                if program.facts[name].trained:
+                    trained[f"{name} of stage {number}" if name in trained else name] = value
         return FakePass(
             self.kernels,
             {name: (tuple(value.shape), _place(value)) for name, value in outputs.items()},
@@ -135,14 +139,6 @@ class FakeModel:
                 cuts.append((sent, received))
             tensors |= stage.run(tensors)
         return {name: tensors[name] for name in self._program.outputs}, cuts
-
-    def _trained_parameters(self) -> dict[str, nn.Parameter]:
-        found: dict[str, nn.Parameter] = {}
-        for number, stage in enumerate(self._stages):
-            for name, value in stage.named_parameters():
-                if self._program.facts[name].trained:
-                    found[f"{name} of stage {number}" if name in found else name] = value
-        return found
 
 
 @contextmanager
