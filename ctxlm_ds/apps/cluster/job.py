@@ -213,7 +213,13 @@ class Supervisor:
             self._continue_later(start)
             return 0
         if action is Action.LEAVE:
-            self._leave(start)
+            if slurm.show_job(self._context.job_id).restarts > self._context.restarts:
+                how = "Slurm has requeued the job"
+                rank_start.finish(self._run_dir, start.record, history.REQUEUE, start.why, how)
+                log(f"{start.describe()}; {how}")
+            else:
+                self._note_failure(start, rank_start.CANCELLED)
+                log(f"{start.describe()}; {rank_start.CANCELLED}; to resume: submit the same command again")
             return start.exit_status
         self._note_failure(start)
         if action is Action.GIVE_UP:
@@ -256,16 +262,6 @@ class Supervisor:
             raise ClusterError(
                 f"{error}. To continue, submit again; as an array of tasks that follow each other: --array=1-10%1"
             ) from error
-
-    def _leave(self, start: RankStart) -> None:
-        """Leave a job that Slurm or a person has requeued or cancelled."""
-        if slurm.show_job(self._context.job_id).restarts > self._context.restarts:
-            how = "Slurm has requeued the job"
-            rank_start.finish(self._run_dir, start.record, history.REQUEUE, start.why, how)
-            log(f"{start.describe()}; {how}")
-        else:
-            self._note_failure(start, rank_start.CANCELLED)
-            log(f"{start.describe()}; {rank_start.CANCELLED}; to resume: submit the same command again")
 
     def _on_term(self) -> None:
         """Put the job back when Slurm ends it at its time limit: SIGKILL may come before the ranks have saved."""

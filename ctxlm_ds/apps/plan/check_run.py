@@ -298,11 +298,17 @@ def planned_model(
     planned_for = "planned for a GPU" if why_not is None else f"planned for a GPU (none is here, and {why_not})"
     if on_cpu:
         planned_for = f"planned for the CPU of this machine in {config.training.precision}"
-    return [
+    lines = [
         f"  parameters: {planner.model.num_parameters:,}{assumed}",
         f"  memory of a rank, {planned_for}: {memory.total / GIB:.2f} GiB ({parts})",
-        *(_cpu_lines(memory.total, world_size, plan_command) if on_cpu else []),
     ]
+    if on_cpu:
+        together, free = world_size * (memory.total + PROGRAM_BYTES), available_memory()
+        ranks = f"with Python and libraries {counted(world_size, 'rank')} take{'s' if world_size == 1 else ''}"
+        line = f"  {ranks} about {together / GIB:.1f} GiB; this machine has {free / GIB:.1f} GiB free"
+        line += ", which is too little: lower training.micro_batch_size" if together > free else ""
+        lines += [line, f"  no GPU is here; to plan for GPUs: {plan_command} --gpu TYPE (A100-80, H100, ...)"]
+    return lines
 
 
 def has_gpu() -> bool:
@@ -331,13 +337,3 @@ def why_not_on_cpu(training: TrainingConfig, kernels: KernelsConfig, world_size:
         if any(row.name == asked and row.why_not(need) is not None for row in table_of(operation, asked)):
             return f"kernels.{operation} is {asked}"
     return None
-
-
-def _cpu_lines(needed_bytes: float, num_ranks: int, plan_command: str) -> list[str]:
-    """Return what all ranks need next to the free memory of this machine, and the command that plans for GPUs."""
-    together = num_ranks * (needed_bytes + PROGRAM_BYTES)
-    ranks = f"with Python and libraries {counted(num_ranks, 'rank')} take{'s' if num_ranks == 1 else ''}"
-    free = available_memory()
-    line = f"  {ranks} about {together / GIB:.1f} GiB; this machine has {free / GIB:.1f} GiB free"
-    line += ", which is too little: lower training.micro_batch_size" if together > free else ""
-    return [line, f"  no GPU is here; to plan for GPUs: {plan_command} --gpu TYPE (A100-80, H100, ...)"]
