@@ -39,7 +39,14 @@ def export_babylm(run: Path, output: Path) -> list[str]:
         ConfigError: the run has no such checkpoints, or its model cannot be judged by the challenge.
         CheckpointError, ExportError: as `to_hf`.
     """
-    folders = submission_folders(run)
+    found = {reached_words(path): path for path in list_checkpoints(run / CHECKPOINTS_DIR).values()}
+    folders = {f"chck_{short_words(words)}": path for words, path in sorted(found.items()) if words}
+    if not folders:
+        raise ConfigError(
+            f"{run}: no checkpoint was saved at a number of words; give a run whose recipe has checkpoint.at_words, "
+            "such as [1M..10M by 1M]"
+        )
+    folders["main"] = find_verified(run)[0]
     config = load_saved_config(folders["main"] / "config.yaml")
     family = config.model.family
     longest = config.model.longest_sequence or max(FEWEST_POSITIONS, config.data.seq_length)
@@ -65,18 +72,6 @@ def export_babylm(run: Path, output: Path) -> list[str]:
         _complete(folder, rows[name] | {"FLOPs of training": f"{flops * state['rows_consumed']:.4g}"}, longest)
         lines.append(f"{folder}: step {state['step']:,}, {state['words']:,} words, {largest}")
     return lines
-
-
-def submission_folders(run: Path) -> dict[str, Path]:
-    """Return a run's checkpoints by the names of a submission; raise ConfigError if none was saved at words."""
-    found = {reached_words(path): path for path in list_checkpoints(run / CHECKPOINTS_DIR).values()}
-    marked = {f"chck_{short_words(words)}": path for words, path in sorted(found.items()) if words}
-    if not marked:
-        raise ConfigError(
-            f"{run}: no checkpoint was saved at a number of words; give a run whose recipe has checkpoint.at_words, "
-            "such as [1M..10M by 1M]"
-        )
-    return {**marked, "main": find_verified(run)[0]}
 
 
 def _facts(checkpoint: Path, data: DataSection, tokenizer: Tokenizer) -> dict[str, str]:
