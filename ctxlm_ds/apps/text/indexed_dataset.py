@@ -107,17 +107,6 @@ def merge() -> None:
     print(f"next: ctxlm inspect {shlex.quote(joined.prefix)} --verify")
 
 
-def check_run(run_dir: Path) -> None:
-    """Refuse a folder that is no run. Raises DataError."""
-    from ctxlm_ds.apps.cluster.run_status import is_run
-    from ctxlm_ds.errors import DataError
-
-    if not run_dir.is_dir():
-        raise DataError(f"{run_dir}: no such folder; give a run's directory, such as runs/NAME")
-    if not is_run(run_dir) and not (run_dir / CONFIG_NAME).is_file():
-        raise DataError(f"{run_dir} is no run: it has neither a {CONFIG_NAME} nor a history; give a run's directory")
-
-
 def _has_rows(event: Mapping[str, Any]) -> bool:
     """Return whether an event of the history, a file, is about the rows of a step."""
     rows, why, step = event.get("rows"), event.get("why"), read_value(event, "step", int)
@@ -174,10 +163,15 @@ def batch() -> None:
     if args.count is not None and args.step is None and args.first_row is None:
         parser.error("--count goes with --step or --first-row")
     setup_logging()
+    from ctxlm_ds.apps.cluster.run_status import is_run
+    from ctxlm_ds.errors import DataError
     from ctxlm_ds.process.run_history import read_history
 
     run_dir = Path(args.run_dir)
-    check_run(run_dir)
+    if not run_dir.is_dir():
+        raise DataError(f"{run_dir}: no such folder; give a run's directory, such as runs/NAME")
+    if not is_run(run_dir) and not (run_dir / CONFIG_NAME).is_file():
+        raise DataError(f"{run_dir} is no run: it has neither a {CONFIG_NAME} nor a history; give a run's directory")
     events = [event for event in read_history(run_dir) if _has_rows(event)]
     if args.step is not None or args.first_row is not None:
         return show(run_dir, *find_stretch(args, events))
