@@ -222,19 +222,6 @@ def plan_as_dict(plan: Plan) -> dict[str, Any]:
     }
 
 
-def search_as_dict(found: Search, cluster: Cluster, command: str, show_all: bool) -> dict[str, Any]:
-    """Return what describe_search prints, for JSON; the arguments are the same."""
-    best = found.recommended
-    return {
-        "cluster": {**asdict(cluster), "usable_bytes": cluster.usable_bytes},
-        "plans": [plan_as_dict(plan) for plan in (found.plans if show_all else found.best_of_each())],
-        "recommended": plan_as_dict(best) if best else None,
-        "command": command,
-        "too_large": len(found.too_large),
-        "refused": {path: {"count": item.count, "reason": item.text} for path, item in found.refused.items()},
-    }
-
-
 def main() -> None:
     parser = build_parser()
     args = parser.parse_args()
@@ -268,13 +255,19 @@ def plan_recipe(args: argparse.Namespace, cluster: Cluster, config: RunConfig) -
     found, offloaded = search_layouts(Planner(config, cluster, jsons)), None
     if not found.plans and jsons is None:
         offloaded = search_layouts(Planner(config, cluster, load_jsons("zero3-offload")))
-    best = require_plan(found, cluster, offloaded).layout
-    deepspeed = args.deepspeed_config or f"zero{best.zero_stage}"
-    command = launch_command(
-        args.config, deepspeed, [*args.set, *best.settings(config.parallel.pipeline_layers)], cluster
-    )
+    best = require_plan(found, cluster, offloaded)
+    deepspeed = args.deepspeed_config or f"zero{best.layout.zero_stage}"
+    settings = [*args.set, *best.layout.settings(config.parallel.pipeline_layers)]
+    command = launch_command(args.config, deepspeed, settings, cluster)
     if args.json:
-        return search_as_dict(found, cluster, command, args.all)
+        return {
+            "cluster": {**asdict(cluster), "usable_bytes": cluster.usable_bytes},
+            "plans": [plan_as_dict(plan) for plan in (found.plans if args.all else found.best_of_each())],
+            "recommended": plan_as_dict(best),
+            "command": command,
+            "too_large": len(found.too_large),
+            "refused": {path: {"count": item.count, "reason": item.text} for path, item in found.refused.items()},
+        }
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     if config.model.vocab_size is None:
         size = FAMILIES.get(config.model.family).vocab_size
