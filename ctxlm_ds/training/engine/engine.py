@@ -25,9 +25,16 @@ from ctxlm_ds.recipe.schema import RunConfig, flat_settings
 from ctxlm_ds.recipe.sections import EMA_KIND
 from ctxlm_ds.training.engine.average import WeightAverage
 from ctxlm_ds.training.engine.forward_backward import PassContext, PlainPasses
-from ctxlm_ds.training.engine.fragments import Fragment, flat_tensors, list_fragments, refresh_model_weights
+from ctxlm_ds.training.engine.fragments import (
+    Fragment,
+    flat_tensors,
+    is_moment,
+    list_fragments,
+    loaded_owners,
+    prepare_folders,
+    refresh_model_weights,
+)
 from ctxlm_ds.training.engine.losses import TermLosses, TokenChoice, means, perplexity, weighted_total
-from ctxlm_ds.training.engine.nvme import is_moment, loaded_owners, prepare_folders
 from ctxlm_ds.training.engine.runtime import (
     check_batch_ramp,
     check_precision,

@@ -1,4 +1,4 @@
-"""What a run on an NVMe disk needs is said before it starts; tests/dist/test_nvme.py trains with one."""
+"""What a run on an NVMe disk needs is said before it starts; tests/dist/test_fragments_nvme.py trains with one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.errors import ConfigError, KernelError
-from ctxlm_ds.training.engine.nvme import prepare_folders
+from ctxlm_ds.training.engine.fragments import prepare_folders
 from ctxlm_ds.training.engine.runtime import load_async_io
 
 
