@@ -125,11 +125,9 @@ class _LogTotal(Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, parallel: ParallelContext) -> Tensor:
-        largest = logits.amax(-1, keepdim=True).float()
-        if parallel.size > 1:
-            largest = all_reduce(largest, parallel, dist.ReduceOp.MAX)
+        largest = all_reduce(logits.amax(-1, keepdim=True).float(), parallel, dist.ReduceOp.MAX)
         total = (logits.float() - largest).exp_().sum(-1, keepdim=True)
-        log_total = largest + (all_reduce(total, parallel) if parallel.size > 1 else total).log()
+        log_total = largest + all_reduce(total, parallel).log()
         ctx.save_for_backward(logits, log_total)
         return log_total.squeeze(-1)
 
@@ -167,9 +165,7 @@ class _Divergence(Function):
         probabilities = (moved_teacher - log_total_teacher).exp_()
         # Padding rows of the table have logits of -inf in both models.
         difference = moved_teacher.sub_(moved).masked_fill_(probabilities == 0.0, 0.0)
-        divergences = difference.mul_(probabilities).sum(-1)
-        if parallel.size > 1:
-            divergences = all_reduce(divergences, parallel)
+        divergences = all_reduce(difference.mul_(probabilities).sum(-1), parallel)
         divergences = divergences + (log_total - log_total_teacher).squeeze(-1)
         if ctx.needs_input_grad[0]:
             gradient = (moved - log_total).exp_().sub_(probabilities).mul_(temperature)
@@ -185,11 +181,9 @@ class _Divergence(Function):
 def _shifted(logits: Tensor, temperature: float, parallel: ParallelContext) -> tuple[Tensor, Tensor]:
     """Return logits / temperature [k, v / n] minus the largest of all ranks, and the log of their exponentials' sum."""
     moved = logits.float() / temperature
-    largest = moved.amax(-1, keepdim=True)
-    if parallel.size > 1:
-        largest = all_reduce(largest, parallel, dist.ReduceOp.MAX)
+    largest = all_reduce(moved.amax(-1, keepdim=True), parallel, dist.ReduceOp.MAX)
     total = moved.sub_(largest).exp().sum(-1, keepdim=True)
-    return moved, (all_reduce(total, parallel) if parallel.size > 1 else total).log()
+    return moved, all_reduce(total, parallel).log()
 
 
 def cosine_sums(outputs: Sequence[Tensor], labels: Sequence[Tensor], parallel: ParallelContext) -> Sums:

@@ -236,6 +236,16 @@ class VocabParallelEmbedding(nn.Module):
         return compare(hidden, self.weight, bias, labels)
 
 
+def declare_split(module: nn.Module, parallel: ParallelContext, **facts: ParameterFacts) -> None:
+    """Declare parameters of which each rank holds a part, and mark them for DeepSpeed's norm of the gradients."""
+    declare(module, **facts)
+    if parallel.size > 1:
+        from ctxlm_ds.parallel.megatron import mark_split
+
+        for name, own in facts.items():
+            mark_split(getattr(module, name), dim=int(own.split == COLUMNS))
+
+
 class VocabularyBias(nn.Module):
     """The decoder's bias, one number per word [v], split like the table."""
 
@@ -243,11 +253,8 @@ class VocabularyBias(nn.Module):
         """Make the bias; `optional` as in ParameterFacts."""
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(parallel.vocabulary_rows(vocab_size)))
-        declare(self, bias=ParameterFacts(ZEROS, decays=False, split=VOCABULARY, grows="vocabulary", optional=optional))
-        if parallel.size > 1:
-            from ctxlm_ds.parallel.megatron import mark_split
-
-            mark_split(self.bias, dim=0)
+        facts = ParameterFacts(ZEROS, decays=False, split=VOCABULARY, grows="vocabulary", optional=optional)
+        declare_split(self, parallel, bias=facts)
 
     def forward(self, scores: Tensor | None = None) -> Tensor:
         """Map scores [..., v / n] to logits; without scores, return a copy of the bias."""

@@ -83,10 +83,7 @@ class _Losses(Function):
         loss, hits, squares = sums.over(x, labels)
         if wants_gradient:
             of_input = sums.of_input.to(hidden.dtype)
-            if call.split_tokens:
-                of_input = reduce_scatter(of_input, parallel)[0]
-            elif parallel.size > 1:
-                of_input = all_reduce(of_input, parallel)
+            of_input = reduce_scatter(of_input, parallel)[0] if call.split_tokens else all_reduce(of_input, parallel)
             ctx.save_for_backward(of_input, sums.of_weight, sums.of_bias)
         ctx.mark_non_differentiable(hits, squares)
         return loss, hits, squares

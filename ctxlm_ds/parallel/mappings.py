@@ -164,7 +164,9 @@ class _ColumnProduct(Function):
 
 
 def all_reduce(x: Tensor, parallel: ParallelContext, op: Any = dist.ReduceOp.SUM) -> Tensor:
-    """Reduce x over the ranks in place, and count the traffic."""
+    """Reduce x over the ranks in place, and count the traffic; one rank has the result."""
+    if parallel.size == 1:
+        return x
     x = x.contiguous()
     dist.all_reduce(_counted("all_reduce", x, parallel), op=op, group=parallel.group)
     return x

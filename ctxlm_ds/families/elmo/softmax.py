@@ -25,7 +25,7 @@ from ctxlm_ds.data.numba_random import compiled, uniform, word_at
 from ctxlm_ds.families.elmo.config import ElmoSection
 from ctxlm_ds.models.layers import ModelBuild
 from ctxlm_ds.parallel.cross_entropy import label_losses
-from ctxlm_ds.parallel.layers import HiddenDropout, VocabParallelEmbedding
+from ctxlm_ds.parallel.layers import HiddenDropout, VocabParallelEmbedding, declare_split
 from ctxlm_ds.parallel.linear_cross_entropy import chunk_rows
 from ctxlm_ds.parallel.mappings import reduce_from_ranks
 from ctxlm_ds.parallel.parameters import ZEROS, Normal, ParameterFacts, declare
@@ -86,11 +86,8 @@ class SharedSoftmax(VocabParallelEmbedding):
         self.bias = nn.Parameter(torch.zeros(self.num_rows))
         # The format of bilm-tf has no softmax, so weights may come without it.
         table = ParameterFacts(Normal(width**-0.5), decays=True, split=VOCABULARY, grows="vocabulary", optional=True)
-        declare(self, weight=table, bias=replace(table, init=ZEROS, decays=False))
-        if build.parallel.size > 1:
-            from ctxlm_ds.parallel.megatron import mark_split
-
-            mark_split(self.bias, dim=0)
+        declare(self, weight=table)
+        declare_split(self, build.parallel, bias=replace(table, init=ZEROS, decays=False))
         self.dropout = HiddenDropout(model.dropout, build.kernels, build.parallel)
 
     def forward(  # type: ignore[override]

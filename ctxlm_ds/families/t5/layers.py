@@ -18,8 +18,8 @@ from ctxlm_ds.models.parts.decoder import decoder_block
 from ctxlm_ds.models.parts.embeddings import WordTable
 from ctxlm_ds.models.parts.transformer import BlockSettings, make_norm, transformer_block
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.layers import EMBEDDINGS, HiddenDropout
-from ctxlm_ds.parallel.parameters import Init, Normal, ParameterFacts, declare
+from ctxlm_ds.parallel.layers import EMBEDDINGS, HiddenDropout, declare_split
+from ctxlm_ds.parallel.parameters import Init, Normal, ParameterFacts
 from ctxlm_ds.parallel.placement import COLUMNS
 
 ENCODER_BIAS, DECODER_BIAS = "encoder_bias", "decoder_bias"
@@ -48,11 +48,7 @@ class RelativeBias(nn.Module):
         self.buckets, self.reach, self.causal = buckets, reach, causal
         self.parallel, self.square = parallel, square
         self.weight = nn.Parameter(torch.empty(buckets, num_heads // parallel.size))
-        declare(self, weight=ParameterFacts(init, decays=False, split=COLUMNS))
-        if parallel.size > 1:
-            from ctxlm_ds.parallel.megatron import mark_split
-
-            mark_split(self.weight, dim=1)
+        declare_split(self, parallel, weight=ParameterFacts(init, decays=False, split=COLUMNS))
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the bias [n, s, s] or [n, 2 s - 1] for complete rows of ids [b, s].

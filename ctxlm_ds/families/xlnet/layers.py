@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ctxlm_ds.families.xlnet.config import XlnetSection
-from ctxlm_ds.kernels.attention_spec import AttentionSpec
+from ctxlm_ds.kernels.attention_spec import AttentionSpec, ProbabilityKeys, probability_dropout
 from ctxlm_ds.kernels.dropout import keyed_row_dropout
 from ctxlm_ds.models.layers import LayerDescription, ModelBuild
 from ctxlm_ds.models.parts.embeddings import WordTable
@@ -32,6 +32,7 @@ from ctxlm_ds.parallel.layers import (
     MLP_OUTPUT,
     HiddenDropout,
     column_parallel_linear,
+    declare_split,
     row_parallel_linear,
 )
 from ctxlm_ds.parallel.mappings import gather_tokens, own_tokens, share_parameters
@@ -69,13 +70,7 @@ class RelativeAttention(nn.Module):
         self.segments = nn.Parameter(torch.empty(2, self.num_heads * size))
         of_bias = ParameterFacts(init, decays=False, split=ROWS)
         biases = dict.fromkeys(("content_bias", "distance_bias", "segment_bias"), of_bias)
-        declare(self, **biases, segments=ParameterFacts(init, decays=True, split=COLUMNS))
-        if parallel.size > 1:
-            from ctxlm_ds.parallel.megatron import mark_split
-
-            for name in biases:
-                mark_split(getattr(self, name), dim=0)
-            mark_split(self.segments, dim=1)
+        declare_split(self, parallel, **biases, segments=ParameterFacts(init, decays=True, split=COLUMNS))
         self.parallel, self.dropout, self.scale = parallel, block.attention.dropout, size**-0.5
 
     def forward(
@@ -125,13 +120,9 @@ class RelativeAttention(nn.Module):
     def _dropped(self, probabilities: Tensor) -> Tensor:
         if not self.training or self.dropout == 0.0:
             return probabilities
-        rows, heads, queries, _ = probabilities.shape
-        device = probabilities.device
-        numbers = torch.arange(rows, device=device)[:, None] * self.all_heads + self.first_head
-        numbers = (numbers + torch.arange(heads, device=device))[..., None] * queries
-        numbers = numbers + torch.arange(queries, device=device)
         key = self.parallel.dropout.key(ATTENTION, probabilities)
-        return keyed_row_dropout(probabilities, self.dropout, key, numbers)
+        keys = ProbabilityKeys(key, self.first_head, self.all_heads)
+        return probability_dropout(probabilities, self.dropout, keys)
 
 
 def _shifted(products: Tensor, keys: int) -> Tensor:

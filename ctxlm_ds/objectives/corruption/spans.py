@@ -190,12 +190,10 @@ class SpanRules(NamedTuple):
     """Tokens to draw from."""
 
 
+@compiled
 def span_size(length: int, share: float) -> int:
     """Return the masked tokens of a block of `length` tokens, at least 1."""
     return max(1, int(length * share))
-
-
-_span_size = compiled(span_size)
 
 
 @compiled
@@ -208,7 +206,7 @@ def mask_spans(samples: Samples, key: np.uint64, rules: SpanRules, input_ids: Id
         first, length = samples.starts[number], samples.starts[number + 1] - samples.starts[number]
         for block in range(1, length, rules.block_size):
             size = min(rules.block_size, length - block)
-            count = _span_size(size, rules.share)
+            count = span_size(size, rules.share)
             begin = block + below(word_at(state, 3 * block), size - count + 1)
             masked[first + begin : first + begin + count] = True
             for position in range(begin, begin + count):
