@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,6 +30,9 @@ from ctxlm_ds.parallel.parameters import ParameterFacts, collect_facts, initial_
 from ctxlm_ds.recipe.schema import TeacherConfig
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.registry import FAMILIES, load_object
+
+if TYPE_CHECKING:
+    from ctxlm_ds.objectives.base import Objective
 
 
 def loss_of(logits: str, z_loss: float = 0.0) -> tuple[str, ...]:
@@ -64,23 +67,6 @@ def _decoder(
     return (last, bias) if is_table and "decode" in last.call_kwargs and not last.frozen else None
 
 
-class Predictions(Protocol):
-    """What a program needs to know of an objective (objectives/base.py)."""
-
-    name: ClassVar[str]
-    terms: tuple[Any, ...]
-    teacher_outputs: tuple[str, ...]
-    z_loss: float
-
-    @property
-    def tensors(self) -> tuple[str, ...]: ...
-
-    @property
-    def word_labels(self) -> dict[str, str | None]: ...
-
-    def comparisons(self, model: Any, teacher: Any) -> Sequence[Comparison]: ...
-
-
 @dataclass(frozen=True)
 class Source:
     """What the passes read."""
@@ -105,11 +91,7 @@ class Source:
 
 
 def _list_family(model: ModelSection, build: ModelBuild) -> list[LayerDescription]:
-    """List a family's layers with the taps among the outputs.
-
-    Raises:
-        ConfigError: the shape is impossible, or the family has no head for an output.
-    """
+    """List a family's layers with the taps among the outputs; ConfigError if the shape or an output is impossible."""
     if model.vocab_size is None:
         raise ConfigError("model.vocab_size is not set: give it in the recipe or take the tokenizer's size")
     problem = next(chain(model.problems(), model.tensor_parallel_problems(build.parallel.size)), None)
@@ -135,8 +117,7 @@ def _join_teacher(layers: list[LayerDescription], source: Source) -> list[LayerD
 def _compute_losses(layers: list[LayerDescription], source: Source) -> list[LayerDescription]:
     """Replace the layers that write logits by one that writes their loss, if the kernel of `cross_entropy` does that.
 
-    Raises:
-        ConfigError: the recipe names a kernel that needs this, and a layer or a term needs the logits.
+    Raises ConfigError if the recipe names a kernel that needs this, and a layer or a term needs the logits.
     """
     kernels, replaced = source.build.kernels, list(layers)
     asked = kernels.asked("cross_entropy")
@@ -247,7 +228,7 @@ class Program:
 def build_program(
     model: ModelSection,
     build: ModelBuild,
-    objective: Predictions | None = None,
+    objective: Objective | None = None,
     teacher: TeacherConfig | None = None,
     kernels_of: Callable[[str], KernelSet] | None = None,
     read_logits: Sequence[str] = (),
@@ -255,18 +236,13 @@ def build_program(
 ) -> Program:
     """List the layers of a model or of a complete run.
 
-    Args:
-        model: the model's settings; vocab_size is set.
-        build: outputs, kernels and this rank's share.
-        objective: adds its teacher, comparisons and losses; None for a model alone.
-        teacher: the recipe's section; without settings of a model the teacher is left out.
-        kernels_of: chooses kernels for a precision, which may differ for the teacher; None takes those of `build`.
-        read_logits: logits that something outside the list reads.
-        fields: those of a batch; None leaves open what layers and terms may read.
+    `model` has a vocab_size. `objective` adds its teacher, comparisons and losses; None is a model alone. Without
+    settings of a model in `teacher` the teacher is left out. `kernels_of` chooses kernels for a precision, which may
+    differ for the teacher; None takes those of `build`. `read_logits` are logits that something outside the list reads,
+    `fields` those of a batch; None leaves open what layers and terms may read.
 
-    Raises:
-        ConfigError: a shape is impossible, a family has no head for an output, a kernel does not go with the layers,
-            an object cannot be imported, or nothing writes a tensor that is read.
+    Raises ConfigError if a shape is impossible, a family has no head for an output, a kernel does not go with the
+    layers, an object cannot be imported, or nothing writes a tensor that is read.
     """
     source, outputs = Source(model, build), build.outputs
     terms: tuple[Any, ...] = ()
@@ -309,7 +285,7 @@ def _missing(program: Program, readers: Mapping[str, Sequence[str]], fields: Seq
 
 def _with_teacher(
     source: Source,
-    objective: Predictions,
+    objective: Objective,
     settings: TeacherConfig,
     teacher: ModelSection,
     kernels_of: Callable[[str], KernelSet] | None,
@@ -328,9 +304,5 @@ def _with_teacher(
 
 
 def plain_program(model: ModelSection, outputs: Sequence[str]) -> Program:
-    """List the layers of the complete model with the default kernels of a CPU.
-
-    Raises:
-        ConfigError: as build_program.
-    """
+    """List the layers of the complete model with the default kernels of a CPU; errors are those of build_program."""
     return build_program(model, ModelBuild(tuple(outputs), KernelSet({}, "cpu", torch.float32)))
