@@ -45,7 +45,7 @@ def keyed_dropout(x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor:
     Args:
         x: any shape, floating.
         p: probability, rounded to a multiple of 2^-16.
-        key: 0-d int64 on x's device; two keys must be hashes themselves (parallel/random.py), not neighbours.
+        key: 0-d int64 on x's device; two keys must be hashes themselves (parallel/context.py), not neighbours.
         first: place of x's first element in the complete tensor, if x is a share of one.
     """
     return _drop(x, p, _lanes(x.numel(), key, first).view(x.shape))

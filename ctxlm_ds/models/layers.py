@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
 from ctxlm_ds.parallel.parameters import freeze
-from ctxlm_ds.parallel.random import DropoutStreams
 
 
 @dataclass(frozen=True)
@@ -221,15 +220,7 @@ class Flow:
     """The tensors that are needed before each layer of a list."""
 
     def __init__(self, descriptions: Sequence[LayerDescription], outputs: Sequence[str]) -> None:
-        """Follow the tensors from the last layer back.
-
-        Args:
-            descriptions: the layers in order.
-            outputs: tensors needed after the last layer.
-
-        Raises:
-            ValueError: no layer writes an output.
-        """
+        """Follow the tensors from the last layer, after which `outputs` are needed; ValueError if none writes one."""
         self.outputs = tuple(outputs)
         written = {name for description in descriptions for name in description.gives()}
         unknown = [name for name in self.outputs if name not in written]
@@ -315,13 +306,7 @@ class LayerSequence(nn.Module):
     def __init__(
         self, descriptions: Sequence[LayerDescription], outputs: Sequence[str], streams: DropoutStreams | None = None
     ) -> None:
-        """Build the layers.
-
-        Args:
-            descriptions: the layers in order.
-            outputs: tensors to return.
-            streams: dropout keys of the layers; None if they drop nothing.
-        """
+        """Build the layers in order; `outputs` are the tensors to return, `streams` the layers' keys of dropout."""
         super().__init__()
         repeated = repeated_layers(descriptions)
         running = [index for index in range(len(descriptions)) if index not in repeated]

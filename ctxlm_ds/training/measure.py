@@ -23,10 +23,9 @@ from ctxlm_ds.models.layers import Flow, LayerDescription, ModelBuild, carried_s
 from ctxlm_ds.models.meter import CUDA, Meter, OnDevice, Platform, Product, Trace, Work
 from ctxlm_ds.models.program import Program, build_program
 from ctxlm_ds.objectives.base import build_objective
-from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
 from ctxlm_ds.parallel.linear_cross_entropy import chunk_rows
 from ctxlm_ds.parallel.mappings import own_share
-from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import context_group
 from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
 from ctxlm_ds.recipe.sections import ModelSection

@@ -7,9 +7,8 @@ import torch
 
 from ctxlm_ds.families.electra.layers import draw_words
 from ctxlm_ds.kernels.dropout import in_pieces
-from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
 from ctxlm_ds.parallel.placement import vocabulary_rows_per_rank
-from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import build_topology
 from tests.dist.runner import run_ranks
 

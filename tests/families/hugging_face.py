@@ -18,9 +18,8 @@ from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import LayerSequence, ModelBuild, run_layer
 from ctxlm_ds.models.program import build_program
 from ctxlm_ds.objectives.base import build_objective
-from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
 from ctxlm_ds.parallel.parameters import collect_facts
-from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.training.engine.losses import TermLosses

@@ -23,9 +23,8 @@ from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import ModelBuild
 from ctxlm_ds.models.program import build_program
 from ctxlm_ds.objectives.base import Field, LossTerm, Objective
-from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
 from ctxlm_ds.parallel.parameters import collect_facts
-from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import build_topology
 from ctxlm_ds.process.library_noise import quiet_libraries
 from ctxlm_ds.recipe import choices

@@ -68,8 +68,7 @@ class BareSteps:
         from ctxlm_ds.models.layers import ModelBuild
         from ctxlm_ds.models.program import build_program
         from ctxlm_ds.objectives.base import build_objective
-        from ctxlm_ds.parallel.context import ParallelContext
-        from ctxlm_ds.parallel.random import DropoutStreams
+        from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
         from ctxlm_ds.training.engine.losses import TermLosses
         from ctxlm_ds.training.engine.runtime import compile_setting
         from tools.benchmark.batches import full_rows

@@ -24,8 +24,7 @@ from ctxlm_ds.kernels import dispatch
 from ctxlm_ds.kernels.dispatch import DTYPES, OPERATIONS, KernelSet
 from ctxlm_ds.kernels.triton.interpreter import round_as_devices
 from ctxlm_ds.objectives.base import build_objective
-from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.random import DropoutStreams
+from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
 from ctxlm_ds.process.patches import replaced
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig
 from ctxlm_ds.training.engine.losses import TermLosses

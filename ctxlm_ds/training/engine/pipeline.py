@@ -8,7 +8,6 @@ deepspeed 0.19.8, runtime/pipe/engine.py; `_INSTRUCTION_MAP` of its engine lists
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from deepspeed.runtime.pipe import schedule
@@ -29,7 +28,7 @@ from ctxlm_ds.models.layers import (
     repeated_layers,
     run_layer,
 )
-from ctxlm_ds.parallel.random import DropoutStreams
+from ctxlm_ds.parallel.context import DropoutStreams
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.engine.forward_backward import EVALUATION, PassContext
 from ctxlm_ds.training.engine.losses import Sums, add_into
@@ -76,7 +75,7 @@ class PipelineStage(PipelineModule):
         self._streams = streams
         streams.num_layers = len(descriptions)
         specs = list(map(_spec, descriptions))
-        super().__init__(specs, topology=pipeline_topology(topology), loss_fn=_not_yet, partition_method="bounds")
+        super().__init__(specs, topology=pipeline_topology(topology), partition_method="bounds")
         flow = Flow(descriptions, outputs)
         self.inputs = flow.inputs
         self.carried = carried_states(descriptions[self._local_start : self._local_stop])
@@ -234,10 +233,6 @@ class PipelinePasses:
         if engine.is_last_stage():
             # Only the loss is needed now; the engine would keep the logits until the buffer is reused.
             engine.pipe_buffers["outputs"][buffer_id] = engine.pipe_buffers["labels"][buffer_id] = None
-
-
-def _not_yet(*_: Any) -> torch.Tensor:
-    raise AssertionError("PipelinePasses sets the loss")
 
 
 def backward_pass(engine: PipelineEngine, buffer_id: int) -> None:

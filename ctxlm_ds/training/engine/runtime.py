@@ -17,10 +17,9 @@ import torch
 from ctxlm_ds.errors import ConfigError, KernelError
 from ctxlm_ds.kernels.implementation import why_compiled_cannot_run
 from ctxlm_ds.models.layers import LayerDescription, parameter_prefixes
-from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
 from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.parallel.placement import shard_of
-from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.library_noise import without_known_prints
 from ctxlm_ds.process.patches import compile_at_first_call, replaced

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ctxlm_ds.models.layers import CarriedStates, run_layer
-from ctxlm_ds.parallel.random import DropoutStreams
+from ctxlm_ds.parallel.context import DropoutStreams
 from tests.unit.models.test_layers import layer
 
 

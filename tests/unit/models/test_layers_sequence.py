@@ -14,8 +14,7 @@ from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.implementation import why_compiled_cannot_run
 from ctxlm_ds.models.layers import LayerSequence, ModelBuild
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.random import DropoutStreams
+from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
 from tests.encoder_batches import random_batch, tiny_model
 
 SEQ_LENGTH = 20

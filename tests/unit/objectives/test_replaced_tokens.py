@@ -14,9 +14,8 @@ from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.families.electra.layers import Samples
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.objectives.base import build_objective
-from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
 from ctxlm_ds.parallel.cross_entropy import binary_sums
-from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.training.engine.losses import TermLosses
 from tests.sections import objective_section
 from tests.unit.objectives.corruption.test_tokens import TOKENIZER, corrupt, samples_of

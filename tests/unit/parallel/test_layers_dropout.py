@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
 from ctxlm_ds.parallel.layers import HiddenDropout, InnerDropout
-from ctxlm_ds.parallel.random import DropoutStreams
 
 KERNELS = KernelSet({}, "cpu", torch.float32)
 

@@ -10,10 +10,9 @@ import torch
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.norm import in_runs
-from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
 from ctxlm_ds.parallel.layers import HiddenDropout, InnerDropout
 from ctxlm_ds.parallel.mappings import own_share, token_runs
-from ctxlm_ds.parallel.random import DropoutStreams
 
 KERNELS = KernelSet({}, "cpu", torch.float32)
 ROWS, LENGTH, WIDTH, CONTEXT = 3, 8, 6, 2

@@ -15,9 +15,8 @@ from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.layers import ModelBuild
 from ctxlm_ds.models.program import build_program
 from ctxlm_ds.objectives.base import build_objective
-from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
 from ctxlm_ds.parallel.mappings import own_share
-from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.recipe.load import load_config, shipped_recipes
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import FAMILIES, load_object

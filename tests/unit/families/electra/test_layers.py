@@ -10,8 +10,7 @@ from torch import Tensor
 
 from ctxlm_ds.families.electra.layers import draw_words
 from ctxlm_ds.kernels.dropout import in_pieces
-from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.random import DropoutStreams
+from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
 
 ROWS, SLOTS, WORDS, LENGTH = 512, 40, 7, 64
 CPU = torch.device("cpu")

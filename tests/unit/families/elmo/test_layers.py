@@ -12,9 +12,8 @@ from ctxlm_ds.families.elmo.config import ELMO, ElmoSection
 from ctxlm_ds.families.elmo.layers import HIDDEN, LOSSES, elmo_layers
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import LayerSequence, ModelBuild
-from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
 from ctxlm_ds.parallel.parameters import initialize_parameters
-from ctxlm_ds.parallel.random import DropoutStreams
 
 ROWS, LENGTH, VOCABULARY = 2, 6, 40
 FIELDS = {"characters": ("character_ids", "reversed_character_ids"), "words": ("input_ids", "reversed_input_ids")}

@@ -16,8 +16,7 @@ from ctxlm_ds.families.elmo.config import ELMO, ElmoSection
 from ctxlm_ds.families.elmo.softmax import CANDIDATES, Candidates, SharedSoftmax, draw_candidates, log_expected_counts
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import ModelBuild
-from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.random import DropoutStreams
+from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
 
 ROWS, LENGTH, VOCABULARY, SAMPLED = 3, 7, 60, 16
 STEP, MICRO_BATCH = 4, 2

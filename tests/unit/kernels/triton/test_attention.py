@@ -17,9 +17,8 @@ from ctxlm_ds.kernels.implementation import Implementation
 from ctxlm_ds.kernels.triton.launch import recorded
 from ctxlm_ds.kernels.triton.rows import ROWS
 from ctxlm_ds.models.layers import LayerSequence, ModelBuild
-from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
 from ctxlm_ds.parallel.parameters import initialize_parameters
-from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.registry import KERNELS
 from tests.unit.kernels.attention_oracle import KEY_LENGTH, SEQ_LENGTH, layout, sequences_of
 from tests.unit.kernels.test_attention import every_spec, name_of

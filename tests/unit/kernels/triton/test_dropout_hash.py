@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from ctxlm_ds.kernels.triton.dropout import hash_words
-from ctxlm_ds.parallel.random import _hashes
+from ctxlm_ds.parallel.context import _hashes
 from tests.unit.kernels.triton.interpreter import in_interpreter
 
 pytestmark = pytest.mark.long

@@ -15,9 +15,8 @@ from ctxlm_ds.models.layers import LayerSequence, ModelBuild
 from ctxlm_ds.models.parts.decoder import decoder_block
 from ctxlm_ds.models.parts.transformer import BlockSettings
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
 from ctxlm_ds.parallel.parameters import Normal, initialize_parameters
-from ctxlm_ds.parallel.random import DropoutStreams
 from ctxlm_ds.registry import KERNELS
 from tests.encoder_batches import OUTPUTS, random_batch, tiny_model
 from tests.unit.kernels.triton.interpreter import in_interpreter

@@ -13,8 +13,7 @@ from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionSpec
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import CarriedStates, ModelBuild, run_layer
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.random import DropoutStreams
+from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
 from ctxlm_ds.parallel.topology import build_topology
 from tests.dist.runner import run_ranks
 from tests.dist.training import tiny_config
