@@ -22,7 +22,7 @@ from ctxlm_ds.apps.verify.parts import smaller
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.kernels import dispatch
 from ctxlm_ds.kernels.dispatch import DTYPES, OPERATIONS, KernelSet
-from ctxlm_ds.kernels.triton.interpreter import round_as_devices
+from ctxlm_ds.kernels.triton.launch import round_as_devices
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
 from ctxlm_ds.process.patches import replaced

@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -88,3 +90,34 @@ def differentiable(operator: Any, forward: Callable[..., Any], backward: Callabl
 def dense(x: Tensor) -> Tensor:
     """Return x as the kernels read it: contiguous."""
     return x if x.is_contiguous() else x.contiguous()
+
+
+def round_as_devices() -> None:
+    """Correct the interpreter of a process with TRITON_INTERPRET=1 for the rest of the process.
+
+    Versions 3.7.1 to 3.9.0 cut fp32 to bf16 where devices round to the nearest even number, and multiply the bit
+    patterns of bf16 matrices as integers.
+    """
+    from triton.runtime import interpreter
+
+    convert, create_dot = interpreter._convert_float, interpreter.InterpreterBuilder.create_dot
+
+    def rounded(data: np.ndarray, source: Any, target: Any, mode: Any) -> np.ndarray:
+        if (source, target) == (tl.float32, tl.bfloat16):
+            values = torch.from_numpy(np.frombuffer(data.tobytes(), np.float32).copy())
+            return values.to(torch.bfloat16).view(torch.uint16).numpy().reshape(data.shape)
+        if (source, target) == (tl.bfloat16, tl.float32):
+            return (np.frombuffer(data.tobytes(), np.uint16).astype(np.uint32) << 16).reshape(data.shape)
+        return convert(data, source, target, mode)
+
+    def widened(handle: Any) -> Any:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        wide = rounded(handle.data, tl.bfloat16, tl.float32, None).view(np.float32)
+        return interpreter.TensorHandle(wide, tl.float32)
+
+    def dot(self: Any, a: Any, b: Any, *rest: Any) -> Any:
+        return create_dot(self, widened(a), widened(b), *rest)
+
+    interpreter._convert_float = rounded
+    interpreter.InterpreterBuilder.create_dot = dot

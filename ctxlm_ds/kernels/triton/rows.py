@@ -13,13 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ctxlm_ds.kernels.attention_spec import AttentionKernel
-from ctxlm_ds.kernels.bias_gelu import GATED, BiasGeluKernel, GatedKernel, torch_bias_gelu
-from ctxlm_ds.kernels.cross_entropy import CrossEntropyKernel
-from ctxlm_ds.kernels.dropout import DropoutKernel
+from ctxlm_ds.kernels.bias_gelu import GATED, torch_bias_gelu
 from ctxlm_ds.kernels.implementation import Implementation, Need
-from ctxlm_ds.kernels.norm import AddNormKernel, AddNormSpec
-from ctxlm_ds.kernels.rotary import RotaryKernel
+from ctxlm_ds.kernels.norm import AddNormSpec
+from ctxlm_ds.registry import load_object
 
 FIGURES = Path(__file__).parents[1] / "figures.json"
 MIN_CAPABILITY, MIN_CAPABILITY_BF16 = (7, 5), (8, 0)
@@ -104,9 +101,9 @@ def why_attention_cannot_run(need: Need) -> str | None:
     return None
 
 
-def _attention_wins(need: Need) -> bool:
-    """Return whether `auto` takes it: torch needs no mask without a bias, and other draws change a run's losses."""
-    return need.spec.bias and wins("attention", "triton", need)
+def _load(name: str) -> Any:
+    """Return an object of this folder by `module:name`."""
+    return load_object(f"ctxlm_ds.kernels.triton.{name}")
 
 
 def _row(
@@ -116,50 +113,21 @@ def _row(
     return Implementation("triton", make, why_not, lambda need: wins(operation, "triton", need))
 
 
-def _attention(need: Need) -> AttentionKernel:
-    from ctxlm_ds.kernels.triton.attention import TritonAttention
-
-    return TritonAttention(need.spec)
-
-
-def _dropout(need: Need) -> DropoutKernel:
-    from ctxlm_ds.kernels.triton.dropout import triton_dropout
-
-    return triton_dropout
-
-
-def _add_norm(need: Need) -> AddNormKernel:
-    from ctxlm_ds.kernels.triton.norm import triton_add_norm
-
-    return triton_add_norm
-
-
-def _cross_entropy(need: Need) -> CrossEntropyKernel:
-    from ctxlm_ds.kernels.triton.cross_entropy import KERNEL
-
-    return KERNEL
-
-
-def _bias_gelu(need: Need) -> BiasGeluKernel | GatedKernel:
-    if need.spec != GATED:
-        return torch_bias_gelu  # reads and writes each number once already
-    from ctxlm_ds.kernels.triton.activation import triton_gated
-
-    return triton_gated
-
-
-def _rotary(need: Need) -> RotaryKernel:
-    from ctxlm_ds.kernels.triton.rotary import triton_rotary
-
-    return triton_rotary
-
-
 ROWS = {
-    "attention": Implementation("triton", _attention, why_attention_cannot_run, _attention_wins),
-    "dropout": _row("dropout", _dropout),
-    "add_norm": _row("add_norm", _add_norm, why_add_norm_cannot_run),
-    "bias_gelu": _row("bias_gelu", _bias_gelu),
-    "rotary": _row("rotary", _rotary),
-    "cross_entropy": _row("cross_entropy", _cross_entropy),
+    "attention": Implementation(
+        "triton",
+        lambda need: _load("attention:TritonAttention")(need.spec),
+        why_attention_cannot_run,
+        # torch needs no mask without a bias, and other draws change a run's losses.
+        lambda need: need.spec.bias and wins("attention", "triton", need),
+    ),
+    "dropout": _row("dropout", lambda need: _load("dropout:triton_dropout")),
+    "add_norm": _row("add_norm", lambda need: _load("norm:triton_add_norm"), why_add_norm_cannot_run),
+    # A plain activation of torch's reads and writes each number once already.
+    "bias_gelu": _row(
+        "bias_gelu", lambda need: _load("activation:triton_gated") if need.spec == GATED else torch_bias_gelu
+    ),
+    "rotary": _row("rotary", lambda need: _load("rotary:triton_rotary")),
+    "cross_entropy": _row("cross_entropy", lambda need: _load("cross_entropy:KERNEL")),
 }
 """Operation -> its Triton row."""

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
 
 from ctxlm_ds.console import logger
 from ctxlm_ds.data.sample import Batch
@@ -91,6 +90,7 @@ class Engine:
         self.before_update: Callable[[], None] = lambda: None
         """Called in every step before weights and moments change."""
         self.topology = topology
+        self._is_pipeline = topology.pipeline_parallel_size > 1
         sizes = config.training.global_batch_size, config.training.micro_batch_size * topology.data_parallel_size
         topology.run_together(lambda: load_async_io() if prepare_folders(zero.nvme_paths) else None)
         self.program, self.parallel, self.terms = program, program.parallel, program.terms
@@ -112,9 +112,7 @@ class Engine:
         model = self._build_model(deepspeed_config)
         named = model.full_named_parameters() if self._is_pipeline else list(model.named_parameters())
         self._frozen = {name: parameter.requires_grad_(False) for name, parameter in named if name not in self._shapes}
-        self.named_parameters: list[tuple[str, nn.Parameter]] = [
-            (name, parameter) for name, parameter in named if name in self._shapes
-        ]
+        self.named_parameters = [(name, parameter) for name, parameter in named if name in self._shapes]
         self._holdings = {
             name: holding_of(self.parallel, name, self._facts[name], self._shapes[name], parameter)
             for name, parameter in self.named_parameters
@@ -124,10 +122,6 @@ class Engine:
         self.json_optimizer = flat_settings({"deepspeed": {"optimizer": section}})
         optimizer, self.optimizer_choice = self._build_optimizer(deepspeed_config, zero.offload_optimizer)
         self._initialize(deepspeed_config, model, optimizer)
-
-    @property
-    def _is_pipeline(self) -> bool:
-        return self.topology.pipeline_parallel_size > 1
 
     def _build_model(self, deepspeed_config: dict[str, Any]) -> Any:
         descriptions = self.program.layers
@@ -190,6 +184,8 @@ class Engine:
                 dist_init_required=False,
             )
         self.device = self._deepspeed.device
+        self.module: Any = self._deepspeed.module
+        """The model, its parameters in the layout of the ZeRO stage."""
         keep_precision(self._frozen, self.program.layers)
         if self.zero_stage == 0 and self.topology.replica_size == 1:
             leave_gradients_in_place(self._deepspeed)
@@ -213,11 +209,6 @@ class Engine:
             sharers = Sharers(self.topology, self.zero_stage, self.device)
             flat = flat_tensors(self._zero)
             self._inner.bind(ParameterLayout(self.fragments(), self._shapes, self._facts, flat, sharers))
-
-    @property
-    def module(self) -> nn.Module:
-        """Return the model, its parameters in the layout of the ZeRO stage."""
-        return self._deepspeed.module
 
     # States for checkpoints and initialisation.
 

@@ -52,7 +52,7 @@ def serve() -> None:
     answers, sys.stdout = os.fdopen(os.dup(1), "wb"), sys.stderr
     import torch
 
-    from ctxlm_ds.kernels.triton.interpreter import round_as_devices
+    from ctxlm_ds.kernels.triton.launch import round_as_devices
 
     torch.set_num_threads(1)
     round_as_devices()
