@@ -1,6 +1,6 @@
 """Cross entropy of some rows of logits and its gradient, for a decoder that never holds the logits of all rows.
 
-The decoder (parallel/linear_cross_entropy.py) computes the logits of some rows, then their loss and gradient, and drops
+The decoder (parallel/cross_entropy.py) computes the logits of some rows, then their loss and gradient, and drops
 them. Shape letters: k rows, v words of this rank.
 """
 

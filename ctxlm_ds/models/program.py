@@ -3,7 +3,7 @@
 A family lists its layers. Each of PASSES returns the list with what the objective, the teacher or a kernel adds. With
 losses inside decoders, a layer that writes logits becomes one that compares them with labels some rows at a time: the
 labels are a tensor of the list like any other, so they reach the last stage of a pipeline, and the weight is used
-inside the layer that owns it, as ZeRO-3 and tied embeddings need (parallel/linear_cross_entropy.py).
+inside the layer that owns it, as ZeRO-3 and tied embeddings need (parallel/cross_entropy.py).
 Engine, planner, export and checkpoints read the finished Program: layers, loss terms, outputs, and the facts and shapes
 of the complete model's parameters.
 """

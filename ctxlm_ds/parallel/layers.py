@@ -19,7 +19,7 @@ from ctxlm_ds.kernels.dropout import keyed_row_dropout
 from ctxlm_ds.kernels.linear import LinearKernel, float32_linear
 from ctxlm_ds.kernels.norm import Drop, DropRuns, in_runs
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.linear_cross_entropy import LinearCrossEntropy
+from ctxlm_ds.parallel.cross_entropy import LinearCrossEntropy
 from ctxlm_ds.parallel.mappings import (
     ColumnParallelProduct,
     reduce_from_ranks,

@@ -24,7 +24,7 @@ from ctxlm_ds.models.meter import CUDA, Meter, OnDevice, Platform, Product, Trac
 from ctxlm_ds.models.program import Program, build_program
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
-from ctxlm_ds.parallel.linear_cross_entropy import chunk_rows
+from ctxlm_ds.parallel.cross_entropy import chunk_rows
 from ctxlm_ds.parallel.mappings import own_share
 from ctxlm_ds.parallel.topology import context_group
 from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig

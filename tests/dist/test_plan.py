@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from ctxlm_ds.apps.plan.check_run import layout_of
 from ctxlm_ds.apps.plan.plan import Planner
 from ctxlm_ds.models.meter import CPU
-from ctxlm_ds.parallel import linear_cross_entropy
+from ctxlm_ds.parallel import cross_entropy
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig, TrainingConfig
 from tests.dist.runner import run_ranks
@@ -22,7 +22,7 @@ from tests.sections import model_section
 
 pytestmark = pytest.mark.dist
 WORDS = 8192
-CHUNK = linear_cross_entropy.TILE * WORDS
+CHUNK = cross_entropy.TILE * WORDS
 """Most logits that are held together here."""
 
 
@@ -52,7 +52,7 @@ class LiveBytes(TorchDispatchMode):
 
 def peak_of_steps(rank: int, world_size: int, config: RunConfig, user_json: dict[str, Any]) -> int:
     """Most bytes in the second and third step, with the states that the engine made before."""
-    linear_cross_entropy.CPU_CHUNK = CHUNK
+    cross_entropy.CPU_CHUNK = CHUNK
     with LiveBytes() as live:
         engine = build_engine(config, user_json, config.training.activation_checkpointing)
         engine.train_step(step_of(engine, 0), 0, 0.01)
@@ -104,7 +104,7 @@ def test_the_planned_memory_of_many_words_is_that_of_a_chunk_of_logits(
     micro_batch_size: int, z_loss: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of the 16 rows of 16 positions are a chunk; 4 rows are less."""
-    monkeypatch.setattr(linear_cross_entropy, "CPU_CHUNK", CHUNK)
+    monkeypatch.setattr(cross_entropy, "CPU_CHUNK", CHUNK)
     kernels = {"linear": "torch", "cross_entropy": "chunked"}
     config = config_of("bf16", micro_batch_size, False, kernels, "gpt2", vocab_size=WORDS)
     config = config.with_values("objective", z_loss=z_loss)

@@ -35,7 +35,7 @@ from ctxlm_ds.families.elmo.layers import HIDDEN, elmo_layers
 from ctxlm_ds.installed import check_extra
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import LayerSequence, ModelBuild
-from ctxlm_ds.parallel.linear_cross_entropy import chunk_rows
+from ctxlm_ds.parallel.cross_entropy import chunk_rows
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.kinds.characters import BEGIN, END, UNK, char_ids

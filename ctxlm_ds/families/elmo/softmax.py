@@ -24,9 +24,8 @@ from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.numba_random import compiled, uniform, word_at
 from ctxlm_ds.families.elmo.config import ElmoSection
 from ctxlm_ds.models.layers import ModelBuild
-from ctxlm_ds.parallel.cross_entropy import label_losses
+from ctxlm_ds.parallel.cross_entropy import chunk_rows, label_losses
 from ctxlm_ds.parallel.layers import HiddenDropout, VocabParallelEmbedding, declare_split
-from ctxlm_ds.parallel.linear_cross_entropy import chunk_rows
 from ctxlm_ds.parallel.mappings import reduce_from_ranks
 from ctxlm_ds.parallel.parameters import ZEROS, Normal, ParameterFacts, declare
 from ctxlm_ds.parallel.placement import VOCABULARY

@@ -13,7 +13,7 @@ from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import Flow, LayerDescription, LayerSequence, ModelBuild
 from ctxlm_ds.models.program import Program, build_program, loss_of
 from ctxlm_ds.objectives.base import GIVEN_SUMS, build_objective
-from ctxlm_ds.parallel import linear_cross_entropy
+from ctxlm_ds.parallel import cross_entropy
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.training.engine.losses import TermLosses
 from tests.sections import model_section, objective_section
@@ -95,7 +95,7 @@ def test_losses_and_gradients_of_t5_are_those_of_all_logits(
     tied: bool, z_loss: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks of one tile of rows, three for the batch; the untied head has its own gradient."""
-    monkeypatch.setattr(linear_cross_entropy, "CPU_CHUNK", linear_cross_entropy.TILE * 61)
+    monkeypatch.setattr(cross_entropy, "CPU_CHUNK", cross_entropy.TILE * 61)
     objective, fields = build_objective(objective_section(name="span_corruption", z_loss=z_loss)), t5_batch()
     model, found = model_section(**T5_SIZE, gated=not tied, tied_head=tied), []
     for asked in ("full", "chunked"):

@@ -74,7 +74,7 @@ def test_a_rank_without_words_adds_nothing() -> None:
 @in_interpreter
 def test_a_decoder_gets_its_loss_and_gradients_over_several_chunks(z_loss: float) -> None:
     from ctxlm_ds.kernels.triton.cross_entropy import KERNEL
-    from ctxlm_ds.parallel import linear_cross_entropy as decoder
+    from ctxlm_ds.parallel import cross_entropy as decoder
     from ctxlm_ds.parallel.context import ParallelContext
 
     draw = torch.Generator().manual_seed(1)

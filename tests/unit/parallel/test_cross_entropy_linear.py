@@ -1,4 +1,4 @@
-"""A decoder's loss, some rows at a time, against float64 (several ranks: tests/dist/test_linear_cross_entropy.py)."""
+"""A decoder's loss, some rows at a time, against float64 (several ranks: tests/dist/test_cross_entropy_linear.py)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.parallel import linear_cross_entropy
+from ctxlm_ds.parallel import cross_entropy
 from ctxlm_ds.parallel.context import ParallelContext
+from ctxlm_ds.parallel.cross_entropy import TILE, chunk_rows
 from ctxlm_ds.parallel.layers import VocabParallelEmbedding
-from ctxlm_ds.parallel.linear_cross_entropy import TILE, chunk_rows
 from ctxlm_ds.parallel.parameters import Normal
 
 WORDS, WIDTH, ROWS = 61, 8, 300
@@ -22,7 +22,7 @@ BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 1.5e-2}
 
 @pytest.fixture(autouse=True)
 def several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_cross_entropy, "CPU_CHUNK", TILE * WORDS)
+    monkeypatch.setattr(cross_entropy, "CPU_CHUNK", TILE * WORDS)
 
 
 def decoder(dtype: torch.dtype, linear: str = "torch") -> VocabParallelEmbedding:
@@ -75,7 +75,7 @@ def test_without_any_label_loss_and_gradients_are_zero() -> None:
 def test_evaluation_computes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     table, (hidden, labels, bias) = decoder(torch.float32), inputs(torch.float32)
     expected = table.compare(hidden, labels, bias)
-    monkeypatch.setattr(linear_cross_entropy, "_add_product", None)
+    monkeypatch.setattr(cross_entropy, "_add_product", None)
     monkeypatch.setattr(torch, "empty_like", None)
     with torch.no_grad():
         assert [float(x) for x in table.compare(hidden, labels, bias)] == [float(x.detach()) for x in expected]
@@ -85,5 +85,5 @@ def test_evaluation_computes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> Non
     ("rows", "words", "size"), [(1, 61, 128), (300, 61, 128), (4096, 50304, 384), (160, 30592, 256)]
 )
 def test_chunks_are_even_and_bounded(rows: int, words: int, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linear_cross_entropy, "CPU_CHUNK", TILE * WORDS if words == WORDS else 1 << 24)
+    monkeypatch.setattr(cross_entropy, "CPU_CHUNK", TILE * WORDS if words == WORDS else 1 << 24)
     assert chunk_rows(rows, words, torch.device("cpu")) == size

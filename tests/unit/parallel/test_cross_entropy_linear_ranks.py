@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.kernels.cross_entropy import CHUNKED
-from ctxlm_ds.parallel import linear_cross_entropy
-from ctxlm_ds.parallel.linear_cross_entropy import TILE, LinearCrossEntropy
+from ctxlm_ds.parallel import cross_entropy
+from ctxlm_ds.parallel.cross_entropy import TILE, LinearCrossEntropy
 from tests.local_ranks import assert_each, drawn, local_ranks, needs_local_tensors, of_leaf, values
 
 pytestmark = [needs_local_tensors, pytest.mark.long]
@@ -20,7 +20,7 @@ WIDTH, WORDS, ROWS, Z_LOSS, FACTOR = 8, 4, 320, 0.2, 0.3
 @pytest.mark.parametrize(("size", "splits_tokens"), [(8, False), (8, True), (64, True)])
 def test_losses_hits_and_gradients(size: int, splits_tokens: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three chunks, ignored rows, and a word of the first rank that ties with one of the last."""
-    monkeypatch.setattr(linear_cross_entropy, "CPU_CHUNK", TILE * WORDS)
+    monkeypatch.setattr(cross_entropy, "CPU_CHUNK", TILE * WORDS)
     x, weight, bias = drawn(1, ROWS, WIDTH), drawn(2, size * WORDS, WIDTH), drawn(3, size * WORDS)
     first, last = 1, size * WORDS - 2
     labels = torch.randint(size * WORDS, (ROWS,), generator=torch.Generator().manual_seed(4))
