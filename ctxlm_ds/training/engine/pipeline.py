@@ -287,7 +287,10 @@ def reduce_tied_grads(engine: PipelineEngine) -> None:
             gradient = weight.grad
         else:
             if find(weight) is None:
-                _set_zero_gradient(optimizer, weight)
+                # In the attribute that ZeRO stage 1 accumulates into.
+                in_fp32 = getattr(optimizer, "use_grad_accum_attribute", False)
+                name, dtype = ("grad_accum", torch.float32) if in_fp32 else ("grad", weight.dtype)
+                setattr(weight, name, torch.zeros_like(weight, dtype=dtype))
             gradient = find(weight)
         torch.distributed.all_reduce(gradient, group=group)
 
@@ -298,11 +301,3 @@ def reduce_grads(engine: PipelineEngine) -> None:
         engine.optimizer.reduce_gradients()
     else:
         PipelineEngine._exec_reduce_grads(engine)
-
-
-def _set_zero_gradient(optimizer: object, weight: torch.nn.Parameter) -> None:
-    """Give a parameter a gradient of zeros in the attribute that ZeRO stage 1 accumulates into."""
-    if getattr(optimizer, "use_grad_accum_attribute", False):
-        weight.grad_accum = torch.zeros_like(weight, dtype=torch.float32)
-    else:
-        weight.grad = torch.zeros_like(weight)

@@ -9,14 +9,14 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
-from itertools import accumulate
 from typing import Any
 
 import torch
 
 from ctxlm_ds.errors import ConfigError, KernelError
 from ctxlm_ds.kernels.implementation import why_compiled_cannot_run
-from ctxlm_ds.models.layers import LayerDescription, parameter_prefixes
+from ctxlm_ds.models.layers import LayerDescription
+from ctxlm_ds.models.stages import layer_parameters
 from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
 from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.parallel.placement import shard_of
@@ -353,13 +353,11 @@ def write_frozen(
 
 def keep_precision(frozen: Mapping[str, torch.nn.Parameter], descriptions: Sequence[LayerDescription]) -> None:
     """Give frozen parameters the data type of their layer again, after DeepSpeed has converted the model."""
-    prefixes = parameter_prefixes(descriptions)
-    own = {prefix: d.dtype for prefix, d in zip(prefixes, descriptions, strict=True) if d.dtype is not None}
-    for name, parameter in frozen.items():
-        dtype = next((own[prefix] for prefix in accumulate(name.split("."), "{}.{}".format) if prefix in own), None)
-        if dtype is not None and parameter.dtype != dtype:
-            assert not hasattr(parameter, "ds_id")  # recipe/layout.py refuses it under stage 3
-            parameter.data = parameter.data.to(dtype)
+    for description, names in zip(descriptions, layer_parameters(descriptions, frozen), strict=True):
+        for parameter in (frozen[name] for name in names):
+            if description.dtype not in (None, parameter.dtype):
+                assert not hasattr(parameter, "ds_id")  # recipe/layout.py refuses it under stage 3
+                parameter.data = parameter.data.to(description.dtype)
 
 
 def gathered(parameter: torch.nn.Parameter) -> AbstractContextManager[Any]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -99,40 +99,38 @@ def _counts(values: Sequence[float]) -> Counts:
     return Counts(list(values[:-1]), int(values[-1]))
 
 
+@dataclass
 class StepJudge:
     """Reads a step's values and decides whether its update must be refused; the same on every rank."""
 
-    def __init__(
-        self, totals: StepTotals, terms: Sequence[LossTerm], step_index: int, is_fp16: bool, find_spike: FindSpike
-    ) -> None:
-        self._totals = totals
-        self._terms = terms
-        self._step_index = step_index
-        self._is_fp16 = is_fp16
-        self._find_spike = find_spike
-        self.total = math.nan
-        """Loss of the step; this and what follows is known once the judge was called."""
-        self.losses: dict[str, float] = {}
-        self.accuracy: dict[str, float] = {}
-        self.flags: tuple[float, ...] = ()
-        self.anomaly: Anomaly | None = None
+    totals: StepTotals
+    terms: Sequence[LossTerm]
+    step_index: int
+    is_fp16: bool
+    find_spike: FindSpike
+    total: float = math.nan
+    """Loss of the step; this and what follows is known once the judge was called."""
+    losses: dict[str, float] = field(default_factory=dict)
+    accuracy: dict[str, float] = field(default_factory=dict)
+    flags: tuple[float, ...] = ()
+    anomaly: Anomaly | None = None
 
     def __call__(self, values: Sequence[float]) -> bool:
         """Return True to refuse the update; `values` are those of StepTotals.start's vector."""
-        sums, self.flags = self._totals.finish(values)
-        self.losses, self.accuracy = means(self._terms, sums)
-        self.total = weighted_total(self._terms, self.losses)
+        sums, self.flags = self.totals.finish(values)
+        self.losses, self.accuracy = means(self.terms, sums)
+        self.total = weighted_total(self.terms, self.losses)
         self.anomaly = self._find_fault()
         return self.anomaly is not None
 
     def _find_fault(self) -> Anomaly | None:
         """Return what is wrong with the loss. In fp16 an infinite loss makes the gradients overflow instead."""
         if math.isfinite(self.total):
-            return self._find_spike(self.total)
-        if self._is_fp16:
+            return self.find_spike(self.total)
+        if self.is_fp16:
             return None
         named = ", ".join(f"{name} {value}" for name, value in self.losses.items())
-        return Anomaly("non_finite", f"the loss of step {self._step_index + 1} is {self.total} ({named})")
+        return Anomaly("non_finite", f"the loss of step {self.step_index + 1} is {self.total} ({named})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +181,10 @@ class Updater:
         """
         if self._clipping is not None:
             return self._end_plain_step(self._clipping, figures, refuses)
-        exhausted = _is_exhausted(loss_scaler(self._zero))
+        scaler = loss_scaler(self._zero)
+        # Then the next overflow can no longer lower the scale.
+        exhausted = scaler is not None and scaler.cur_scale <= scaler.min_scale
+        exhausted = exhausted and (scaler.delayed_shift == 1 or scaler.cur_hysteresis == 1)
         reading = _Reading(self._zero, figures, refuses)
         with reading.in_place_of_the_norm():
             self._step()
@@ -193,8 +194,10 @@ class Updater:
             reading.read([])
         applied = not self._zero.overflow
         assert not (applied and reading.refused), "DeepSpeed applied an update that was to be refused"
-        if not applied:
-            _drop_offloaded_gradients(self._zero)
+        if not applied and getattr(self._zero, "cpu_offload", False) and hasattr(self._zero, "averaged_gradients"):
+            # DeepSpeed keeps the fp32 gradients of an offloaded optimizer at an overflow, and would add to them.
+            for group in self._zero.averaged_gradients:
+                self._zero.averaged_gradients[group] = None
         overflowed = not (math.isfinite(reading.norm) if reading.refused else applied)
         return Update(applied, reading.norm, exhausted and overflowed)
 
@@ -277,20 +280,6 @@ def loss_scaler(zero: Any) -> Any | None:
     """Return DeepSpeed's scaler in fp16; those of other precisions must not change."""
     scaler = getattr(zero, "loss_scaler", None)
     return scaler if getattr(scaler, "dynamic", False) else None
-
-
-def _drop_offloaded_gradients(zero: Any) -> None:
-    """Drop the fp32 gradients of an offloaded optimizer, which DeepSpeed keeps at an overflow and would add to."""
-    if getattr(zero, "cpu_offload", False) and hasattr(zero, "averaged_gradients"):
-        for group in zero.averaged_gradients:
-            zero.averaged_gradients[group] = None
-
-
-def _is_exhausted(scaler: Any | None) -> bool:
-    """Return whether the next overflow can no longer lower the scale."""
-    if scaler is None or scaler.cur_scale > scaler.min_scale:
-        return False
-    return scaler.delayed_shift == 1 or scaler.cur_hysteresis == 1
 
 
 def _norm_of(zero: Any) -> tuple[Any, str]:
