@@ -50,10 +50,8 @@ class KernelSet:
         """Choose the first implementation of each operation that suits and runs, or the one that `names` has.
 
         `names` maps operations to implementations, as a recipe's `kernels` section; an operation left out is `auto`.
-        `device_type` is torch's name of the device, `dtype` the type of the activations.
-
-        Raises:
-            KernelError: a named implementation cannot run here (for attention when a layer asks for it).
+        `device_type` is torch's name of the device, `dtype` the type of the activations. Raises KernelError if a named
+        implementation cannot run here (for attention when a layer asks for it).
         """
         self._names, self._device_type, self.dtype = names, device_type, dtype
         self._chosen: dict[tuple[str, Hashable], tuple[str, Any]] = {}

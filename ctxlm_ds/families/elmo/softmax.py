@@ -94,9 +94,8 @@ class SharedSoftmax(VocabParallelEmbedding):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Compare hidden states [b, s, h] of both directions with their next words [b, s].
 
-        Returns:
-            Of each direction the fp32 sum of the losses, and the number of labels that have the largest logit (of
-            all words, or of those compared).
+        Return of each direction the fp32 sum of the losses, and the number of labels that have the largest logit (of
+        all words, or of those compared).
         """
         states = [self.dropout(x, place).flatten(0, 1) for place, x in enumerate((hidden, reversed_hidden))]
         next_words = [labels.flatten().long(), reversed_labels.flatten().long()]
