@@ -75,7 +75,9 @@ class SdpaAttention:
         if self.in_float32:
             query, key, value = query.float(), key.float(), value.float()
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-        is_causal = self._needs_no_mask and bias is None
+        spec = self.spec
+        # torch's causal mask suffices where padding comes after the sequence: its results are not read.
+        is_causal = spec.causal and bias is None and spec.window is None and not (spec.shares_rows or spec.ranked)
         mask = None if is_causal else once(sequences, "sdpa mask", self.spec, lambda: self._mask(sequences))
         if mask is not None and bias is not None:
             bias = bias if bias.ndim == 4 else bias[None]
@@ -85,12 +87,6 @@ class SdpaAttention:
             scale=self.spec.scale, enable_gqa=self.spec.grouped,
         )  # fmt: skip
         return context.transpose(1, 2).to(dtype)
-
-    @property
-    def _needs_no_mask(self) -> bool:
-        """True if torch's causal mask suffices: padding comes after the sequence, and its results are not read."""
-        spec = self.spec
-        return spec.causal and not spec.shares_rows and spec.window is None and not spec.ranked
 
     def _mask(self, sequences: Sequences) -> Tensor:
         """Return a bool mask of visible keys: [b, 1, s, t], [b, 1, 1, t] or [s, s]."""

@@ -184,10 +184,18 @@ class VocabParallelEmbedding(nn.Module):
         split_tokens: bool = False,
         z_loss: float = 0.0,
     ) -> Tensor | tuple[Tensor, ...]:
-        """Look up ids [b, s], or `decode` vectors [..., h], or with labels compare them."""
-        if labels is not None:
-            return self.compare(x, labels, bias, split_tokens, z_loss)
-        return self.decode(x, split_tokens) if decode else self.look_up(x)
+        """Look up ids [b, s], or `decode` vectors [..., h], or with labels compare decode(x) + bias [v / n] with them.
+
+        Comparing returns the sum of the cross entropy, the right predictions and, with a z_loss, its sum
+        (LinearCrossEntropy). Labels are ids of words, or IGNORE_LABEL, for the vectors in their order.
+        """
+        if labels is None:
+            return self.decode(x, split_tokens) if decode else self.look_up(x)
+        kernel = self.kernels.cross_entropy
+        assert kernel is not None, "models/program.py asks only if there is one"
+        in_float32 = self.kernels.linear is float32_linear
+        compare = LinearCrossEntropy(kernel, self.parallel, self.num_words, in_float32, split_tokens, z_loss)
+        return compare(x, self.weight, bias, labels)
 
     def look_up(self, ids: Tensor) -> Tensor:
         """Map ids [b, s] int to [b, s, h], or this rank's tokens [t / n, h] under sequence parallelism."""
@@ -215,25 +223,6 @@ class VocabParallelEmbedding(nn.Module):
         # Detached: no loss has a gradient there, so the backward pass need not read all scores to clear it.
         scores.detach()[..., self.num_words :] = float("-inf")
         return scores
-
-    def compare(
-        self,
-        hidden: Tensor,
-        labels: Tensor,
-        bias: Tensor | None = None,
-        split_tokens: bool = False,
-        z_loss: float = 0.0,
-    ) -> tuple[Tensor, ...]:
-        """Return the sum of the cross entropy of decode(hidden) + bias [v / n] with labels, and the right predictions.
-
-        Labels are ids of words, or IGNORE_LABEL, for the vectors in their order. With a z_loss, return its sum as well
-        (LinearCrossEntropy).
-        """
-        kernel = self.kernels.cross_entropy
-        assert kernel is not None, "models/program.py asks only if there is one"
-        in_float32 = self.kernels.linear is float32_linear
-        compare = LinearCrossEntropy(kernel, self.parallel, self.num_words, in_float32, split_tokens, z_loss)
-        return compare(hidden, self.weight, bias, labels)
 
 
 def declare_split(module: nn.Module, parallel: ParallelContext, **facts: ParameterFacts) -> None:

@@ -14,13 +14,8 @@ def albert_layers(model: AlbertSection, build: ModelBuild) -> list[LayerDescript
     layers = encoder_layers(model, build)
     blocks = [index for index, layer in enumerate(layers) if layer.block]
     for number, index in enumerate(blocks):
-        layers[index] = _shared(layers[index], model, number)
+        step, layer = divmod(number, model.layers_per_group)
+        group = step * model.num_groups // model.num_layers
+        name = f"encoder.{group * model.layers_per_group + layer}"
+        layers[index] = replace(layers[index], name=name, tie_key=name)
     return layers
-
-
-def _shared(block: LayerDescription, model: AlbertSection, number: int) -> LayerDescription:
-    """Give block `number` the weights of its group."""
-    step, layer = divmod(number, model.layers_per_group)
-    group = step * model.num_groups // model.num_layers
-    name = f"encoder.{group * model.layers_per_group + layer}"
-    return replace(block, name=name, tie_key=name)

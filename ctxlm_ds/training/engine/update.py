@@ -183,9 +183,10 @@ class Updater:
             return self._end_plain_step(self._clipping, figures, refuses)
         scaler = loss_scaler(self._zero)
         # Then the next overflow can no longer lower the scale.
-        exhausted = scaler is not None and scaler.cur_scale <= scaler.min_scale
-        exhausted = exhausted and (scaler.delayed_shift == 1 or scaler.cur_hysteresis == 1)
-        reading = _Reading(self._zero, figures, refuses)
+        exhausted = scaler is not None and scaler.cur_scale <= scaler.min_scale and (
+            scaler.delayed_shift == 1 or scaler.cur_hysteresis == 1
+        )
+        reading = _Reading(self._zero, figures, refuses, float(getattr(self._zero, "loss_scale", 1.0)))
         with reading.in_place_of_the_norm():
             self._step()
         if reading.refused is None:
@@ -213,23 +214,23 @@ class Updater:
         return Update(applied, norm)
 
 
+@dataclass
 class _Reading:
     """The read of a step's figures and norm in the middle of DeepSpeed's step."""
 
-    def __init__(self, zero: Any, figures: torch.Tensor, refuses: Judge) -> None:
-        self._zero = zero
-        self._figures = figures
-        self._refuses = refuses
-        self._scale = float(getattr(zero, "loss_scale", 1.0))
-        self.refused: bool | None = None
-        """None until the figures were read."""
-        self.norm = math.inf
-        """True norm, also of a refused update; infinite if it is not finite."""
+    zero: Any
+    figures: torch.Tensor
+    refuses: Judge
+    scale: float
+    refused: bool | None = None
+    """None until the figures were read."""
+    norm: float = math.inf
+    """True norm, also of a refused update; infinite if it is not finite."""
 
     @contextmanager
     def in_place_of_the_norm(self) -> Iterator[None]:
         """Make DeepSpeed's step take its norm from `read`, infinite if the update is refused."""
-        zero, update_scale = self._zero, getattr(self._zero, "_update_scale", None)
+        zero, update_scale = self.zero, getattr(self.zero, "_update_scale", None)
         holder, name = _norm_of(zero)
         measure = getattr(holder, name)
 
@@ -253,18 +254,18 @@ class _Reading:
     def read(self, norms: Sequence[Any]) -> list[torch.Tensor]:
         """Read the figures and norms, and judge; return the norms on the host, infinite to refuse the update."""
         tensors = [torch.as_tensor(norm) for norm in norms]
-        host = _read_together(self._figures, tensors)
-        count = len(self._figures)
-        self.refused = self._refuses(host[:count].tolist())
+        host = _read_together(self.figures, tensors)
+        count = len(self.figures)
+        self.refused = self.refuses(host[:count].tolist())
         found = [value.to(norm.dtype) for value, norm in zip(host[count:].unbind(), tensors, strict=True)]
         if found:
-            norm = self._combined(found) / self._scale
+            norm = self._combined(found) / self.scale
             # DeepSpeed says -1 for a norm that is not finite.
             self.norm = norm if norm >= 0.0 else math.inf
         return [torch.full_like(norm, math.inf) for norm in found] if self.refused else found
 
     def _combined(self, norms: list[torch.Tensor]) -> float:
-        if not hasattr(self._zero, "_get_norm_groups"):
+        if not hasattr(self.zero, "_get_norm_groups"):
             return float(norms[0])
         from deepspeed.runtime.utils import combine_grad_norm_groups
 

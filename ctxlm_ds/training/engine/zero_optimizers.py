@@ -155,7 +155,10 @@ class Bf16Optimizer(BF16_Optimizer):
         num_ranks = comm.get_world_size(group=self.dp_process_group)
         if num_ranks == 1:
             return
-        before, after = self._factors(num_ranks)
+        divisor = float(self.settings.get("gradient_predivide_factor", 1.0))
+        if self.settings.get("prescale_gradients"):
+            divisor = float(num_ranks)
+        before, after = 1.0 / divisor, divisor / num_ranks
         flat = zip(self.fp32_groups_gradients_flat, self.fp32_groups_gradient_flat_partition, strict=True)
         for sums, own in flat:
             if before != 1.0:
@@ -163,13 +166,6 @@ class Bf16Optimizer(BF16_Optimizer):
             self._add_up(sums, own)
             if after != 1.0:
                 own.mul_(after)
-
-    def _factors(self, num_ranks: int) -> tuple[float, float]:
-        """Return what gradients are multiplied by before they are added up over the ranks, and after."""
-        if self.settings.get("prescale_gradients"):
-            return 1.0 / num_ranks, 1.0
-        divisor = float(self.settings.get("gradient_predivide_factor", 1.0))
-        return 1.0 / divisor, divisor / num_ranks
 
     def _add_up(self, sums: torch.Tensor, own: torch.Tensor) -> None:
         """Add `own`, this rank's partition of `sums`, over the ranks; the rest of `sums` is undefined then."""

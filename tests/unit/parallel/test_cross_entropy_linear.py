@@ -47,7 +47,7 @@ def inputs(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 @pytest.mark.parametrize(("with_bias", "z_loss"), [(True, 0.0), (False, 0.0), (True, 0.1)])
 def test_loss_hits_and_gradients(dtype: torch.dtype, linear: str, with_bias: bool, z_loss: float) -> None:
     table, (hidden, labels, bias) = decoder(dtype, linear), inputs(dtype)
-    loss, hits, *squares = table.compare(hidden, labels, bias if with_bias else None, z_loss=z_loss)
+    loss, hits, *squares = table(hidden, labels, bias if with_bias else None, z_loss=z_loss)
     (0.3 * loss).backward()
     exact: list[Any] = [x.detach().double().requires_grad_() for x in (hidden, table.weight[:WORDS], bias[:WORDS])]
     logits = F.linear(exact[0], exact[1], exact[2] if with_bias else None).flatten(0, 1)
@@ -66,7 +66,7 @@ def test_loss_hits_and_gradients(dtype: torch.dtype, linear: str, with_bias: boo
 
 def test_without_any_label_loss_and_gradients_are_zero() -> None:
     table, (hidden, labels, _) = decoder(torch.float32), inputs(torch.float32)
-    loss, hits = table.compare(hidden, torch.full_like(labels, IGNORE_LABEL))
+    loss, hits = table(hidden, torch.full_like(labels, IGNORE_LABEL))
     loss.backward()
     assert (float(loss.detach()), float(hits)) == (0, 0)
     assert not hidden.grad.any() and not table.weight.grad.any()
@@ -74,11 +74,11 @@ def test_without_any_label_loss_and_gradients_are_zero() -> None:
 
 def test_evaluation_computes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     table, (hidden, labels, bias) = decoder(torch.float32), inputs(torch.float32)
-    expected = table.compare(hidden, labels, bias)
+    expected = table(hidden, labels, bias)
     monkeypatch.setattr(cross_entropy, "_add_product", None)
     monkeypatch.setattr(torch, "empty_like", None)
     with torch.no_grad():
-        assert [float(x) for x in table.compare(hidden, labels, bias)] == [float(x.detach()) for x in expected]
+        assert [float(x) for x in table(hidden, labels, bias)] == [float(x.detach()) for x in expected]
 
 
 @pytest.mark.parametrize(
