@@ -97,8 +97,7 @@ def why_compiled_cannot_run(device_type: str) -> str | None:
 def choose(operation: str, asked: str, table: Sequence[Implementation], need: Need) -> Implementation:
     """Return the row that `asked` names, or for `auto` the first that suits and runs.
 
-    Raises:
-        KernelError: the named one cannot run; the message has the reason and what `auto` would take.
+    Raises KernelError if the named one cannot run, with the reason and what `auto` would take.
     """
     if asked == "auto":
         return next(row for row in table if row.suits(need) and row.why_not(need) is None)

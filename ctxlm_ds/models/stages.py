@@ -19,10 +19,8 @@ def plan_stages(
 ) -> list[int]:
     """Return the first layer of each stage, and the number of layers at the end, for the run and the planner.
 
-    `shapes` are those of the complete model's trained parameters.
-
-    Raises:
-        ConfigError: the layers do not fill the stages, or a stage has nothing to train.
+    `shapes` are those of the complete model's trained parameters. Raises ConfigError if the layers do not fill the
+    stages, or a stage has nothing to train.
     """
     trained = parameter_costs(descriptions, shapes)
     if layout.pipeline_layers is not None:
@@ -51,10 +49,8 @@ def stage_bounds(descriptions: Sequence[LayerDescription], costs: Sequence[float
     """Return the first layer of each stage, and the number of layers at the end; each stage has at least one block.
 
     The cut minimises the cost of the most expensive stage, from the `costs` of the layers in any unit. Among equally
-    good ones it has fewer blocks on earlier stages, so every rank finds the same.
-
-    Raises:
-        ConfigError: there are fewer blocks than stages.
+    good ones it has fewer blocks on earlier stages, so every rank finds the same. Raises ConfigError if there are fewer
+    blocks than stages.
     """
     blocks = _blocks(descriptions)
     if num_stages > len(blocks):
@@ -70,11 +66,7 @@ def stage_bounds(descriptions: Sequence[LayerDescription], costs: Sequence[float
 
 
 def bounds_of_counts(descriptions: Sequence[LayerDescription], counts: Sequence[int]) -> list[int]:
-    """Return the bounds of stages with counts[k] transformer layers.
-
-    Raises:
-        ConfigError: the counts do not add up to the model's layers.
-    """
+    """Return the bounds of stages with counts[k] transformer layers; ConfigError if these are not the model's."""
     blocks = _blocks(descriptions)
     if sum(counts) != len(blocks) or min(counts) < 1:
         raise ConfigError(

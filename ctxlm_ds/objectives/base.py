@@ -139,10 +139,7 @@ class Objective(ABC):
     ) -> tuple[list[int], dict[str, Sequence[int]]]:
         """Return the input of a text whose masks are to be filled, and what further fields of its row begin with.
 
-        Args:
-            ids: tokens of the text.
-            places: those of the masks in it.
-            tokenizer: of the run.
+        `ids` are the tokens of the text, `places` those of the masks in it.
         """
         row = [tokenizer.cls_id, *ids, tokenizer.sep_id]
         return row, {self.slots_field: [place + 1 for place in places]}
@@ -165,8 +162,7 @@ class Objective(ABC):
     def fields(self, data: DataSection) -> tuple[Field, ...]:
         """Return every field of a micro-batch; `sequence_ids` is one of them (positions that are not padding).
 
-        Raises:
-            ConfigError: rows of this shape have no room for what the objective predicts.
+        Raises ConfigError if rows of this shape have no room for what the objective predicts.
         """
 
     def budgets(self, lengths: NDArray[np.int64], data: DataSection) -> NDArray[np.int64]:
@@ -269,8 +265,7 @@ def share_problems(keep_prob: float, random_prob: float) -> Iterator[Problem]:
 def build_objective(section: ObjectiveSection, tokenizer: Tokenizer | None = None) -> Objective:
     """Build the objective that a section names; without a tokenizer it has terms and fields, but cannot corrupt.
 
-    Raises:
-        ConfigError, TokenizerError: the section does not go with the tokenizer.
+    Raises ConfigError or TokenizerError if the section does not go with the tokenizer.
     """
     built: Objective = OBJECTIVES.get(section.name)(section, tokenizer)
     if section.z_loss:

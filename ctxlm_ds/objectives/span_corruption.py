@@ -215,8 +215,7 @@ class Denoising(EncoderDecoder):
 def token_ids(tokenizer: Tokenizer, names: Sequence[str], setting: str, options: str) -> list[int]:
     """Return the ids of different tokens, which `setting` names and `options` of ctxlm tokenizer make.
 
-    Raises:
-        ConfigError: the vocabulary lacks one.
+    Raises ConfigError if the vocabulary lacks one.
     """
     ids = [tokenizer.token_to_id(name) for name in names]
     missing = [name for name, token_id in zip(names, ids, strict=True) if token_id is None]

@@ -204,10 +204,8 @@ def _shifted(logits: Tensor, temperature: float, parallel: ParallelContext) -> t
 def cosine_sums(outputs: Sequence[Tensor], labels: Sequence[Tensor], parallel: ParallelContext) -> Sums:
     """Sum 1 - cos of the angle between student's and teacher's hidden states at every token.
 
-    Args:
-        outputs: hidden states [..., h] of both; under sequence parallelism those of this rank's tokens.
-        labels: sequence_ids [b, s] of complete rows, 0 at padding.
-        parallel: the ranks that share the tokens.
+    The outputs are hidden states [..., h] of both, under sequence parallelism of this rank's tokens; labels are
+    sequence_ids [b, s] of complete rows, 0 at padding.
     """
     student, teacher = (hidden.flatten(0, -2).float() for hidden in outputs)
     everywhere = own_positions(labels[0], parallel).flatten() > 0

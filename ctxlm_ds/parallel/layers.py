@@ -58,15 +58,9 @@ def column_parallel_linear(
 ) -> nn.Module:
     """Make a linear layer split by its outputs (query/key/value, the first feed-forward matrix).
 
-    Args:
-        in_features: i; every rank has the complete input, or under sequence parallelism its tokens.
-        out_features: o.
-        init: initial values of the weight; the bias begins at 0.
-        kernels: compute the product and the activation.
-        parallel: this rank's share.
-        activation: name of the activation after the product, if any.
-        blocks: outputs of each part that is split separately; they add up to o.
-        bias: True to add a bias.
+    Every rank has the complete input [..., i], or under sequence parallelism its tokens. `init` is of the weight; the
+    bias begins at 0. `activation` names what follows the product, if anything. `blocks` are the outputs of each part
+    that is split separately; they add up to o.
     """
     split = Split("rows", blocks)
     if parallel.size == 1:

@@ -221,16 +221,8 @@ def shard_of(
 ) -> Shard:
     """Return the shard of a parameter on tensor-parallel rank `rank` of `size`; padding rows are in no shard.
 
-    Args:
-        name: full name of the parameter, for messages.
-        split: how it is shared.
-        shape: of the full parameter.
-        size: tensor-parallel ranks.
-        rank: 0..size-1.
-        vocab_multiple: see vocabulary_rows_per_rank.
-
-    Raises:
-        ConfigError: a split size is not divisible by the number of ranks.
+    `shape` is that of the full parameter, and messages have its `name`. `vocab_multiple`: see vocabulary_rows_per_rank.
+    Raises ConfigError if a split size is not divisible by the number of ranks.
     """
     if not 0 <= rank < size or (vocab_multiple is not None and vocab_multiple < 1):
         raise ValueError(f"rank {rank} of {size}, multiple {vocab_multiple}")

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 T = TypeVar("T")
-CPU_GROUP_TIMEOUT_S = 3600.0
+CPU_GROUP_TIMEOUT = timedelta(hours=1)
+"""Longest wait for other ranks in a CPU collective; one may verify a large checkpoint."""
 LAZY_VARIABLE = "TORCH_GLOO_LAZY_INIT"
 COMPRESSION = 1
 """zlib's level for gathered objects, whose names and numbers repeat."""
@@ -222,17 +223,12 @@ def build_topology(
     tensor_parallel_size: int = 1,
     pipeline_parallel_size: int = 1,
     context_parallel_size: int = 1,
-    cpu_timeout_s: float = CPU_GROUP_TIMEOUT_S,
 ) -> Topology:
     """Return the topology of this process; call it on every rank after torch.distributed is initialised.
 
     The order of ranks is tensor-parallel first (neighbours share layers, so they are on one node), then
     context-parallel, data-parallel, and pipeline stages: Megatron's default order. DeepSpeed and Megatron take context
-    x data for data-parallel ranks. `cpu_timeout_s` is the longest wait for other ranks in a CPU collective (one may
-    verify a large checkpoint).
-
-    Raises:
-        ConfigError: the world does not split into models of that many ranks.
+    x data for data-parallel ranks. Raises ConfigError if the world does not split into models of that many ranks.
     """
     import torch.distributed as dist
 
@@ -248,7 +244,7 @@ def build_topology(
         return Topology(local_rank=local_rank, local_world_size=local_world_size)
     cpu_group = None
     if world_size > 1:
-        cpu_group = dist.group.WORLD if dist.get_backend() == "gloo" else _gloo_group(timedelta(seconds=cpu_timeout_s))
+        cpu_group = dist.group.WORLD if dist.get_backend() == "gloo" else _gloo_group()
     data_parallel_size = world_size // model_size
     replicas = data_parallel_size * context_parallel_size
     tensor_group = replica_group = None
@@ -290,14 +286,14 @@ def context_group(rank: int, world_size: int, tensor: int, context: int) -> Any:
     return next(group for ranks, group in groups if rank in ranks)
 
 
-def _gloo_group(timeout: timedelta) -> Any:
+def _gloo_group() -> Any:
     """Make a gloo group of all ranks that connects two ranks when they first talk, not every rank to every other."""
     import torch.distributed as dist
 
     is_users = LAZY_VARIABLE in os.environ
     os.environ.setdefault(LAZY_VARIABLE, "1")
     try:
-        return dist.new_group(backend="gloo", timeout=timeout)
+        return dist.new_group(backend="gloo", timeout=CPU_GROUP_TIMEOUT)
     finally:
         if not is_users:
             del os.environ[LAZY_VARIABLE]

@@ -66,8 +66,7 @@ def launch(kernel: Any, grid: Grid, *arguments: Any, num_warps: int = 4, num_sta
 def operator(schema: str) -> Callable[[Callable[..., Any]], Any]:
     """Register a function that calls `launch` as an operator; return the operator.
 
-    Args:
-        schema: name, arguments and results in torch's notation, such as `double(Tensor x) -> Tensor`.
+    `schema` has name, arguments and results in torch's notation, such as `double(Tensor x) -> Tensor`.
     """
 
     def register(function: Callable[..., Any]) -> Any:

@@ -94,11 +94,7 @@ def together(
 
 
 def with_taps(descriptions: Sequence[LayerDescription], names: Sequence[str]) -> list[LayerDescription]:
-    """Add the layers that write taps to a model whose repeated layers rewrite `hidden`.
-
-    Raises:
-        ConfigError: the model has no such layer.
-    """
+    """Add layers that write taps to a model whose repeated layers rewrite `hidden`; ConfigError if it has too few."""
     layers = list(descriptions)
     blocks = [index for index, description in enumerate(layers) if description.block]
     after: dict[int, list[str]] = {}

@@ -96,15 +96,10 @@ class InputEmbeddings(nn.Module):
     ) -> None:
         """Make the tables.
 
-        Args:
-            model: the recipe's section.
-            build: kernels and this rank's share.
-            position_range: standard deviation of the initial positions; None for that of all weights.
-            position_offset: row of the position table that holds position 0.
-            num_token_types: rows of the token-type table; 0 for no table.
-            layer_norm: True for a LayerNorm before the dropout.
-            width: width of the tables; None for that of the blocks.
-            word_factor: factor of the words' vectors.
+        `position_range` is the standard deviation of the initial positions, None for that of all weights;
+        `position_offset` is the row that holds position 0. `num_token_types` are the rows of the token-type table, 0
+        for none. `layer_norm` is before the dropout. `width` is that of the tables, None for that of the blocks. Words
+        are multiplied by `word_factor`.
         """
         super().__init__()
         width, kernels, parallel = width or model.hidden_size, build.kernels, build.parallel

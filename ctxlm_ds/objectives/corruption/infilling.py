@@ -63,14 +63,10 @@ def poisson_ends(mean: float) -> Shares:
 
 
 def corrupt(samples: Samples, key: np.uint64, limits: Places, rules: InfillingRules) -> TargetExamples:
-    """Make an input and a target of each sample.
+    """Make an input and a target of each of c samples, whose tokens before and after the text are replaced by ours.
 
-    Args:
-        samples: c sequences; tokens that the sample format put before and after the text are replaced by ours.
-        key: key of the random streams; samples.keys selects each sample's.
-        limits: [c] most tokens of each input; insertions beyond it are left out, as is the end of a text that is longer
-            than longest_target with its frame (a sample that ends inside a sentence has no separator).
-        rules: InfillingRules.
+    `limits` [c] are the most tokens of each input; insertions beyond it are left out, as is the end of a text that is
+    longer than longest_target with its frame (a sample that ends inside a sentence has no separator).
     """
     bounds = np.empty((len(limits), 2), dtype=np.int64)
     find_texts(samples, bounds)

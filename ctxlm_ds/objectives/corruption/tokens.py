@@ -87,11 +87,7 @@ class MaskingRules(NamedTuple):
 
 
 def masking_rules(section: MaskingSection, tokenizer: Tokenizer) -> MaskingRules:
-    """Return the rules of a section for a tokenizer; every token must be below its vocab_size.
-
-    Raises:
-        ConfigError: the tokenizer has only special tokens.
-    """
+    """Return the rules of a section for a tokenizer with tokens below vocab_size; ConfigError if all are special."""
     draws_all = section.special_tokens in ("bert", "distilbert")
     ids = np.arange(tokenizer.vocab_size, dtype=np.int32) if draws_all else text_ids(tokenizer)
     if section.random_tokens == "corpus":

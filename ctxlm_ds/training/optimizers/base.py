@@ -65,11 +65,8 @@ class Optimizer:
     ) -> tuple[torch.optim.Optimizer, str]:
         """Build torch's optimizer for groups of `parameter_groups`; return it, and the implementation as it is logged.
 
-        `deepspeed_adam` returns DeepSpeed's CPUAdam (True) or FusedAdam class.
-
-        Raises:
-            KernelError: the requested implementation cannot run here.
-            ConfigError: the implementation cannot be exact under this ZeRO stage.
+        `deepspeed_adam` returns DeepSpeed's CPUAdam (True) or FusedAdam class. Raises KernelError if the requested
+        implementation cannot run here, and ConfigError if it cannot be exact under this ZeRO stage.
         """
         from ctxlm_ds.training.optimizers.steps import Stepper
 
