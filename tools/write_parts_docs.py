@@ -35,7 +35,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "models.parts.decoder": (), "models.parts.heads": (), "models.parts.distillation": ("is_tap",),
         "models.parts.comparison": ("Comparison", "projection", "token_error_sums", "pair_error_sums"),
         "parallel.layers": (), "parallel.parameters": ("Constant", "Normal", "Uniform", "ParameterFacts", "declare"),
-        "parallel.context": (), "parallel.mappings": (),
+        "parallel.context": ("CONTEXT", "TrafficCounter", "ParallelContext"), "parallel.mappings": (),
     },
     "Losses": {"parallel.cross_entropy": ()},
     "Batches and samples": {"data.fields": (), "data.sample": (), "data.stream.row_filling": ()},
