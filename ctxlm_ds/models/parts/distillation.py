@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.models.layers import LayerDescription
