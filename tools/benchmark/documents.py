@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.formats.loops.packing import fit_rows
+from ctxlm_ds.data.index.build import fit_rows
 from ctxlm_ds.data.sample import Batch, Examples, starts_of
 from ctxlm_ds.data.stream.collate import collate_arrays, to_batches
 from ctxlm_ds.data.stream.loader import Step

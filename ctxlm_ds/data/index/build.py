@@ -13,14 +13,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.formats.base import MadeSamples, Making, SampleFormat, SequenceTemplate
-from ctxlm_ds.data.formats.loops.packing import pack_samples
+from ctxlm_ds.data.formats.loops.ranges import in_order
 from ctxlm_ds.data.index.index import (
     PREDICTION_BYTES,
     RowSource,
@@ -32,6 +32,7 @@ from ctxlm_ds.data.index.index import (
 from ctxlm_ds.data.index.record import INDEX_VERSION, SAMPLE_DTYPE, SampleSettings, Source, SourcePart, sample_settings
 from ctxlm_ds.data.index.sentence_table import is_split
 from ctxlm_ds.data.index.storage import META_NAME, NpyAppender, build_once, open_array, verify_files, write_meta
+from ctxlm_ds.data.numba_random import Permutation, compiled
 from ctxlm_ds.data.sample import NO_LANGUAGE
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.sections import DataSection, RowSettings
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 INDEX_FORMAT = "ctxlm_ds-samples"
 FEWEST_DOCUMENTS = 300
 DOCUMENTS_PER_ROW = 10
+WINDOW_SAMPLES = 1 << 16
+PACKING_PURPOSE = "packing"
 Verify = Literal["all", "changed", "none"]
 """Files of an index to compare with their checksums; `changed` leaves out those that verify_files trusts."""
 
@@ -282,3 +285,83 @@ def excerpt(
         rows = build_rows([part], tokenizer, replace(settings, data=data), objective)
         objective.read_corpus(rows, settings.seed)
         yield rows, title
+
+
+def pack_samples(
+    lengths: NDArray[np.integer[Any]], seq_length: int, max_sequences: int, seed: int, workers: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield packed rows of each window: [samples] sample ids, row after row, and [rows] how many samples each row has.
+
+    Best fit, longest first, in windows of a keyed random order, which bound the work and keep rows a mixture of
+    documents. The result depends on (lengths, seq_length, max_sequences, seed) only.
+    """
+    order = Permutation(len(lengths), seed, PACKING_PURPOSE)
+
+    def pack_window(begin: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        samples = order[np.arange(begin, min(begin + WINDOW_SAMPLES, len(lengths)))]
+        packed, counts = fit_rows(np.asarray(lengths[samples], dtype=np.int64), seq_length, max_sequences)
+        return samples[packed], counts
+
+    return in_order(pack_window, range(0, len(lengths), WINDOW_SAMPLES), workers)
+
+
+def fit_rows(
+    lengths: NDArray[np.int64], seq_length: int, max_sequences: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Put each item, longest first, into the fullest row that still has room, else into a new one.
+
+    Return [n] item numbers, row after row in the order of placing, and [rows] items of each row.
+    """
+    items = np.argsort(-lengths, kind="stable")
+    row_of, num_rows = _choose_rows(lengths[items], seq_length, max_sequences)
+    return items[np.argsort(row_of, kind="stable")], np.bincount(row_of, minlength=num_rows)
+
+
+@compiled
+def _choose_rows(lengths: Any, seq_length: int, max_sequences: int) -> tuple[Any, int]:
+    """Return [n] the row of each item, in the items' order, and the number of rows.
+
+    `newest[r]` is the row with room for r tokens that was touched last, `below[row]` the one beneath it on that stack;
+    bit r of `rooms` says that there is one, so that finding the fullest row skips 64 rooms at a time.
+    """
+    row_of = np.empty(len(lengths), dtype=np.int64)
+    counts = np.zeros(len(lengths), dtype=np.int64)
+    below = np.empty(len(lengths), dtype=np.int64)
+    newest = np.full(seq_length + 1, -1, dtype=np.int64)
+    rooms = np.zeros(seq_length // 64 + 1, dtype=np.uint64)
+    num_rows = 0
+    for item in range(len(lengths)):
+        room = _smallest_room(rooms, lengths[item])
+        if room < 0:
+            room, row = seq_length, num_rows
+            num_rows += 1
+        else:
+            row = newest[room]
+            newest[room] = below[row]
+            if newest[room] < 0:
+                rooms[room >> 6] ^= np.uint64(1) << np.uint64(room & 63)
+        row_of[item] = row
+        counts[row] += 1
+        left = room - lengths[item]
+        if left and counts[row] < max_sequences:
+            below[row] = newest[left]
+            newest[left] = row
+            rooms[left >> 6] |= np.uint64(1) << np.uint64(left & 63)
+    return row_of, num_rows
+
+
+@compiled
+def _smallest_room(rooms: Any, least: int) -> int:
+    """Return the smallest number from `least` whose bit is set, or -1."""
+    word = least >> 6
+    bits = rooms[word] >> np.uint64(least & 63) << np.uint64(least & 63)
+    while bits == 0:
+        word += 1
+        if word == len(rooms):
+            return -1
+        bits = rooms[word]
+    room = word << 6
+    while not bits & np.uint64(1):
+        bits >>= np.uint64(1)
+        room += 1
+    return room

@@ -7,12 +7,12 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from ctxlm_ds.data.formats.loops.packing import WINDOW_SAMPLES, fit_rows, pack_samples
+from ctxlm_ds.data.index.build import WINDOW_SAMPLES, fit_rows, pack_samples
 
 
 def rows_of(lengths: np.ndarray, seq_length: int, most: int, seed: int = 0) -> list[list[int]]:
     rows = []
-    for numbers, counts in pack_samples(lengths, seq_length, most, seed):
+    for numbers, counts in pack_samples(lengths, seq_length, most, seed, 1):
         rows.extend(part.tolist() for part in np.split(numbers, np.cumsum(counts)[:-1]))
     return rows
 
