@@ -149,7 +149,7 @@ def num_rows(prefix: str, seq_length: int) -> int:
     """Return about how many rows of `seq_length` tokens a dataset (a prefix) fills; ConfigError if there is none."""
     if not Path(f"{prefix}.idx").is_file():
         raise ConfigError(f"{prefix}: no such dataset (no {prefix}.idx); preprocess makes one")
-    from ctxlm_ds.data.dataset.index_file import read_index
+    from ctxlm_ds.data.dataset.reader import read_index
 
     return max(1, int(read_index(Path(f"{prefix}.idx")).lengths.sum(dtype="int64")) // seq_length)
 

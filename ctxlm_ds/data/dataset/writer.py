@@ -23,9 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.atomic import fsync_path, publish
-from ctxlm_ds.data.dataset.index_file import DTYPES, HEADER, LONGEST_SEQUENCE, MAGIC, VERSION
 from ctxlm_ds.data.dataset.metadata import METADATA_FORMAT, METADATA_VERSION, dataset_manifest
-from ctxlm_ds.data.dataset.reader import IndexedDataset, dataset_file
+from ctxlm_ds.data.dataset.reader import DTYPES, HEADER, LONGEST_SEQUENCE, MAGIC, VERSION, IndexedDataset, dataset_file
 from ctxlm_ds.errors import DataError, RunLockedError
 from ctxlm_ds.process.run_lock import RunLock
 
