@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from ctxlm_ds.recipe.deepspeed_rules import KEYS_FILE, DeepSpeedKeys, KeyPath
+from ctxlm_ds.recipe.deepspeed_rules import KEYS_FILE, KeyPath
 from ctxlm_ds.training.optimizers.from_ds_config import ELEMENTWISE
 
 READ_ELSEWHERE = frozenset({"data_parallel_size", "sequence_parallel_size", "allgather_size"})
@@ -35,8 +35,8 @@ CLOSED_SECTIONS = (
 """Sections that DeepSpeed reads key by key without refusing others."""
 
 
-def installed_keys() -> DeepSpeedKeys:
-    """Read the keys, values and optimizers of the installed DeepSpeed."""
+def installed_keys() -> dict[str, Any]:
+    """Read the keys, values and optimizers of the installed DeepSpeed, as deepspeed_keys.json has them."""
     from deepspeed.runtime import config
 
     reads, models = keys_read(), installed_models()
@@ -55,7 +55,14 @@ def installed_keys() -> DeepSpeedKeys:
     }  # fmt: skip
     top_level = {path[0] for path in reads} - {path[0] for path in removed if len(path) == 1}
     values = dict(sorted(value for path, model in models.items() for value in _model_values(path, model)))
-    return DeepSpeedKeys(frozenset(top_level | READ_ELSEWHERE), nested, removed, values, installed_optimizers())
+    return {
+        "deepspeed": version("deepspeed"),
+        "top_level": sorted(top_level | READ_ELSEWHERE),
+        "nested": {".".join(path): sorted(names) for path, names in sorted(nested.items())},
+        "removed": {".".join(path): text for path, text in sorted(removed.items())},
+        "values": values,
+        "optimizers": installed_optimizers(),
+    }
 
 
 def installed_models() -> dict[str, Any]:
@@ -174,17 +181,8 @@ def nested_keys(path: KeyPath, model: Any) -> dict[KeyPath, frozenset[str]]:
 
 def write() -> None:
     """Write the shipped list from the installed DeepSpeed."""
-    keys = installed_keys()
-    values = {
-        "deepspeed": version("deepspeed"),
-        "top_level": sorted(keys.top_level),
-        "nested": {".".join(path): sorted(names) for path, names in sorted(keys.nested.items())},
-        "removed": {".".join(path): text for path, text in sorted(keys.removed.items())},
-        "values": keys.values,
-        "optimizers": keys.optimizers,
-    }
     # One line per rule.
-    indented = json.dumps(values, indent=1)
+    indented = json.dumps(installed_keys(), indent=1)
     text = re.sub(r"\{\s+([^{}\[\]]*?)\s+\}", lambda match: f"{{{' '.join(match[1].split())}}}", indented)
     KEYS_FILE.write_text(text + "\n", encoding="utf-8")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Iterator
-from dataclasses import dataclass
 from functools import cache, reduce
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -41,40 +40,27 @@ DISABLED = (None, AUTO)
 TYPES: dict[str, Any] = {"bool": bool, "int": int, "float": float, "str": str, "list": list[str]}
 
 
-@dataclass(frozen=True, slots=True)
-class DeepSpeedKeys:
-    """Settings that DeepSpeed reads."""
-
-    top_level: frozenset[str]
-    nested: dict[KeyPath, frozenset[str]]
-    """Keys of each section whose keys are all known, by its path."""
-    removed: dict[KeyPath, str]
-    """Keys of older releases that DeepSpeed refuses, with its reason."""
-    values: dict[str, dict[str, Any]]
-    """Type and range of each field of DeepSpeed's pydantic models, by its dotted path."""
-    optimizers: dict[str, list[str]]
-    """Parameters of each optimizer that can be handed over."""
-
-
 @cache
-def deepspeed_keys() -> DeepSpeedKeys:
-    """Return the settings of the pinned DeepSpeed."""
-    content = json.loads(KEYS_FILE.read_text(encoding="utf-8"))
-    nested = {tuple(path.split(".")): frozenset(names) for path, names in content["nested"].items()}
-    removed = {tuple(path.split(".")): text for path, text in content["removed"].items()}
-    return DeepSpeedKeys(frozenset(content["top_level"]), nested, removed, content["values"], content["optimizers"])
+def deepspeed_keys() -> dict[str, Any]:
+    """Return the settings of the pinned DeepSpeed, by dotted paths.
+
+    They are the keys at the `top_level`, those of each `nested` section whose keys are all known, `removed` keys of
+    older releases with DeepSpeed's reason, type and range of the `values` of its pydantic models, and the parameters of
+    the `optimizers` that can be handed over.
+    """
+    return json.loads(KEYS_FILE.read_text(encoding="utf-8"))
 
 
 @cache
 def rules() -> dict[str, Any]:
     """Return the type of every setting whose values are checked, by its dotted path."""
-    return {path: _annotation(field) for path, field in (deepspeed_keys().values | OWN_RULES["types"]).items()}
+    return {path: _annotation(field) for path, field in (deepspeed_keys()["values"] | OWN_RULES["types"]).items()}
 
 
 @cache
 def sections() -> frozenset[str]:
     """Return the dotted path of every section."""
-    names = [path.split(".") for path in rules()] + [[*path, ""] for path in deepspeed_keys().nested]
+    names = [path.split(".") for path in (*rules(), *(f"{path}." for path in deepspeed_keys()["nested"]))]
     return frozenset(".".join(parts[:depth]) for parts in names for depth in range(1, len(parts)))
 
 
@@ -104,16 +90,16 @@ def setting_problems(settings: dict[str, Any], skip: Container[str], path: KeyPa
 
 
 def _why_unknown(path: KeyPath, value: Any) -> str | None:
-    *above, name = path
-    keys, section = deepspeed_keys(), tuple(above)
-    if path in keys.removed:
-        return CURRICULUM if name == "curriculum_learning" else keys.removed[path]
+    *section, name = path
+    keys, here = deepspeed_keys(), ".".join(path)
+    if here in keys["removed"]:
+        return CURRICULUM if name == "curriculum_learning" else keys["removed"][here]
     if not section:
-        known: frozenset[str] | None = keys.top_level
+        known = keys["top_level"]
     elif section[0] in CLOSED_SECTIONS:
-        known = frozenset(other.split(".")[1] for other in (*rules(), *REFUSED) if other.startswith(f"{section[0]}."))
+        known = {other.split(".")[1] for other in (*rules(), *REFUSED) if other.startswith(f"{section[0]}.")}
     else:
-        known = keys.nested.get(section)
+        known = keys["nested"].get(".".join(section))
     if known is None or name in known:
         return None
     near = nearest_name(name, known)

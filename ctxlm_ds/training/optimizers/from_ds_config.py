@@ -90,10 +90,11 @@ class FromDeepSpeedConfig(Optimizer):
 
 def _parameter_problems(kind: str, params: dict[str, Any]) -> Iterator[Problem]:
     """Yield parameters that an optimizer does not have, and values of a wrong type."""
+    names = deepspeed_keys()["optimizers"]
     if kind.lower() in ("adam", "adamw"):
-        known = deepspeed_keys().optimizers["torch_adam" if params.get("torch_adam") is True else "adam"]
+        known = names["torch_adam" if params.get("torch_adam") is True else "adam"]
     else:
-        known = deepspeed_keys().optimizers.get(kind, deepspeed_keys().optimizers["Lion"])
+        known = names.get(kind, names["Lion"])
     for name, value in params.items():
         path = f"optimizer.params.{name}"
         if name not in known:

@@ -115,9 +115,9 @@ def check_deepspeed(folder: Path, seed: int) -> str:
         path.write_bytes(mutate_text(text, draw))
     else:
         known = deepspeed_keys()
-        keys = [*rules(), *sorted(known.top_level)]
+        keys = [*rules(), *sorted(known["top_level"])]
         keys += [f"optimizer.params.{name}" for name in ("lr", "betas", "eps", "x")]
-        keys += [".".join((*path, name)) for path, names in sorted(known.nested.items()) for name in sorted(names)]
+        keys += [f"{path}.{name}" for path, names in sorted(known["nested"].items()) for name in sorted(names)]
         tree = json.loads(text)
         if draw.random() < 0.2:
             tree["optimizer"] = {"type": draw.choice(["AdamW", "SGD", "Lion", "Muon", "x", 5]), "params": {}}
