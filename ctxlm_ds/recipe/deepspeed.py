@@ -99,15 +99,8 @@ def _settle_optimizer(result: dict[str, Any], optimizer: OptimizerSection) -> It
     if optimizer.handed_over:
         yield from optimizer.hand_over(result)
         return
-    section = result.get("optimizer", AUTO)
-    if section != AUTO:
-        yield from _compare_optimizer(result, section, optimizer)
-    result.pop("optimizer", None)
-
-
-def _compare_optimizer(
-    result: dict[str, Any], section: dict[str, Any], optimizer: OptimizerSection
-) -> Iterator[Problem]:
+    section = result.pop("optimizer", AUTO)
+    section = {} if section == AUTO else section
     hand_over = "or set optimizer.name to from_ds_config to use this section"
     kind = section.get("type", AUTO)
     if str(kind).lower() not in (AUTO, optimizer.name, *optimizer.json_types):
@@ -118,7 +111,7 @@ def _compare_optimizer(
     for key, stood in list(params.items()) if isinstance(params, dict) else ():
         if key in values:
             setting = f"optimizer.{optimizer.json_params[key]}"
-            yield from _settle(result, f"optimizer.params.{key}", setting, values[key])
+            yield from _settle({"optimizer": section}, f"optimizer.params.{key}", setting, values[key])
         elif stood != AUTO:
             text = f"{show_value(stood)}: the recipe's optimizer has no such setting; remove it here, {hand_over}"
             yield Problem(f"optimizer.params.{key}", text)
