@@ -350,7 +350,7 @@ def begin_phase(
     load = partial(load_initial_weights, folder, config.model, engine.objective.outputs, fresh, compares=False)
     values = engine.topology.run_on_rank_0_first(load)
     reader, kept = CheckpointReader(folder), phase.phase.moments
-    scalars = reader.scalars()
+    scalars = reader.scalars
     updates = {"keep": int(scalars.get("optimizer_updates", 0)), "recount": 0}
     take_weights(folder, values, config, engine, updates.get(kept))
     if kept == "keep":

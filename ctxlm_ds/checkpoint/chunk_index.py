@@ -1,8 +1,6 @@
-"""The chunks of a checkpoint's parameters: written, and found again by index.json.
+"""The chunks of a checkpoint's parameters: written, and found again by index.json, which calls them pieces.
 
 It says which chunk of which file holds which flat range of a parameter, or of a tensor-parallel shard of it.
-
-On disk a chunk is called a piece.
 """
 
 from __future__ import annotations

@@ -28,8 +28,7 @@ FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 2.0
 _REMEDIES = {
     **dict.fromkeys(FULL_DISK_ERRORS, "free space there or raise the quota"),
     errno.EROFS: "it is mounted read-only; mount it for writing",
-    errno.EACCES: "give this user the right to write there",
-    errno.EPERM: "give this user the right to write there",
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "give this user the right to write there"),
     errno.ESTALE: "the file server no longer knows the folder; mount it again on that node",
     errno.EIO: "the disk or its server fails; look at that node's kernel log",
 }
@@ -60,15 +59,11 @@ def find_newest_intact(
     present: Mapping[int, Path] | None = None,
     speaks: bool = True,
 ) -> tuple[Path | None, tuple[Path, ...]]:
-    """Verify checkpoints, newest first, until one is intact; return it and the damaged ones after it, with warnings.
-
-    Without any checkpoint the first value is None.
+    """Verify checkpoints, newest first, until one is intact (None without any); return it and the damaged ones after it.
 
     `latest` does not count: after a crash it may name an older checkpoint. `check` verifies one folder; `present` are
-    the folders by step, ascending (None: list the directory); `speaks` is False on ranks that check together with rank
-    0.
-
-    Raises CheckpointError if there are checkpoints and all are damaged.
+    the folders by step (None: list the directory); without `speaks` nothing is logged. Raises CheckpointError if there
+    are checkpoints and all are damaged.
     """
     folders = list_checkpoints(directory) if present is None else present
     damaged: dict[Path, str] = {}

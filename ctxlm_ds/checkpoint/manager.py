@@ -156,10 +156,8 @@ class CheckpointManager:
         `take` is called on every rank once there is space; it returns the function that fills the folder it is given.
         Neither may hold a collective, or a rank that fails would leave the others waiting. `finish` is called on rank 0
         with the folder and the `value` of every rank's WrittenFiles, by rank. Without `background` all is written
-        before this returns.
-
-        Return the save, to be advanced to its end; None if the checkpoint exists and verifies. Raises CheckpointError
-        without space, the same on every rank. Older checkpoints are untouched.
+        before this returns. Return the save, to be advanced to its end; None if the checkpoint exists and verifies.
+        Raises CheckpointError without space, the same on every rank.
         """
         if not self._together(step, lambda: self._prepare(step, needed_bytes)):
             self._good.add(step)
@@ -204,9 +202,8 @@ class CheckpointManager:
 
         return self._topology.compute_on_rank_0(attempt)
 
-    # Before the save, on rank 0: space and an empty folder.
-
     def _prepare(self, step: int, needed_bytes: int) -> bool:
+        """Make space and an empty folder, on rank 0; return False if the checkpoint exists and verifies."""
         final, partial = self._folders(step)
         self._check_lock()
         if final.exists():
@@ -242,15 +239,12 @@ class CheckpointManager:
             logger.warning("%s is removed early: there is no space for one more checkpoint", present[old])
             folders.remove_folder(present[old])
         free_bytes = shutil.disk_usage(self.directory).free
-        missing_bytes = needed_bytes - free_bytes
-        if missing_bytes > 0:
+        if free_bytes < needed_bytes:
             raise CheckpointError(
                 f"{final}: a checkpoint needs {needed_bytes / 1e9:.3f} GB and {free_bytes / 1e9:.3f} GB are free "
-                f"in {self.directory}: {missing_bytes / 1e9:.3f} GB are missing. Free space there, or lower "
-                f"checkpoint.keep_last (now {self._config.keep_last})"
+                f"in {self.directory}: {(needed_bytes - free_bytes) / 1e9:.3f} GB are missing. Free space there, or "
+                f"lower checkpoint.keep_last (now {self._config.keep_last})"
             )
-
-    # During the save, on every rank: its files.
 
     def _write_own(self, step: int, taken: Future[Write]) -> RankResult:
         _, partial = self._folders(step)
@@ -264,9 +258,8 @@ class CheckpointManager:
             logger.exception("writing %s failed on rank %d", partial, self._topology.rank)
             return RankResult(error=f"{type(error).__name__}: {error}")
 
-    # After all ranks have written, on rank 0: the other files, the manifest, the names.
-
     def _complete(self, step: int, gathered: list[RankResult], finish: Finish, started_s: float) -> None:
+        """Write the other files, the manifest and the names, on rank 0, after all ranks have written."""
         final, partial = self._folders(step)
         try:
             self._was_full = any(result.disk_full for result in gathered)

@@ -50,7 +50,8 @@ class CheckpointReader:
             raise CheckpointError(f"{self.path}: no {INDEX_NAME}, so this is not a checkpoint folder")
         index = read_json_object(index_path, CheckpointError, MAX_INDEX_BYTES)
         try:
-            self._scalars: dict[str, float] = _numbers(index["scalars"])
+            self.scalars = _numbers(index["scalars"])
+            """Numbers that belong to no parameter."""
             self._load_index(index["parameters"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(f"{index_path}: damaged ({type(error).__name__}: {error})") from None
@@ -89,10 +90,6 @@ class CheckpointReader:
         """Return the kinds of moments that any parameter has, such as `exp_avg` and `exp_avg_sq`."""
         found = {kind for kinds in self._groups.values() for kind in kinds}
         return sorted(found - {WEIGHT_KIND, CARRIED_KIND})
-
-    def scalars(self) -> dict[str, float]:
-        """Return the numbers that belong to no parameter, as they were saved."""
-        return dict(self._scalars)
 
     def read(
         self, name: str, kind: str = WEIGHT_KIND, start: int = 0, length: int | None = None, shard: Shard | None = None

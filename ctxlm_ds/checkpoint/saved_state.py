@@ -248,10 +248,9 @@ def report_resume(
 ) -> list[str]:  # fmt: skip
     """Log how a resume after `step` steps differs from a run without an interruption, one line per changed setting.
 
-    The phase of the recipes began at `first_step`.
-
-    `environment` are other differences, as `name old -> new`, that change the rounding, `json_settings` the optimizer's
-    of the DeepSpeed JSON before and now. Return every changed setting in the same form; without `log` that is all.
+    The phase of the recipes began at `first_step`. `environment` are other differences, as `name old -> new`, that
+    change the rounding, `json_settings` the optimizer's of the DeepSpeed JSON before and now. Return every changed
+    setting in the same form; without `log` that is all.
     """
     before, now = (each.flat() | of_json for each, of_json in zip((saved, config), json_settings, strict=True))
     # Another optimizer or schedule has other settings: its name says so.

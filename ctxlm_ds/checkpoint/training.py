@@ -53,11 +53,9 @@ class TrainingCheckpoints(Saver):
         data: Mapping[str, Any],
         recipe: RunConfig | None = None,
     ) -> None:
-        """Take what a checkpoint consists of.
+        """Take what a checkpoint consists of: the recipe of a phase, and the run's if it has several.
 
-        `config` is the recipe of a phase, `recipe` the run's, if it has several.
-        `data` describes the training rows, and a resume must find the same. Its `sources` are the training sources:
-        path, documents [first, last), rows, and index, the key of its samples; only the key is compared.
+        `data` (RunRows.describe) describes the training rows; of its `sources` a resume compares the index alone.
         """
         self._manager = manager
         self.engine = engine
@@ -137,7 +135,7 @@ class TrainingCheckpoints(Saver):
         refuse_changed_settings(folder, self._config)
         refuse_changed_data(folder, described["data"], self._data)
         reader = CheckpointReader(folder)
-        scalars = reader.scalars()
+        scalars = reader.scalars
         self._load_chunks(reader, int(scalars.get("optimizer_updates", 0)))
         self.engine.restore_scalars(scalars)
         load_carried(self.engine, reader, described["environment"])

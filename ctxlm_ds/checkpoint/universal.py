@@ -78,7 +78,7 @@ def to_universal(checkpoint: Path, output: Path, step_form: str = "auto") -> Non
         )
     whole = plain_program(config.model, OBJECTIVES.get(config.objective.name).outputs)
     saved = read_saved_state(source)
-    updates = int(reader.scalars().get("optimizer_updates", manifest.step))
+    updates = int(reader.scalars.get("optimizer_updates", manifest.step))
     chosen = str(saved.get("environment", {}).get("optimizer", ""))
     as_int = step_form == "int" or (step_form == "auto" and ("=deepspeed" in chosen or "=apex" in chosen))
     step = updates if as_int else torch.tensor(float(updates))
@@ -144,7 +144,7 @@ def _model_state(step: int, updates: int, saved: Mapping[str, Any], reader: Chec
         "dp_world_size": 1,
         "mp_world_size": 1,
         "ds_version": version("deepspeed"),
-        CLIENT_KEY: {**saved, "scalars": reader.scalars()},
+        CLIENT_KEY: {**saved, "scalars": reader.scalars},
     }
 
 

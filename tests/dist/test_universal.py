@@ -204,7 +204,7 @@ def test_what_deepspeeds_converter_wrote_is_imported(
     folder = tmp_path / "ours" / "checkpoints" / "step-00000003"
     verify(folder)
     reader = CheckpointReader(folder)
-    assert reader.scalars() == {"optimizer_updates": 3}
+    assert reader.scalars == {"optimizer_updates": 3}
     assert set(reader.names()) == set(saved) and tuple(reader.moment_kinds()) == MOMENTS
     for name, kinds in saved.items():
         for kind, value in kinds.items():
