@@ -19,8 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ctxlm_ds.atomic import PARTIAL_MARK
-from ctxlm_ds.data.sources.compression import Decompressor, compression_of
-from ctxlm_ds.data.sources.lines import read_lines
+from ctxlm_ds.data.sources.lines import Decompressor, compression_of, read_lines
 from ctxlm_ds.data.sources.tables import HF_SCHEME, read_hf, read_table
 from ctxlm_ds.data.sources.types import INPUT_FORMATS, WHOLE_INPUT, Chunk, InputShard, Position, Source, text_format
 from ctxlm_ds.errors import DataError
