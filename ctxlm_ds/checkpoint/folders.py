@@ -59,7 +59,7 @@ def find_newest_intact(
     present: Mapping[int, Path] | None = None,
     speaks: bool = True,
 ) -> tuple[Path | None, tuple[Path, ...]]:
-    """Verify checkpoints, newest first, until one is intact (None without any); return it and the damaged ones after it.
+    """Verify checkpoints, newest first, until one is intact; return it (None without any) and the damaged after it.
 
     `latest` does not count: after a crash it may name an older checkpoint. `check` verifies one folder; `present` are
     the folders by step (None: list the directory); without `speaks` nothing is logged. Raises CheckpointError if there

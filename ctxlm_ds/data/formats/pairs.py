@@ -91,7 +91,7 @@ class PairFormat(TwoSegments):
 
     def records(self, table: SentenceTable, making: Making, duplicate: int) -> Iterator[Records]:
         from ctxlm_ds.data.formats.loops.pairs import PairSettings, make_pairs
-        from ctxlm_ds.data.formats.loops.ranges import document_ranges, in_order
+        from ctxlm_ds.data.index.sentence_table import document_ranges, in_order
         from ctxlm_ds.data.numba_random import stream_key
 
         self.require_sentences(making, table.is_split)
@@ -176,8 +176,8 @@ class DocSegments(RowFormat):
         return {name: getattr(data, name) for name in DIVIDED_SETTINGS}
 
     def records(self, table: SentenceTable, making: Making, duplicate: int) -> Iterator[Records]:
-        from ctxlm_ds.data.formats.loops.ranges import document_ranges, in_order
         from ctxlm_ds.data.formats.loops.segments import SegmentSettings, make_rows
+        from ctxlm_ds.data.index.sentence_table import document_ranges, in_order
         from ctxlm_ds.data.numba_random import stream_key
 
         self.room(making)

@@ -74,8 +74,8 @@ class DocSentences(FullSentences):
     def records(self, table: SentenceTable, making: Making, duplicate: int) -> Iterator[Records]:
         import numpy as np
 
-        from ctxlm_ds.data.formats.loops.ranges import document_ranges, in_order
         from ctxlm_ds.data.formats.loops.sentences import sentence_rows
+        from ctxlm_ds.data.index.sentence_table import document_ranges, in_order
 
         room, separated = self.room(making), SETTING in making.settings.own
 

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.formats.base import MadeSamples, Making, SampleFormat, SequenceTemplate
-from ctxlm_ds.data.formats.loops.ranges import in_order
 from ctxlm_ds.data.index.index import (
     PREDICTION_BYTES,
     RowSource,
@@ -30,7 +29,7 @@ from ctxlm_ds.data.index.index import (
     write_masked_copies,
 )
 from ctxlm_ds.data.index.record import INDEX_VERSION, SAMPLE_DTYPE, SampleSettings, Source, SourcePart, sample_settings
-from ctxlm_ds.data.index.sentence_table import is_split
+from ctxlm_ds.data.index.sentence_table import in_order, is_split
 from ctxlm_ds.data.index.storage import META_NAME, NpyAppender, build_once, open_array, verify_files, write_meta
 from ctxlm_ds.data.numba_random import Permutation, compiled
 from ctxlm_ds.data.sample import NO_LANGUAGE

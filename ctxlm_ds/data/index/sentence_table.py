@@ -11,7 +11,10 @@ sentence if empty sequences must be left out.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +25,11 @@ from ctxlm_ds.errors import DataError
 if TYPE_CHECKING:
     from ctxlm_ds.data.dataset.reader import IndexedDataset
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
 DOCUMENTS_LOOKED_AT = 64
+SENTENCES_PER_RANGE = 1 << 15
 UNALIGNED = np.dtype([("value", "<i8")])
 """An int64 at any address: the arrays of an .idx are unaligned, which compiled code must know."""
 _NOTHING: NDArray[np.int64] = np.empty(0, dtype=np.int64)
@@ -212,3 +219,31 @@ def ends_with_eod(dataset: IndexedDataset, sep_id: int) -> bool:
     spread = np.unique(np.linspace(0, len(filled) - 1, DOCUMENTS_LOOKED_AT).astype(np.int64))
     last_tokens = dataset.tokens[dataset.first_tokens(bounds[filled[spread] + 1]) - 1]
     return bool((last_tokens == sep_id).all())
+
+
+def document_ranges(documents: NDArray[np.int64], size: int = SENTENCES_PER_RANGE) -> Iterator[tuple[int, int]]:
+    """Yield consecutive documents of about `size` sentences together, at least one document each."""
+    documents, first = np.array(documents), 0  # aligned: a search would copy the array each time
+    while first < len(documents) - 1:
+        after = int(np.searchsorted(documents, documents[first] + size, side="right")) - 1
+        after = max(first + 1, after)
+        yield first, after
+        first = after
+
+
+def in_order(work: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
+    """Yield `work` of each item, in the items' order, by `workers` threads that are at most two items each ahead.
+
+    Compiled work runs without Python's lock. The results are the same for any number of threads.
+    """
+    if workers == 1:
+        yield from map(work, items)
+        return
+    with ThreadPoolExecutor(workers) as pool:
+        under_way: deque[Future[Result]] = deque()
+        for item in items:
+            under_way.append(pool.submit(work, item))
+            if len(under_way) == 2 * workers:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()

@@ -18,7 +18,7 @@ import pytest
 import zstandard
 from pyarrow import parquet
 
-from ctxlm_ds.data.sources import compression, lines, reading
+from ctxlm_ds.data.sources import lines, reading
 from ctxlm_ds.data.sources.parsing import parse_chunk
 from ctxlm_ds.data.sources.reading import find_sources, read_chunks, source_signature
 from ctxlm_ds.data.sources.types import BadRecord, Chunk, InputShard
@@ -149,7 +149,7 @@ def prepare(folder: Path) -> Case:
     reading.CHUNK_BYTES = 2_000
     lines.MAX_TEXT_DOCUMENT_BYTES = 8_000
     lines.MAX_RECORD_BYTES = 20_000
-    compression.BLOCK_BYTES = 300
+    lines.BLOCK_BYTES = 300
 
     def case(seed: int) -> str:
         drawn = random.Random(seed)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from ctxlm_ds.data.sources import compression, reading
+from ctxlm_ds.data.sources import lines, reading
 from ctxlm_ds.data.sources.parsing import parse_chunk
 from ctxlm_ds.data.sources.reading import find_sources, read_chunks, source_signature, total_bytes
 from ctxlm_ds.data.sources.types import BadRecord, Chunk, InputShard, Position
@@ -27,7 +27,7 @@ EXTENSIONS = {"text": "txt", "wikiextractor": "wiki"}
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "CHUNK_BYTES", 3000)
-    monkeypatch.setattr(compression, "BLOCK_BYTES", 512)
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 512)
 
 
 def _name(number: int, format: str) -> str:
@@ -93,7 +93,7 @@ def test_reading_goes_on_with_the_same_chunks(tmp_path: Path, formats: list[str]
 def test_any_lines_are_split_and_resumed_alike(
     tmp_path: Path, format: str, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compression, "BLOCK_BYTES", 16)
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 16)
     rng = random.Random(format)
     words = [b"\n", b"\n", b" \t\n", b"\r\n", b"x", b"y" * 70]
     words += [b"</doc>\n", b'<doc id="1" title="t">\n', b'{"text": "a b"}\n']

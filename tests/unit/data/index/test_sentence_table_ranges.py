@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.data.formats.base import Making, SequenceTemplate
-from ctxlm_ds.data.formats.loops import ranges, sentences
+from ctxlm_ds.data.formats.loops import sentences
+from ctxlm_ds.data.index import sentence_table
 from ctxlm_ds.data.index.record import SampleSettings
 from ctxlm_ds.registry import FORMATS as REGISTERED
 from tests.sample_data import random_documents, table_of
@@ -32,6 +33,6 @@ def test_threads_ranges_and_buffers_change_nothing(monkeypatch: pytest.MonkeyPat
     table = table_of(random_documents(200, seed=6))
     expected = records_of(table, sample_format, 1)
     assert expected == records_of(table, sample_format, 3)
-    monkeypatch.setattr(ranges, "document_ranges", partial(ranges.document_ranges, size=17))
+    monkeypatch.setattr(sentence_table, "document_ranges", partial(sentence_table.document_ranges, size=17))
     monkeypatch.setattr(sentences, "RECORDS_AT_ONCE", 3)
     assert expected == records_of(table, sample_format, 1) == records_of(table, sample_format, 4)
