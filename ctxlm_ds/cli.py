@@ -86,7 +86,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.argv = [f"ctxlm {name}", *rest]  # what argparse names in usage lines, and what it reads
         run_command(load(COMMANDS[name]))
     else:
-        print(f"error: ctxlm has no command {name}; {_nearest(name)}", file=sys.stderr)
+        from difflib import get_close_matches
+
+        near = get_close_matches(name[:100], COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else "ctxlm --help lists the commands"
+        print(f"error: ctxlm has no command {name}; {hint}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -112,13 +116,6 @@ def version() -> str:
         return version("ctxlm_ds")
     except PackageNotFoundError:
         return f"of {os.path.dirname(os.path.dirname(__file__))}, which is not installed"
-
-
-def _nearest(name: str) -> str:
-    from difflib import get_close_matches
-
-    near = get_close_matches(name[:100], COMMANDS, n=1)
-    return f"did you mean {near[0]}?" if near else "ctxlm --help lists the commands"
 
 
 COMPLETION_HELP = """Print the completion of `ctxlm` for a shell.

@@ -262,8 +262,8 @@ def excerpt(
     They are those of the complete index if that is built, otherwise of the first documents only, from an index in a
     temporary folder.
     """
-    languages = [source.language for source in settings.data.train if source.path == prefix]
-    whole = SourcePart(prefix, language=next(iter(languages), None))
+    language = next((source.language for source in settings.data.train if source.path == prefix), None)
+    whole = SourcePart(prefix, language=language)
     place = IndexPlace.of(whole, tokenizer, settings)
     total = place.dataset.num_documents
     if (place.directory / META_NAME).exists():

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.sample import NO_LABEL
-from ctxlm_ds.recipe.sections import ObjectiveSection, RowSettings
+from ctxlm_ds.recipe.sections import RowSettings
 from ctxlm_ds.registry import FORMATS, OBJECTIVES
 
 INDEX_VERSION = 3
@@ -102,7 +102,11 @@ def sample_settings(settings: RowSettings, held_out: bool = False) -> SampleSett
     """
     data, objective = settings.data, settings.objective
     sample_format = FORMATS.get(data.sample_format)()
-    static = not held_out and OBJECTIVES.get(objective.name).stores_examples(objective)
+    static_masking: dict[str, Any] | None = None
+    if not held_out and OBJECTIVES.get(objective.name).stores_examples(objective):
+        later = {name for name, field in type(objective).model_fields.items()
+                 if name in LATER_SETTINGS and getattr(objective, name) == field.default}  # fmt: skip
+        static_masking = objective.model_dump(mode="json", exclude=later)
     return SampleSettings(
         sample_format=data.sample_format,
         seq_length=objective.sample_length(data),
@@ -110,13 +114,6 @@ def sample_settings(settings: RowSettings, held_out: bool = False) -> SampleSett
         seed=HELD_OUT_SEED if held_out else settings.seed,
         packing=data.shares_rows,
         max_sequences_per_row=data.sequences_per_row,
-        static_masking=_mask_settings(objective) if static else None,
+        static_masking=static_masking,
         own=sample_format.own_settings(data),
     )
-
-
-def _mask_settings(objective: ObjectiveSection) -> dict[str, Any]:
-    """Return what the name of an index has of an objective whose masks it stores."""
-    settings, fields = objective.model_dump(mode="json"), type(objective).model_fields
-    left_out = {name for name in LATER_SETTINGS if name in settings and settings[name] == fields[name].default}
-    return {name: value for name, value in settings.items() if name not in left_out}

@@ -68,9 +68,7 @@ class RecordHook(IntervalHook):
         self._last_step = start.last_step if start.last_step < STEPS_FOLLOW else None
         self._interval_steps = start.config.logging.interval_steps
         restarts = os.environ.get("SLURM_RESTART_COUNT", "")
-        place = {
-            "job_id": own_job_id(), "attempt": attempt_folder(self._run_dir).name, "log": _log_file(),
-        }  # fmt: skip
+        place = {"job_id": own_job_id(), "attempt": attempt_folder(self._run_dir).name, "log": _log_file()}
         known = {"environment": self._environment, "changed_settings": list(start.changed_settings)}
         append_event(
             self._run_dir, START, step=start.step, last_step=start.last_step, world_size=self._ranks.world_size,
@@ -93,7 +91,8 @@ class RecordHook(IntervalHook):
 
     def on_run_end(self, end: RunEnd) -> None:
         self.report_last_step()
-        why = _reason(end)
+        error = sys.exc_info()[1] if end.failed else None  # which is being handled
+        why = end.reason if error is None else f"{type(error).__name__}: {error}"
         append_event(
             self._run_dir, END, step=end.step, reason=why, completed=end.completed and not end.failed,
             failed=end.failed, attempt=attempt_folder(self._run_dir).name,
@@ -104,12 +103,6 @@ class RecordHook(IntervalHook):
         update_status(
             self._run_dir, state=state, why=why, step=end.step, left_s=None, checkpoint=self._last_good(), **changes
         )
-
-
-def _reason(end: RunEnd) -> str:
-    """Return why a run ended; called while its exception is being handled."""
-    error = sys.exc_info()[1] if end.failed else None
-    return end.reason if error is None else f"{type(error).__name__}: {error}"
 
 
 def _log_file() -> str | None:

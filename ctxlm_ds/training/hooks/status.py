@@ -132,7 +132,9 @@ class StatusHook(IntervalHook):
         if self._table is not None:
             left = f"{cells.pop('left')} left"
             done = left if self._left_s is None else f"{left}, done about {rough_moment(self._left_s)}"
-            self._view = dict(cells), self._share_done(metrics)
+            tokens = self._start.config.training.max_tokens
+            share = max(metrics.step / self._start.last_step, metrics.tokens / tokens if tokens else 0.0)
+            self._view = dict(cells), share
             self._table.show(*self._view, done, self._facts())
             if self._stops_after_view and self._stop_signal is not None:
                 self._stops_after_view = False
@@ -147,10 +149,6 @@ class StatusHook(IntervalHook):
         self._line_step = metrics.step
         line = " | ".join(f"{name} {value}" for name, value in cells.items())
         logger.info("%s", line, extra=FILE_ONLY if self._table is not None else None)
-
-    def _share_done(self, metrics: StepMetrics) -> float:
-        limit = self._start.config.training.max_tokens
-        return max(metrics.step / self._start.last_step, metrics.tokens / limit if limit else 0.0)
 
     def _facts(self) -> list[str]:
         """Return the last held-out losses and the age of the last checkpoint."""
