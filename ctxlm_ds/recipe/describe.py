@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import types
 from collections.abc import Iterator, Mapping
 from itertools import chain
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -15,52 +17,7 @@ from ctxlm_ds.recipe.problems import nearest_name, shortened
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.yaml_source import SettingPath
 
-KNOWN_ELSEWHERE = {
-    "optimizer.learning_rate": "lr",
-    "optimizer.eps": "adam_epsilon adam_eps",
-    "optimizer.gradient_clipping": "max_grad_norm clip_grad clip_norm",
-    "optimizer.betas": "adam_beta1 adam_beta2",
-    "optimizer.name": "optim",
-    "model.num_layers": "num_hidden_layers n_layers n_layer encoder_layers",
-    "model.hidden_size": "d_model n_embd",
-    "model.num_attention_heads": "num_heads n_head encoder_attention_heads",
-    "model.num_key_value_heads": "num_query_groups",
-    "model.head_size": "kv_channels head_dim d_kv",
-    "model.hidden_dropout": "hidden_dropout_prob resid_pdrop",
-    "model.attention_dropout": "attention_probs_dropout_prob attn_pdrop",
-    "model.intermediate_size": "ffn_hidden_size d_ff n_inner encoder_ffn_dim",
-    "model.hidden_activation": "hidden_act activation_function",
-    "model.initializer_range": "init_method_std",
-    "model.layer_norm_eps": "layer_norm_epsilon layernorm_epsilon norm_epsilon rms_norm_eps norm_eps",
-    "model.max_position_embeddings": "n_positions",
-    "model.rotary_base": "rope_theta",
-    "data.seq_length": "max_seq_length max_seq_len block_size",
-    "data.num_duplicates": "dupe_factor",
-    "data.train": "data_path train_data_path train_file",
-    "data.validation": "valid_data_path validation_file",
-    "data.temperature": "sampling_alpha multilang_sampling_alpha",
-    "training.max_steps": "epochs num_train_epochs train_iters num_train_steps",
-    "objective.mask_prob": "mlm_probability masked_lm_prob",
-    "objective.whole_word": "whole_word_masking",
-    "objective.max_predictions": "max_predictions_per_seq",
-    "training.global_batch_size": "train_batch_size batch_size gradient_accumulation_steps",
-    "training.batch_ramp": "rampup_batch_size",
-    "training.micro_batch_size": "train_micro_batch_size_per_gpu per_device_train_batch_size",
-    "training.precision": "bf16 fp16",
-    "training.activation_checkpointing": "gradient_checkpointing recompute_granularity",
-    "schedule.name": "lr_decay_style lr_scheduler_type",
-    "schedule.warmup_fraction": "warmup_ratio warmup_proportion lr_warmup_fraction",
-    "schedule.warmup_steps": "lr_warmup_iters num_warmup_steps",
-    "schedule.total_steps": "lr_decay_iters",
-    "schedule.final_learning_rate": "min_lr",
-    "deepspeed": "zero_stage",
-    "checkpoint.interval_steps": "save_interval save_steps",
-    "checkpoint.keep_last": "save_total_limit",
-    "evaluation.interval_steps": "eval_interval eval_steps",
-    "evaluation.max_rows": "eval_iters max_eval_samples",
-    "logging.interval_steps": "log_interval logging_steps",
-    "run_dir": "output_dir",
-}
+KNOWN_ELSEWHERE: dict[str, str] = json.loads(Path(__file__).with_name("names_elsewhere.json").read_text("utf-8"))
 """Each setting with its names in other systems."""
 
 
