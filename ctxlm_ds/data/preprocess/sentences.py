@@ -9,8 +9,10 @@ instead of learned lists. Before lower case and emoji the rules follow ICU, sent
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean, median
 
 SPLITTER_VERSION = 2
@@ -42,71 +44,23 @@ SHORT_CHARACTERS, FEWEST_JUDGED = 600, 20
 """Median length of documents that are probably pieces of longer ones, and the fewest that are judged."""
 _LINES = re.compile(r"[\n\r\v\f\x85\u2028\u2029]+")
 _WORD_EDGE = re.compile(r"[\s(\[{\"'“‘«‹„‚»›/—–]")
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_NEVER_LAST = _words("""
-    mr mrs ms mx messrs mme mlle dr drs prof rev revd fr hon gov sen rep reps sens pres gen lt col maj capt cpt cmdr
-    comdr adm sgt cpl pvt brig supt insp det atty mt st ste vs v cf viz i.e e.g eg ie approx circa eds trans transl
-    ibid incl excl esp a.k.a née univ assn bldg natl intl hwy rte bros
-    bzw vgl evtl ggf inkl exkl zzgl sog bspw z.b d.h i.d.r m.e z.t z.zt u.u s.o s.u dipl ing hrsg fam gebr geb gest hl
-    ehem kath evang
-    т.е т.к т.н т.о т.наз напр см ср им ул пер пл просп наб бул обл пос дер св проф акад доц канд ред изд рис табл
-    тов англ нем франц лат греч вул див
-    sra srta sres dña ud uds vd vds pág núm sig sigg dott mgr inż św ks sv např tzv tzw np
-""")
+_WORDS = {
+    name: frozenset(" ".join(lines).split())
+    for name, lines in json.loads(Path(__file__).with_name("sentence_words.json").read_text("utf-8")).items()
+}
+_NEVER_LAST = _WORDS["never_last"]
 """Abbreviations that stand before what they belong to, so hardly ever at the end of a sentence."""
-
-_BEFORE_NUMBER = _words("""
-    no nos nr p pp pg pgs vol vols fig figs eq eqs sec secs ch chap chaps chs app art arts par pars para paras pt pts
-    b c ca d r ed op jan feb mar apr jun jul aug sep sept oct nov dec mon tue tues wed thu thur thurs fri sat sun
-    abs bd kap ziff jg aufl abb anm str tel okt dez
-    д к кв корп с т п ч гл стр вып
-""")
+_BEFORE_NUMBER = _WORDS["before_number"]
 """Abbreviations before a number (a numeral, a date); otherwise they are words."""
-
-_SOMETIMES_LAST = _words("""
-    inc ltd corp co cos llc llp plc jr sr esq etc al a.m p.m ph.d b.sc m.sc d.phil m.phil ll.d ave blvd dept ft est
-    gmbh rd tr resp
-    usw usf u.a u.ä o.ä v.a v.chr n.chr jh jhd mio mrd tsd
-    г гг в вв р рр м ст руб коп тыс млн млрд долл грн тис т.д т.п др пр ін н.э чел
-""")
+_SOMETIMES_LAST = _WORDS["sometimes_last"]
 """Abbreviations that may also end a sentence: the next word decides (as after any acronym with full stops)."""
-
 _ABBREVIATIONS = (_NEVER_LAST, _BEFORE_NUMBER, _SOMETIMES_LAST)
-
-_STARTERS = _words("""
-    a about according after afterwards all also although among an and another any are as at because before both but by
-    despite did do does during each even every few first following for from further he hence her here hers his how
-    however i if in instead is it its just later like many meanwhile moreover most my neither nevertheless no nobody
-    none nonetheless nor not nothing now of on once one only or other others our over perhaps several she similarly
-    since so some soon still such than that the their then there therefore these they this those though through thus
-    to today together two under unlike until upon was we were what when where whether which while who
-    why with within without yet you your
-    а без более был была были было в вот все всё где да даже для до его если есть ещё за здесь и из или их к как
-    какой когда кто ли между много мы на над не нет но ну о об однако он она они оно от по под позже после потом
-    потому при с сам со тем теперь то тогда того только у уже хотя чем через что чтобы эта эти это этот я
-    але була були було від він вона вони де для його й коли ми ні після потім та також те ти це ця що як який
-""")
+_STARTERS = _WORDS["starters"]
 """Words (capitalised in the text) that usually start a sentence rather than continue a name."""
-
-_GERMAN_STARTERS = _words("""
-    aber ab als am an auch auf aus bei beide bis da dabei dadurch dafür dagegen daher damals damit danach daneben dann
-    daraufhin darin darüber das dazu denn dennoch der deshalb die dies diese diesem dieser dieses doch dort durch ein
-    eine einem einen einer er erst es etwa für gegen heute hier hierbei ich ihm ihr ihre im immer in ist jedoch jetzt
-    kein keine man manche mit nach nachdem nicht noch nun nur ob obwohl oder ohne seit sein seine seitdem sie so
-    sowohl später trotz trotzdem über um und unter viele vom von vor während was weil weitere wenn wer wie wir wo wurde
-    zu zudem zum zunächst zur zwar zwischen
-""")
+_GERMAN_STARTERS = _WORDS["german_starters"]
 _GERMAN = re.compile(r"\b(?:und|der|nicht|ist|wurden?|eine[nmr]?|für|sich|auch|dem|zum|zur|aus|bei)\b")
-_GERMAN_DATES = _words("""
-    januar jänner februar märz mai juni juli oktober dezember jahrhundert jahrhunderts jh weltkrieg
-""")
+_GERMAN_DATES = _WORDS["german_dates"]
 _GERMAN_WINDOW = 200
-
 _ROMAN = re.compile(r"[IVXLC]+$")
 _ORDINAL = re.compile(r"(?:\d{1,2}|[IVX]{2,5})$")
 _ACRONYM = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]$")
