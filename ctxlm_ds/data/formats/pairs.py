@@ -169,14 +169,14 @@ class DocSegments(RowFormat):
     name = "doc_segments"
     section = DocSegmentsSection
     makes_pairs = True
-    framing = "ctxlm_ds.data.formats.loops.segments:frame_segments"
+    framing = "ctxlm_ds.data.formats.loops.pairs:frame_segments"
     looks_up_sentences = True
 
     def own_settings(self, data: DataSection) -> dict[str, Any]:
         return {name: getattr(data, name) for name in DIVIDED_SETTINGS}
 
     def records(self, table: SentenceTable, making: Making, duplicate: int) -> Iterator[Records]:
-        from ctxlm_ds.data.formats.loops.segments import SegmentSettings, make_rows
+        from ctxlm_ds.data.formats.loops.pairs import SegmentSettings, make_rows
         from ctxlm_ds.data.index.sentence_table import document_ranges, in_order
         from ctxlm_ds.data.numba_random import stream_key
 

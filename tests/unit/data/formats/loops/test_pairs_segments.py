@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ctxlm_ds.data.formats.loops.segments import SegmentSettings, make_rows
+from ctxlm_ds.data.formats.loops.pairs import SegmentSettings, make_rows
 from ctxlm_ds.data.index.sentence_table import document_ranges
 from ctxlm_ds.data.numba_random import stream_key
 from tests.sample_data import ends_of, random_documents, starts_of, table_of
