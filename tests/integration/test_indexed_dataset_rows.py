@@ -15,7 +15,7 @@ import pytest
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.formats.base import SequenceTemplate
 from ctxlm_ds.data.formats.pairs import SegmentPair
-from ctxlm_ds.data.formats.sentences import DocSentences
+from ctxlm_ds.data.formats.running_text import DocSentences
 from ctxlm_ds.data.index.build import FEWEST_DOCUMENTS, build_rows
 from ctxlm_ds.data.index.index import RowSource, SampleReader
 from ctxlm_ds.data.index.record import SAMPLE_DTYPE

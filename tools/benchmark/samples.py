@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.console import counted
 from ctxlm_ds.data.formats.base import Making, SequenceTemplate
-from ctxlm_ds.data.formats.loops.blocks import block_pieces
+from ctxlm_ds.data.formats.loops.running_text import block_pieces
 from ctxlm_ds.data.formats.pairs import SegmentPairSection
 from ctxlm_ds.data.index.record import SampleSettings
 from ctxlm_ds.data.index.sentence_table import UNALIGNED, SentenceTable, read_only

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.data.formats.base import Making, SequenceTemplate
-from ctxlm_ds.data.formats.loops import sentences
+from ctxlm_ds.data.formats.loops import running_text
 from ctxlm_ds.data.index import sentence_table
 from ctxlm_ds.data.index.record import SampleSettings
 from ctxlm_ds.registry import FORMATS as REGISTERED
@@ -34,5 +34,5 @@ def test_threads_ranges_and_buffers_change_nothing(monkeypatch: pytest.MonkeyPat
     expected = records_of(table, sample_format, 1)
     assert expected == records_of(table, sample_format, 3)
     monkeypatch.setattr(sentence_table, "document_ranges", partial(sentence_table.document_ranges, size=17))
-    monkeypatch.setattr(sentences, "RECORDS_AT_ONCE", 3)
+    monkeypatch.setattr(running_text, "RECORDS_AT_ONCE", 3)
     assert expected == records_of(table, sample_format, 1) == records_of(table, sample_format, 4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ctxlm_ds.data.formats.loops.sentences import sentence_rows
+from ctxlm_ds.data.formats.loops.running_text import sentence_rows
 from ctxlm_ds.data.index.sentence_table import SentenceTable
 from tests.sample_data import Documents, ends_of, random_documents, starts_of, table_of
 

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ctxlm_ds.data.formats.loops import blocks
+from ctxlm_ds.data.formats.loops import running_text as loops
 
 
 def block_rows(bounds: NDArray[np.int64], seq_length: int, slots: int) -> list[list[tuple[int, int]]]:
     """Rows of pieces (first token, token after the last)."""
-    records, counts = zip(*blocks.block_pieces(bounds, seq_length, slots), strict=True)
+    records, counts = zip(*loops.block_pieces(bounds, seq_length, slots), strict=True)
     pieces = np.concatenate(records)[["a_start", "a_end"]].tolist()
     ends = np.cumsum(np.concatenate(counts)).tolist()
     return [pieces[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
@@ -43,7 +43,7 @@ def test_every_token_but_a_texts_first_is_predicted_once_and_rows_are_full(
 @pytest.mark.parametrize("slots", [1, 4])
 def test_buffers_change_no_block(monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
     bounds = np.cumsum([0, *np.random.default_rng(2).integers(1, 40, size=300)])
-    expected = [np.concatenate(parts).tolist() for parts in zip(*blocks.block_pieces(bounds, 16, slots), strict=True)]
-    monkeypatch.setattr(blocks, "RECORDS_AT_ONCE", 5)
-    found = [np.concatenate(parts).tolist() for parts in zip(*blocks.block_pieces(bounds, 16, slots), strict=True)]
+    expected = [np.concatenate(parts).tolist() for parts in zip(*loops.block_pieces(bounds, 16, slots), strict=True)]
+    monkeypatch.setattr(loops, "RECORDS_AT_ONCE", 5)
+    found = [np.concatenate(parts).tolist() for parts in zip(*loops.block_pieces(bounds, 16, slots), strict=True)]
     assert found == expected

@@ -1,18 +1,81 @@
-"""Full sentences, across documents or within one (FULL-SENTENCES and DOC-SENTENCES of Liu 2019, section 4.2)."""
+"""Rows of running text: blocks of full rows (GPT), chunks without special tokens (T5), and full sentences.
+
+Full sentences are read across documents or within one (FULL-SENTENCES and DOC-SENTENCES of Liu 2019, section 4.2).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ctxlm_ds.data.formats.base import Making, RowFormat, RowSection
-from ctxlm_ds.recipe.sections import DataSection
+from ctxlm_ds.data.formats.base import MadeSamples, Making, RowFormat, RowSection, SampleFormat
+from ctxlm_ds.errors import DataError
+from ctxlm_ds.recipe.sections import DataSection, SmallInt
 
 if TYPE_CHECKING:
     from ctxlm_ds.data.formats.base import Records
     from ctxlm_ds.data.index.sentence_table import SentenceTable
 
 SETTING = "separate_sentences"
+
+
+class BlocksSection(DataSection):
+    """Documents one after another, cut into full rows (a dataset made with --append-eod)."""
+
+    fixed: ClassVar[tuple[str, ...]] = (*DataSection.fixed, "reset_at_documents", "max_sequences_per_row")
+    ends_documents: ClassVar[bool] = True
+
+    sample_format: str = "blocks"
+    max_sequences_per_row: SmallInt = 8
+    """Most documents in one row."""
+    reset_at_documents: bool = True
+    """Documents of a row never see each other and their positions restart; false: a row is one sequence, its
+    documents separated only by the end-of-document token (GPT-2; Megatron's default)."""
+
+    @property
+    def shares_rows(self) -> bool:
+        return self.reset_at_documents
+
+
+class Blocks(SampleFormat):
+    """Blocks as Megatron's GPTDataset cuts them (loops/running_text.py)."""
+
+    name = "blocks"
+    section = BlocksSection
+    shifted = True
+    forms_rows = True
+    framing = "ctxlm_ds.data.formats.loops.framing:copy_blocks"
+
+    def make(self, making: Making) -> MadeSamples:
+        from ctxlm_ds.data.formats.loops.running_text import block_pieces, text_bounds
+
+        dataset, settings = making.dataset, making.settings
+        bounds, num_documents = text_bounds(dataset, making.template.sep_id, settings.packing, making.documents)
+        first, after = making.sentences
+        pieces = block_pieces(bounds, settings.seq_length, settings.max_sequences_per_row)
+        return MadeSamples(num_documents, after - first, pieces)
+
+
+class ChunksSection(DataSection):
+    """Documents one after another, cut into chunks of one size without special tokens (T5)."""
+
+    sample_format: str = "chunks"
+
+
+class Chunks(SampleFormat):
+    """Chunks as T5's `reduce_concat_tokens` and `split_tokens` cut them; only a dataset's last one is shorter."""
+
+    name = "chunks"
+    section = ChunksSection
+    framing = "ctxlm_ds.data.formats.loops.framing:copy_blocks"
+
+    def make(self, making: Making) -> MadeSamples:
+        from ctxlm_ds.data.index.record import even_records
+
+        first, after = making.tokens
+        if first == after:
+            raise DataError(f"{making.dataset.prefix}: no text; check what was preprocessed")
+        return MadeSamples.of_all(making, even_records(first, after, making.settings.seq_length))
 
 
 class SentencesSection(RowSection):
@@ -57,7 +120,7 @@ class FullSentences(RowFormat):
         return not data.separate_sentences  # type: ignore[attr-defined]
 
     def records(self, table: SentenceTable, making: Making, duplicate: int) -> Iterator[Records]:
-        from ctxlm_ds.data.formats.loops.sentences import sentence_rows
+        from ctxlm_ds.data.formats.loops.running_text import sentence_rows
 
         return sentence_rows(table, self.room(making), True, SETTING in making.settings.own, (0, table.num_documents))
 
@@ -74,7 +137,7 @@ class DocSentences(FullSentences):
     def records(self, table: SentenceTable, making: Making, duplicate: int) -> Iterator[Records]:
         import numpy as np
 
-        from ctxlm_ds.data.formats.loops.sentences import sentence_rows
+        from ctxlm_ds.data.formats.loops.running_text import sentence_rows
         from ctxlm_ds.data.index.sentence_table import document_ranges, in_order
 
         room, separated = self.room(making), SETTING in making.settings.own
