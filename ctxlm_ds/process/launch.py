@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import resource
@@ -12,15 +14,16 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Container, Mapping, MutableMapping, Sequence
+import warnings
+from collections.abc import Container, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from glob import glob
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from ctxlm_ds.console import logger
 from ctxlm_ds.process.cgroups import available_cores, read_text
-from ctxlm_ds.process.library_noise import quiet_libraries
 from ctxlm_ds.process.run_lock import this_process
 from ctxlm_ds.registry import LAUNCHERS
 
@@ -35,6 +38,23 @@ FIRST_PID_NAMESPACE = "pid:[4026531836]"
 REMOTE_STALE_S = 900.0
 """Processes of other hosts that share the storage cannot be seen; no build takes this long."""
 NETWORK_FILE_SYSTEMS = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb", "fuse", "9p", "afs", "pvfs", "wekafs")
+# Known noise of libraries by its exact text; everything else stays visible. DeepSpeed calls the old names.
+KNOWN_WARNINGS: tuple[tuple[str, type[Warning]], ...] = (
+    (r"`torch\.distributed\.all_gather_into_tensor` is deprecated", FutureWarning),
+    (r"`torch\.distributed\.reduce_scatter_tensor` is deprecated", FutureWarning),
+    # DeepSpeed's pipeline broadcasts activations in groups of two and returns their gradients itself.
+    (r"c10d::broadcast_: an autograd kernel was not registered", UserWarning),
+)
+KNOWN_LOG_LINES = (
+    "Setting accelerator to CPU. If you have GPU or other accelerator, we were unable to detect it.",
+    # Of Muon, LAMB and other optimizers that tests/dist runs under every ZeRO stage.
+    "**** You are using ZeRO with an untested optimizer",
+)
+KNOWN_PRINTS = (
+    # PipelineModule's table and PipelineParallelGrid's topology.
+    "SEED_LAYERS=",
+    "Using topology:",
+)
 
 
 @dataclass(frozen=True)
@@ -263,3 +283,35 @@ def _is_network_path(path: Path) -> bool:
         if len(mount) >= len(best) and (target == mount or target.startswith(mount.rstrip("/") + "/")):
             best, kind = mount, mount_kind
     return kind.startswith(NETWORK_FILE_SYSTEMS)
+
+
+def quiet_libraries() -> None:
+    """Silence known noise of torch, DeepSpeed and tokenizers; call it before they are imported.
+
+    Settings in the environment stay.
+    """
+    # c10d complains about a peer's host name without reverse lookup.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    # Loader workers fork after a tokenizer was used.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    for message, category in KNOWN_WARNINGS:
+        warnings.filterwarnings("ignore", message=message, category=category)
+    deepspeed = logging.getLogger("DeepSpeed")
+    deepspeed.setLevel(logging.WARNING)
+    deepspeed.addFilter(lambda record: not record.getMessage().startswith(KNOWN_LOG_LINES))
+
+
+@contextlib.contextmanager
+def without_known_prints() -> Iterator[None]:
+    """Drop what DeepSpeed prints (rather than logs) on every rank while it starts, by its known beginning."""
+    shown = builtins.print
+
+    def print_unknown(*values: Any, **settings: Any) -> None:
+        if not str(next(iter(values), "")).startswith(KNOWN_PRINTS):
+            shown(*values, **settings)
+
+    builtins.print = print_unknown
+    try:
+        yield
+    finally:
+        builtins.print = shown

@@ -21,8 +21,7 @@ from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import ModelBuild
 from ctxlm_ds.models.program import build_program
 from ctxlm_ds.parallel.placement import shard_of
-from ctxlm_ds.process.launch import clear_stale_build_locks
-from ctxlm_ds.process.library_noise import quiet_libraries
+from ctxlm_ds.process.launch import clear_stale_build_locks, quiet_libraries
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.engine.runtime import init_process_group

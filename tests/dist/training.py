@@ -18,8 +18,7 @@ from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.topology import build_topology
-from ctxlm_ds.process.launch import clear_stale_build_locks
-from ctxlm_ds.process.library_noise import quiet_libraries
+from ctxlm_ds.process.launch import clear_stale_build_locks, quiet_libraries
 from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig

@@ -34,7 +34,7 @@ from ctxlm_ds.models.program import build_program
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.parameters import initialize_parameters
 from ctxlm_ds.parallel.topology import build_topology
-from ctxlm_ds.process.library_noise import quiet_libraries
+from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import DataSection

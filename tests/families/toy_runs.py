@@ -26,7 +26,7 @@ from ctxlm_ds.objectives.base import Field, LossTerm, Objective
 from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
 from ctxlm_ds.parallel.parameters import collect_facts
 from ctxlm_ds.parallel.topology import build_topology
-from ctxlm_ds.process.library_noise import quiet_libraries
+from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.schema import RunConfig

@@ -14,7 +14,7 @@ from itertools import cycle
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
-from ctxlm_ds.process.library_noise import quiet_libraries
+from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.recipe.schema import RunConfig
 from tools.benchmark.turns import StepDone
 

@@ -62,7 +62,7 @@ def main() -> None:
         raise ConfigError(f"--output {args.output}: the name ends in {' or '.join(WRITERS)}")
     corpus = Corpus(args.input, [args.json_key], args.input_format, key_flags="--json-key")
     from ctxlm_ds.apps.downstream.features.sources import StaticSource, open_source
-    from ctxlm_ds.process.library_noise import quiet_libraries
+    from ctxlm_ds.process.launch import quiet_libraries
 
     quiet_libraries()
     logger.info("loading %s", args.features)

@@ -20,7 +20,7 @@ from ctxlm_ds.apps.downstream.task import FIELD, TaskDescription, Text, data_fol
 from ctxlm_ds.atomic import output_folder, write_text
 from ctxlm_ds.console import aligned, at_least, counted, logger, setup_logging
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.process.library_noise import quiet_libraries
+from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.recipe.problems import Problem, did_you_mean, raise_problems
 from ctxlm_ds.recipe.sections import Section
 

@@ -35,8 +35,8 @@ from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, find_verified, list_che
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME
 from ctxlm_ds.console import at_least, logger, setup_logging
 from ctxlm_ds.errors import ConfigError, ExportError
+from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.process.launchers import die_with_launcher
-from ctxlm_ds.process.library_noise import quiet_libraries
 from ctxlm_ds.registry import load_object
 
 EXPORTS, EXPORTED = "exports", "hf"

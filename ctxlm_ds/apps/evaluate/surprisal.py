@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ctxlm_ds.console import setup_logging
 from ctxlm_ds.errors import DataError
-from ctxlm_ds.process.library_noise import quiet_libraries
+from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.untrusted_json import read_text
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from ctxlm_ds.atomic import output_folder, read_object, write_text
 from ctxlm_ds.console import logger, run_command, setup_logging
 from ctxlm_ds.errors import CtxlmError
 from ctxlm_ds.installed import check_extra
-from ctxlm_ds.process.library_noise import quiet_libraries
+from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.recipe.load import load_saved_config
 
 SCORES = "scores.json"

@@ -33,7 +33,7 @@ from ctxlm_ds.models.meter import CPU
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel import topology as topologies
 from ctxlm_ds.parallel.topology import Topology, build_topology
-from ctxlm_ds.process.library_noise import quiet_libraries
+from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.process.patches import replaced
 from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from ctxlm_ds.process.library_noise import quiet_libraries, without_known_prints
+from ctxlm_ds.process.launch import quiet_libraries, without_known_prints
 
 
 def test_only_known_noise_is_dropped(capsys: pytest.CaptureFixture[str]) -> None:
