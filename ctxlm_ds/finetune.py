@@ -27,7 +27,7 @@ from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import aligned, at_least, counted, logger, program, run_command, setup_logging
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.process.launch import clear_stale_build_locks, quiet_libraries
-from ctxlm_ds.recipe.json_source import deepspeed_for_trainer
+from ctxlm_ds.recipe.deepspeed import deepspeed_for_trainer
 
 DEFAULT_GRID = {"batch_sizes": [32], "learning_rates": [5e-5], "epochs": [3.0]}
 FEW_STEPS, MOST_EPOCHS = 200, 50

@@ -37,7 +37,7 @@ from ctxlm_ds.process.run_files import METRICS_NAME
 from ctxlm_ds.process.run_history import SAVE_FAILED, append_event
 from ctxlm_ds.process.run_lock import RunLock
 from ctxlm_ds.process.signals import StopSignal
-from ctxlm_ds.recipe.json_source import ZeroSettings
+from ctxlm_ds.recipe.deepspeed import ZeroSettings
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.phases import RunPhase, run_phases
 from ctxlm_ds.recipe.schema import RunConfig, TeacherConfig

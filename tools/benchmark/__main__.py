@@ -186,7 +186,7 @@ def _device_part(part: str, args: argparse.Namespace) -> Iterable[Table]:
 
 
 def _step_benchmark(args: argparse.Namespace, config: RunConfig, against: Sequence[str] = ()) -> StepBenchmark:
-    from ctxlm_ds.recipe.json_source import DEFAULT_CONFIG
+    from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG
     from tools.benchmark.steps import StepBenchmark
 
     return StepBenchmark(
@@ -251,8 +251,7 @@ def _save(args: argparse.Namespace) -> Iterable[str]:
     """Run on several ranks under torchrun, on one without a launcher."""
     from ctxlm_ds.process.launch import discover_ranks, prepare_process
     from ctxlm_ds.recipe.check import check_config
-    from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
-    from ctxlm_ds.recipe.json_source import load_deepspeed_json
+    from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, load_deepspeed_json
     from ctxlm_ds.recipe.load import load_config
 
     config = load_config(args.config, args.set)

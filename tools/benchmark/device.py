@@ -18,7 +18,7 @@ from torch.utils.benchmark import Timer
 
 from ctxlm_ds.errors import ConfigError, CtxlmError
 from ctxlm_ds.kernels.dispatch import DTYPES, OPERATIONS
-from ctxlm_ds.recipe.json_source import DEFAULT_CONFIG
+from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
 from tools.benchmark.our_sides import EngineSteps

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ctxlm_ds import atomic
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.json_source import DEFAULT_CONFIG
+from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG
 from ctxlm_ds.recipe.load import load_config
 from tools.benchmark.packing import compare_packing
 from tools.benchmark.steps import StepBenchmark, compare_steps

@@ -28,7 +28,7 @@ from ctxlm_ds.atomic import output_folder
 from ctxlm_ds.console import PLAIN_INTERVAL_S, logger
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.installed import check_extra
-from ctxlm_ds.recipe.json_source import deepspeed_for_trainer
+from ctxlm_ds.recipe.deepspeed import deepspeed_for_trainer
 
 SHOWN_EPOCHS = 10
 HIDDEN_FIGURES = {"epoch", "runtime", "samples_per_second", "steps_per_second"}

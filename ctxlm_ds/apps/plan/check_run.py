@@ -21,9 +21,8 @@ from ctxlm_ds.installed import NEEDED
 from ctxlm_ds.process.cgroups import available_cores, available_memory
 from ctxlm_ds.recipe.check import schedule_warnings
 from ctxlm_ds.recipe.choices import MODEL
-from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
+from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG, ZeroSettings, build_deepspeed_config, load_deepspeed_json
 from ctxlm_ds.recipe.hardware import GIB, GPUS, Cluster
-from ctxlm_ds.recipe.json_source import DEFAULT_CONFIG, ZeroSettings, load_deepspeed_json
 from ctxlm_ds.recipe.load import dump_config, load_config
 from ctxlm_ds.recipe.phases import RunPhase, run_phases
 from ctxlm_ds.recipe.schema import KernelsConfig, ParallelConfig, RunConfig, TrainingConfig

@@ -27,7 +27,7 @@ from ctxlm_ds.apps.plan.layouts import BYTES, Layout
 from ctxlm_ds.models.program import Program
 from ctxlm_ds.parallel.context import CONTEXT
 from ctxlm_ds.parallel.placement import Split, shard_of, vocabulary_rows_per_rank
-from ctxlm_ds.recipe.json_source import DEEPSPEED_BUCKET, ZeroSettings
+from ctxlm_ds.recipe.deepspeed import DEEPSPEED_BUCKET, ZeroSettings
 from ctxlm_ds.recipe.schema import TrainingConfig
 from ctxlm_ds.recipe.sections import OptimizerSection, UpdateSizes
 from ctxlm_ds.training.optimizers.base import FLOAT

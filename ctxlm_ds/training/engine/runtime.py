@@ -23,7 +23,7 @@ from ctxlm_ds.parallel.placement import shard_of
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.launch import without_known_prints
 from ctxlm_ds.process.patches import compile_at_first_call, replaced
-from ctxlm_ds.recipe.json_source import NEVER_PRINT_STEPS
+from ctxlm_ds.recipe.deepspeed import NEVER_PRINT_STEPS
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
 from ctxlm_ds.training.engine.fragments import Holding
 from ctxlm_ds.training.measure import describe, with_vocabulary

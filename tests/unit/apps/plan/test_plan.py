@@ -9,7 +9,7 @@ import pytest
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.apps.plan.plan import Plan, Planner
 from ctxlm_ds.apps.plan.states import Partition, StageParameters
-from ctxlm_ds.recipe.json_source import ZeroSettings
+from ctxlm_ds.recipe.deepspeed import ZeroSettings
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.measure import training_flops_per_row

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from ctxlm_ds.apps.plan.states import Partition, StageParameters
 from ctxlm_ds.recipe import choices
-from ctxlm_ds.recipe.json_source import ZeroSettings
+from ctxlm_ds.recipe.deepspeed import ZeroSettings
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.training.optimizers.base import optimizer_of
 from ctxlm_ds.training.optimizers.steps import ParameterLayout, Stepper

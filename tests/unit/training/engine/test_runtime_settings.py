@@ -11,7 +11,7 @@ import torch
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.parameters import Normal, ParameterFacts
 from ctxlm_ds.parallel.placement import VOCABULARY, Split
-from ctxlm_ds.recipe.json_source import NEVER_PRINT_STEPS
+from ctxlm_ds.recipe.deepspeed import NEVER_PRINT_STEPS
 from ctxlm_ds.training.engine.runtime import engine_settings, write_frozen
 
 WHOLE = ParameterFacts(Normal(1.0), decays=True)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
-from ctxlm_ds.recipe.json_source import (
+from ctxlm_ds.recipe.deepspeed import (
     DEEPSPEED_BUCKET,
     ZeroSettings,
     bucket_hints,
+    build_deepspeed_config,
     deepspeed_for_trainer,
     find_deepspeed_json,
     load_deepspeed_json,
