@@ -186,8 +186,8 @@ TOKENIZERS = Registry(
     "ctxlm_ds.tokenizers",
     {
         "wordpiece": "ctxlm_ds.tokenizers.kinds.wordpiece:WORDPIECE",
-        "byte_bpe": "ctxlm_ds.tokenizers.kinds.byte_bpe:BYTE_BPE",
-        "character_bpe": "ctxlm_ds.tokenizers.kinds.gpt1:GPT1",
+        "byte_bpe": "ctxlm_ds.tokenizers.kinds.bpe:BYTE_BPE",
+        "character_bpe": "ctxlm_ds.tokenizers.kinds.bpe:GPT1",
         "sentencepiece": "ctxlm_ds.tokenizers.kinds.sentencepiece:SENTENCEPIECE",
         "characters": "ctxlm_ds.tokenizers.kinds.characters:CHARACTERS",
     },

@@ -138,7 +138,7 @@ def without_megatron(words: Sequence[str]) -> list[str]:
 
 def check_merges(vocabulary: Path, merges: Path) -> None:
     """Raise TokenizerError if a merges file that is named separately is not the one that is read with a vocabulary."""
-    from ctxlm_ds.tokenizers.kinds.byte_bpe import merges_of
+    from ctxlm_ds.tokenizers.kinds.bpe import merges_of
     from ctxlm_ds.tokenizers.load import find_vocabulary
 
     file = find_vocabulary(vocabulary)

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from ctxlm_ds.tokenizers.kinds.gpt1 import read_words
+from ctxlm_ds.tokenizers.kinds.bpe import read_words
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.unit.tokenizers.conftest import TEXTS
