@@ -13,9 +13,8 @@ import torch
 
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.foreign.plain_folder import ForeignWeights, cut_vocabulary, write_plain_folder
 from ctxlm_ds.export.foreign.torch_files import Opaque, as_number, flatten, read_torch_file, required
-from ctxlm_ds.export.huggingface import Conversion
+from ctxlm_ds.export.huggingface import Conversion, ForeignWeights, cut_vocabulary, write_plain_folder
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 

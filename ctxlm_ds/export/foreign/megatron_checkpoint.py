@@ -19,9 +19,8 @@ from typing import Any
 import torch
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.foreign.plain_folder import ForeignWeights, cut_vocabulary, write_plain_folder
 from ctxlm_ds.export.foreign.torch_files import as_number, flatten, read_torch_file, required
-from ctxlm_ds.export.huggingface import Conversion
+from ctxlm_ds.export.huggingface import Conversion, ForeignWeights, cut_vocabulary, write_plain_folder
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.untrusted_json import read_text
 

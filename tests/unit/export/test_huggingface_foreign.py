@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ctxlm_ds.errors import CheckpointError, ExportError
-from ctxlm_ds.export.foreign.plain_folder import ForeignWeights, cut_vocabulary, write_plain_folder
+from ctxlm_ds.export.huggingface import ForeignWeights, cut_vocabulary, write_plain_folder
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.checkpoints import make_config, random_weights
 
