@@ -23,14 +23,13 @@ from ctxlm_ds.checkpoint.saved_state import phase_to_train
 from ctxlm_ds.console import logger, run_command, setup_logging
 from ctxlm_ds.errors import EXIT_UNEXPECTED, TrainingError
 from ctxlm_ds.installed import check_installed
-from ctxlm_ds.process.failure import FailureReport
+from ctxlm_ds.process.failure import FailureReport, Watchdog, Watched
 from ctxlm_ds.process.launch import RankInfo, discover_ranks, prepare_process
 from ctxlm_ds.process.launchers import LOCAL_RANKS, run_ranks
 from ctxlm_ds.process.run_files import OutputLog, update_status
 from ctxlm_ds.process.run_history import own_job_id
 from ctxlm_ds.process.run_lock import RunLock, make_run_dir
 from ctxlm_ds.process.signals import StopSignal
-from ctxlm_ds.process.watchdog import Watchdog, Watched
 from ctxlm_ds.recipe.check import schedule_warnings, unused_settings
 from ctxlm_ds.recipe.deepspeed import ZeroSettings
 from ctxlm_ds.recipe.load import load_config

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.pretrain import main, train
+from ctxlm_ds.process.failure import Watchdog
 from ctxlm_ds.process.launch import RankInfo
-from ctxlm_ds.process.watchdog import Watchdog
 from ctxlm_ds.recipe.schema import WatchdogConfig
 from ctxlm_ds.training.hooks.hooks import Hooks
 

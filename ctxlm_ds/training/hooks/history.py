@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ctxlm_ds.process.failure import Watchdog
 from ctxlm_ds.process.launch import RankInfo
 from ctxlm_ds.process.run_files import read_status, update_status
 from ctxlm_ds.process.run_history import END, START, append_event, attempt_folder, own_job_id
-from ctxlm_ds.process.watchdog import Watchdog
 from ctxlm_ds.recipe.words import STEPS_FOLLOW
 from ctxlm_ds.training.hooks.hooks import Hook, IntervalHook, Phase, RunEnd, RunStart, StepMetrics
 

@@ -1,4 +1,4 @@
-"""A rank without a model, for test_watchdog: `python watched_rank.py RUN_DIR RANK WORLD_SIZE LIMITS WHAT`."""
+"""A rank without a model, for test_failure_watchdog: `python watched_rank.py RUN_DIR RANK WORLD_SIZE LIMITS WHAT`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from ctxlm_ds.process import watchdog as module
+from ctxlm_ds.process.failure import Watchdog, Watched
 from ctxlm_ds.process.launch import RankInfo
-from ctxlm_ds.process.watchdog import Watchdog, Watched
 from ctxlm_ds.recipe.schema import RunConfig, WatchdogConfig
 from ctxlm_ds.training.hooks.history import WatchdogHook
 from ctxlm_ds.training.hooks.hooks import RunStart, StepMetrics

@@ -15,17 +15,18 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.errors import EXIT_HANG
-from ctxlm_ds.process.failure import FailureRecord, read_failures
-from ctxlm_ds.process.launch import RankInfo
-from ctxlm_ds.process.watchdog import (
+from ctxlm_ds.process.failure import (
     DUMP_SIGNAL,
     MAIN_THREAD,
+    FailureRecord,
     Watchdog,
     all_stacks,
     conclude,
     join_stacks,
+    read_failures,
     stacks_files,
 )
+from ctxlm_ds.process.launch import RankInfo
 from ctxlm_ds.recipe.schema import WatchdogConfig
 from tests.integration.forked import Forked
 from tests.unit.process import watched_rank
