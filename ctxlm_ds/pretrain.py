@@ -223,7 +223,7 @@ def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) 
     """
     from ctxlm_ds.apps.evaluate.verdict import Predictions, VerdictHook
     from ctxlm_ds.apps.report.run_report import ReportHook
-    from ctxlm_ds.training.hooks.history import RecordHook, WatchdogHook, environment
+    from ctxlm_ds.training.hooks.status import RecordHook, WatchdogHook, environment
 
     trainer.hooks.append(WatchdogHook(watchdog))
     watchdog.writing_age_s = trainer.saves.pending_age_s

@@ -29,7 +29,7 @@ from ctxlm_ds.recipe.load import dump_config, load_saved_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import EMA_KIND
 from ctxlm_ds.training.engine.engine import Engine
-from ctxlm_ds.training.hooks.history import environment
+from ctxlm_ds.training.hooks.status import environment
 from ctxlm_ds.training.loop.saves import PendingSave, Saver
 from ctxlm_ds.training.loop.state import TrainState
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ctxlm_ds.checkpoint.reader import CheckpointReader
-from ctxlm_ds.training.hooks.history import environment
+from ctxlm_ds.training.hooks.status import environment
 from tests.dist.runner import run_ranks
 from tests.dist.states import SAVED_STEP, Layout, assert_states_equal, checkpoints_of, resume_under, save_under
 from tests.dist.training import build_engine

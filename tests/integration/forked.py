@@ -28,7 +28,7 @@ from tests.dist.forks import prepare_to_fork
 
 ROUTE = (
     "ctxlm_ds.run", "ctxlm_ds.training.engine.runtime", "ctxlm_ds.pretrain", "ctxlm_ds.process.run_lock",
-    "ctxlm_ds.apps.evaluate.during_run", "ctxlm_ds.training.hooks.history", "ctxlm_ds.apps.report.run_report",
+    "ctxlm_ds.apps.evaluate.during_run", "ctxlm_ds.training.hooks.status", "ctxlm_ds.apps.report.run_report",
     "transformers.models.bert.modeling_bert", "transformers.pipelines",
 )  # fmt: skip
 GRACE_S = 30.0

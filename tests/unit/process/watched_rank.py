@@ -9,12 +9,12 @@ import sys
 import time
 from pathlib import Path
 
-from ctxlm_ds.process import watchdog as module
+from ctxlm_ds.process import failure as module
 from ctxlm_ds.process.failure import Watchdog, Watched
 from ctxlm_ds.process.launch import RankInfo
 from ctxlm_ds.recipe.schema import RunConfig, WatchdogConfig
-from ctxlm_ds.training.hooks.history import WatchdogHook
 from ctxlm_ds.training.hooks.hooks import RunStart, StepMetrics
+from ctxlm_ds.training.hooks.status import WatchdogHook
 
 
 def metrics(step: int) -> StepMetrics:

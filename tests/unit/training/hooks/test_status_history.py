@@ -12,8 +12,8 @@ from ctxlm_ds.process.run_files import read_status
 from ctxlm_ds.process.run_history import read_history
 from ctxlm_ds.process.run_lock import this_process
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.training.hooks.history import RecordHook
 from ctxlm_ds.training.hooks.hooks import Hook, RunEnd, RunStart, StepMetrics
+from ctxlm_ds.training.hooks.status import RecordHook
 
 RANKS = RankInfo(0, 8, 0, 4, "n1", 1, "srun", 0)
 
