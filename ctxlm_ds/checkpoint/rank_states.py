@@ -21,8 +21,7 @@ from typing import NamedTuple
 import torch
 from psutil import virtual_memory
 
-from ctxlm_ds.checkpoint.chunk_index import CARRIED_KIND, WEIGHT_KIND, ChunkWriter, WrittenFiles
-from ctxlm_ds.checkpoint.tensor_file import FP32_BYTES, LazyTensor
+from ctxlm_ds.checkpoint.chunk_index import CARRIED_KIND, FP32_BYTES, WEIGHT_KIND, ChunkWriter, LazyTensor, WrittenFiles
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.placement import Shard

@@ -17,10 +17,10 @@ from ctxlm_ds.checkpoint.chunk_index import (
     ChunkEntry,
     ParameterChunks,
     ShardChunks,
+    TensorFileReader,
     check_shape,
     group_chunks,
 )
-from ctxlm_ds.checkpoint.tensor_file import TensorFileReader
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.placement import Rectangle, Shard
 from ctxlm_ds.recipe.sections import EMA_KIND

@@ -25,12 +25,11 @@ from typing import Any
 import torch
 
 from ctxlm_ds.atomic import output_folder
-from ctxlm_ds.checkpoint.chunk_index import WEIGHT_KIND, ChunkWriter, merge_index
+from ctxlm_ds.checkpoint.chunk_index import WEIGHT_KIND, ChunkWriter, LazyTensor, merge_index
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, LATEST_NAME, check_output, find_verified, step_name
 from ctxlm_ds.checkpoint.manifest import MAX_STEP, seal
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.saved_state import STATE_NAME, read_saved_state
-from ctxlm_ds.checkpoint.tensor_file import LazyTensor
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.models.program import plain_program

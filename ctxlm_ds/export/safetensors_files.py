@@ -12,7 +12,7 @@ import torch
 from pydantic import ByteSize, TypeAdapter, ValidationError
 from safetensors import safe_open
 
-from ctxlm_ds.checkpoint.tensor_file import CODE_BYTES, TensorFileWriter
+from ctxlm_ds.checkpoint.chunk_index import CODE_BYTES, TensorFileWriter
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.hf_config import INDEX_FILE, SINGLE_FILE, tensor_shapes
 from ctxlm_ds.export.key_maps import KeyMap, Shape, WeightSource

@@ -92,7 +92,7 @@ import torch
 from ctxlm_ds.checkpoint.chunk_index import merge_index
 from ctxlm_ds.checkpoint.chunk_index import ChunkWriter
 from ctxlm_ds.checkpoint.reader import CheckpointReader
-from ctxlm_ds.checkpoint.tensor_file import LazyTensor
+from ctxlm_ds.checkpoint.chunk_index import LazyTensor
 folder, elements = Path(sys.argv[1]), int(sys.argv[2])
 def peak_mb():  # getrusage's figure goes on from what the process that started this one held
     return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))

@@ -14,9 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ctxlm_ds.checkpoint import reader as reader_module
-from ctxlm_ds.checkpoint.chunk_index import ChunkWriter, merge_index
+from ctxlm_ds.checkpoint.chunk_index import ChunkWriter, TensorFileReader, merge_index
 from ctxlm_ds.checkpoint.reader import CheckpointReader
-from ctxlm_ds.checkpoint.tensor_file import TensorFileReader
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.parallel.placement import Shard, Split, shard_of
 
