@@ -84,7 +84,7 @@ def segment_lines(segments: list[Segment]) -> list[str]:
 
 def answers(folder: Path, segments: list[Segment], document: str | None, text: Path | None) -> list[dict[str, Any]]:
     """Return when a document was read, or the documents of each source that have the text of a file."""
-    from ctxlm_ds.checkpoint.document_reads import document_reads, documents_of_text, places_of
+    from ctxlm_ds.checkpoint.ledger import document_reads, documents_of_text, places_of
     from ctxlm_ds.data.dataset.reader import IndexedDataset
     from ctxlm_ds.data.index.sentence_table import ends_with_eod
     from ctxlm_ds.errors import ConfigError, DataError

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ctxlm_ds.checkpoint.document_reads import document_reads, documents_of_text
-from ctxlm_ds.checkpoint.ledger import Ledger, Segment, open_segment
+from ctxlm_ds.checkpoint.ledger import Ledger, Segment, document_reads, documents_of_text, open_segment
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.preprocess.config import PreprocessConfig
