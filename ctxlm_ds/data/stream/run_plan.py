@@ -13,7 +13,6 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ctxlm_ds.console import aligned
 from ctxlm_ds.data.index.record import RECORDS_AT_ONCE
@@ -189,6 +188,11 @@ def _index_row(name: str, index: SampleIndex) -> tuple[str, ...]:
     meta, passes = index.meta, index.meta["settings"]["num_duplicates"]
     positions = max(1, len(index)) * meta["settings"]["seq_length"]
     labels = index.records["is_random"] if index.format.sequence_labels else None
+    counts = np.zeros(meta["settings"]["seq_length"] + 1, dtype=np.int64)
+    for begin in range(0, len(index.records), RECORDS_AT_ONCE):  # an index may be larger than memory
+        counts += np.bincount(index.records["num_tokens"][begin : begin + RECORDS_AT_ONCE], minlength=len(counts))
+    places = np.maximum(1, np.ceil(np.multiply(QUANTILES, counts.sum())))
+    lengths = np.minimum(np.searchsorted(np.cumsum(counts), places), len(counts) - 1)
     return (
         name,
         f"{meta['sentences']:,}",
@@ -196,14 +200,5 @@ def _index_row(name: str, index: SampleIndex) -> tuple[str, ...]:
         f"{meta['samples'] / max(1, meta['rows']):.2f}",
         f"{1 - meta['tokens'] / positions:.1%}",
         *(() if labels is None else (f"{(labels == 0).mean():.1%}" if len(labels) else "-",)),
-        " ".join(map(str, _quantiles(index))),
+        " ".join(map(str, lengths)),
     )
-
-
-def _quantiles(index: SampleIndex) -> NDArray[np.int64]:
-    """Return the lengths of samples at QUANTILES, counted in pieces: an index may be larger than memory."""
-    counts = np.zeros(index.meta["settings"]["seq_length"] + 1, dtype=np.int64)
-    for begin in range(0, len(index.records), RECORDS_AT_ONCE):
-        counts += np.bincount(index.records["num_tokens"][begin : begin + RECORDS_AT_ONCE], minlength=len(counts))
-    places = np.maximum(1, np.ceil(np.multiply(QUANTILES, counts.sum())))
-    return np.minimum(np.searchsorted(np.cumsum(counts), places), len(counts) - 1)

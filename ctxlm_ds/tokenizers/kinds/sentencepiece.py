@@ -200,7 +200,7 @@ def train_sentencepiece(
         raise ConfigError(f"character_coverage {settings.character_coverage} must be at least 0.98 and at most 1")
     training = settings_record(settings)
     training["merge_score"] = "likelihood" if settings.model_type == "unigram" else "frequency"
-    return _build(_reproducible(_learn(texts, settings, layout)), settings, layout, training)
+    return _build(_learn(texts, settings, layout), settings, layout, training)
 
 
 def _build(
@@ -273,12 +273,8 @@ def _learn(texts: Iterable[str], settings: SentencePieceSettings, layout: Layout
                 short = f"--vocab-size {settings.vocab_size}: the characters of the text need {least:,} ids"
                 raise ConfigError(f"{short}; raise it, or lower --character-coverage") from None
             raise ConfigError(f"sentencepiece cannot train this vocabulary: {error}") from error
-    return written.getvalue()
-
-
-def _reproducible(model: bytes) -> bytes:
-    """Round scores to steps that float32 adds without error, so that all implementations break ties equally."""
-    proto = _parsed(model)
+    # Scores become steps that float32 adds without error, so that all implementations break ties equally.
+    proto = _parsed(written.getvalue())
     for piece in proto.pieces:
         piece.score = round(piece.score * _SCORE_STEPS) / _SCORE_STEPS
     proto.normalizer_spec.ClearField("normalization_rule_tsv")  # the name of a temporary file

@@ -142,12 +142,6 @@ def rewind(path: Path, step: int) -> set[str]:
     return evaluated
 
 
-def _paragraph(given: str, written: str) -> str:
-    """Return a text and, in bold, its continuation as a paragraph of Markdown that shows their own characters."""
-    shown, bold = (escape(_MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))) for text in (given, written))
-    return f"{shown} **{bold}**" if bold else shown
-
-
 class TensorBoardWriter(FigureHook):
     """Writes a point to RUN/tensorboard every interval_steps; a resume purges the points after its step.
 
@@ -194,7 +188,9 @@ class TensorBoardWriter(FigureHook):
         self._by_token.flush()
 
     def on_continuations(self, step: int, texts: Sequence[tuple[str, str]]) -> None:
-        paragraphs = (_paragraph(given, written) for given, written in texts)
+        # Markdown that shows the texts' characters as they are.
+        shown = ((escape(_MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))) for text in pair) for pair in texts)
+        paragraphs = (f"{given} **{written}**" if written else given for given, written in shown)
         self._writer.add_text("continuations", "\n\n".join(paragraphs), step)
         self._writer.flush()
 

@@ -293,7 +293,9 @@ class RecordHook(IntervalHook):
         self._last_step = start.last_step if start.last_step < STEPS_FOLLOW else None
         self._interval_steps = start.config.logging.interval_steps
         restarts = os.environ.get("SLURM_RESTART_COUNT", "")
-        place = {"job_id": own_job_id(), "attempt": attempt_folder(self._run_dir).name, "log": _log_file()}
+        stderr = os.path.realpath("/proc/self/fd/2")  # maybe a terminal or a pipe
+        log = os.environ.get(LOG_VARIABLE) or (stderr if os.path.isfile(stderr) else None)
+        place = {"job_id": own_job_id(), "attempt": attempt_folder(self._run_dir).name, "log": log}
         known = {"environment": self._environment, "changed_settings": list(start.changed_settings)}
         append_event(
             self._run_dir, START, step=start.step, last_step=start.last_step, world_size=self._ranks.world_size,
@@ -328,12 +330,6 @@ class RecordHook(IntervalHook):
         update_status(
             self._run_dir, state=state, why=why, step=end.step, left_s=None, checkpoint=self._last_good(), **changes
         )
-
-
-def _log_file() -> str | None:
-    """Return the log of this start; None if it is a terminal or a pipe and the starter names no file."""
-    stderr = os.path.realpath("/proc/self/fd/2")
-    return os.environ.get(LOG_VARIABLE) or (stderr if os.path.isfile(stderr) else None)
 
 
 class WatchdogHook(Hook):
