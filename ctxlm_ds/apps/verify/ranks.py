@@ -85,7 +85,7 @@ def rank_of(parallel: ParallelConfig, rank: int, num_ranks: int) -> Iterator[Top
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=num_ranks)
     try:
         init_process_group()
-        with replaced(topologies, "_gloo_group", lambda timeout: None):
+        with replaced(topologies, "_gloo_group", lambda: None):
             sizes = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.context_parallel_size
             found = build_topology(0, 1, *sizes)
         yield LonelyTopology(**{field.name: getattr(found, field.name) for field in fields(Topology)})
