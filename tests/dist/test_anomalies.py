@@ -30,13 +30,13 @@ Make = Callable[[], Engine]
 SPIKE = Anomaly("spike", "the test says so")
 
 LAYOUTS = [
-    Layout(2, 0), Layout(2, 3), Layout(2, 2, "bf16", offload=True),
-    Layout(2, 1, "bf16", tensor=2), Layout(2, 1, pipeline=2), Layout(2, 1, context=2), Layout(2, 2, "bf16", context=2),
+    Layout(2, 3), Layout(2, 2, "bf16", offload=True),
+    Layout(2, 1, "bf16", tensor=2), Layout(2, 1, pipeline=2), Layout(2, 2, "bf16", context=2),
 ]  # fmt: skip
 SOAK_LAYOUTS = [
-    Layout(1, 0), Layout(2, 1), Layout(2, 2), Layout(2, 1, "bf16"), Layout(2, 3, "bf16"), Layout(2, 2, "bf16"),
-    Layout(2, 2, offload=True),
-    Layout(2, 3, offload=True), Layout(2, 1, "bf16", offload=True), Layout(2, 3, "bf16", offload=True),
+    Layout(2, 0), Layout(2, 1, context=2), Layout(1, 0), Layout(2, 1), Layout(2, 2), Layout(2, 1, "bf16"),
+    Layout(2, 3, "bf16"), Layout(2, 2, "bf16"), Layout(2, 2, offload=True), Layout(2, 3, offload=True),
+    Layout(2, 1, "bf16", offload=True), Layout(2, 3, "bf16", offload=True),
     Layout(2, 1, "fp16"), Layout(2, 2, "fp16"), Layout(2, 2, "fp16", offload=True), Layout(2, 3, "fp16"),
     Layout(2, 3, "fp16", offload=True), Layout(2, 0, tensor=2), Layout(4, 3, tensor=2), Layout(4, 2, tensor=2),
     Layout(2, 0, pipeline=2), Layout(2, 1, "bf16", pipeline=2), Layout(4, 1, "bf16", tensor=2, pipeline=2),

@@ -22,23 +22,26 @@ REFUSED = {
     "tinybert+teacher": "compares attention scores of complete rows",
 }  # fmt: skip
 TWO = Layout(context=2, stage=1)
-EVERY_LAYOUT = [
-    *(Layout(context=2, stage=stage) for stage in (0, 2, 3)), Layout(context=4, stage=1),
-    Layout(context=2, tensor=2, stage=1), Layout(context=2, tensor=2, stage=1, sequence_parallel=True, recompute=True),
-    Layout(context=2, pipeline=2, stage=1, recompute=True), Layout(context=2, pipeline=2, stage=0),
-    Layout(context=2, data=2, stage=2),
-]  # fmt: skip
+IN_FULL = Layout(context=2, tensor=2, stage=1, sequence_parallel=True, recompute=True)
+CHOSEN = {
+    "bert": [Layout(context=2, stage=2), Layout(context=4, stage=1), Layout(context=2, data=2, stage=2), IN_FULL],
+    "llama": [Layout(context=2, stage=0), Layout(context=2, tensor=2, stage=1), Layout(context=2, pipeline=2, stage=0)],
+    "t5": [Layout(context=2, stage=3), Layout(context=2, pipeline=2, stage=1, recompute=True), IN_FULL],
+}  # fmt: skip
+"""Layouts of the families whose runs show every part (slots; grouped heads and rotary positions; two stacks and a
+bias): each kind of layout once, each part in layouts of several kinds. `make soak` runs all for every family."""
 SOAKED = [Layout(context=2, tensor=2, stage=3, sequence_parallel=True), Layout(context=4, pipeline=2, stage=1)]
-FULLY = ("bert", "llama", "t5")
-"""Families whose runs show every part: slots, grouped heads and rotary positions, two stacks and a bias."""
+EVERY_LAYOUT = list(dict.fromkeys([layout for layouts in CHOSEN.values() for layout in layouts] + SOAKED))
+SAME_PARTS = ("roberta", "xlm_roberta", "megatron_bert", "mbart", "t5+1.1", "gpt1", "distilbert")
+"""Families without a part that another one of these tests has not."""
 TWO_HEADS = "electra"
 """Its tiny generator's, which no more ranks can share: the recipe's check refuses them (tests/unit/families)."""
 SHARED = [name for name in RECIPES if name not in REFUSED] if packages.families is None else []
-CASES = [case(True, name, TWO) for name in SHARED]
+CASES = [case(name not in SAME_PARTS, name, TWO) for name in SHARED]
 CASES += [
-    case(name in FULLY and layout in EVERY_LAYOUT, name, layout)
+    case(layout in CHOSEN.get(name, ()), name, layout)
     for name in SHARED
-    for layout in EVERY_LAYOUT + SOAKED
+    for layout in EVERY_LAYOUT
     if name != TWO_HEADS or layout.context * layout.tensor == 2
 ]
 

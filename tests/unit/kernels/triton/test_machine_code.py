@@ -130,9 +130,13 @@ def test_wide_norms_do_not_spill(capability: int, width: int, layer: bool) -> No
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227}
 
 
-@pytest.mark.parametrize(
-    ("head_size", "capability"), [(64, 80), (64, 89), (64, 90), (64, 100), (128, 86), (128, 90), (128, 100)]
-)
+def of_devices(chosen: list[tuple[int, int]], others: list[tuple[int, int]]) -> pytest.MarkDecorator:
+    """Head sizes and compute capabilities; `make soak` takes the others, too."""
+    soaked = [pytest.param(*values, marks=pytest.mark.soak) for values in others]
+    return pytest.mark.parametrize(("head_size", "capability"), [*chosen, *soaked])
+
+
+@of_devices([(64, 80), (128, 90)], [(64, 89), (64, 90), (64, 100), (128, 86), (128, 100)])
 def test_tiles_of_attention_fit_the_device(head_size: int, capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Registers hold all of a tile, rows of a bias are read by 16 bytes, and a hash serves four probabilities."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -147,7 +151,7 @@ def test_tiles_of_attention_fit_the_device(head_size: int, capability: int, monk
         assert code.count("IMAD.WIDE", "IMAD.HI", "UIMAD.WIDE") <= words * 2 * 3 + 50, code.instructions
 
 
-@pytest.mark.parametrize(("head_size", "capability"), [(64, 80), (128, 90)])
+@of_devices([(128, 90)], [(64, 80)])
 def test_tiles_of_attention_hold_lengths_that_are_not_multiples_of_16(
     head_size: int, capability: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,7 +162,7 @@ def test_tiles_of_attention_hold_lengths_that_are_not_multiples_of_16(
         assert code.spills == 0 and code.shared_bytes <= SHARED_KIB[capability] << 10, code
 
 
-@pytest.mark.parametrize(("head_size", "capability"), [(64, 80), (128, 86), (128, 90)])
+@of_devices([(128, 86)], [(64, 80), (128, 90)])
 def test_tiles_of_attention_in_fp32(head_size: int, capability: int) -> None:
     for launch in attention_launches(head_size, torch.float32):
         code = compiled(launch, capability)
