@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 from ctxlm_ds.atomic import partial_path
 from ctxlm_ds.data.dataset.writer import IndexedDatasetWriter, publish_parts
 from ctxlm_ds.data.index.build import build_rows
-from ctxlm_ds.data.index.index import RowSource, SampleIndex
+from ctxlm_ds.data.index.index import RowSource, SampleIndex, SampleReader
 from ctxlm_ds.data.index.record import SourcePart
 from ctxlm_ds.data.index.sentence_table import UNALIGNED, SentenceTable, end_of, read_only
-from ctxlm_ds.data.sample import Example
+from ctxlm_ds.data.sample import Samples, empty_samples
 from ctxlm_ds.data.stream.loader import EvalLoader, TrainLoader
 from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.recipe.schema import RunConfig
@@ -191,14 +190,15 @@ def run_config(**sections: dict[str, Any]) -> RunConfig:
 
 def sample_of(index: SampleIndex, number: int) -> Sample:
     """Return a sample before corruption."""
-    return one_sample(index.reader.read(np.array([number])), 0)
+    return one_sample(read_samples(index.reader, np.array([number])), 0)
 
 
-def example_of(index: SampleIndex, number: int) -> Example:
-    """Return a stored example."""
-    unpacked = copy(index)
-    unpacked.is_packed = False
-    return RowSource([unpacked]).examples(np.array([number]))[0].example(0)
+def read_samples(reader: SampleReader, numbers: NDArray[np.int64]) -> Samples:
+    """Return samples `numbers`, keyed by their number alone."""
+    samples = empty_samples(reader.lengths(numbers), reader.has_spans)
+    reader.fill(samples, np.arange(len(numbers)), numbers)
+    samples.keys[:, 0] = numbers
+    return samples
 
 
 def train_loader(rows: RowSource, objective: Objective, config: RunConfig, **options: Any) -> TrainLoader:

@@ -137,20 +137,6 @@ def empty_samples(lengths: Places, with_spans: bool = False) -> Samples:
     )
 
 
-def empty_examples(lengths: Places, prediction_counts: NDArray[np.int64]) -> Examples:
-    """Allocate sequences of `lengths` with these numbers of predictions; only the two `starts` are set."""
-    starts, prediction_starts = starts_of(lengths), starts_of(prediction_counts)
-    return Examples(
-        input_ids=np.empty(int(starts[-1]), dtype=np.int32),
-        starts=starts,
-        second_starts=np.empty(len(lengths), dtype=np.int64),
-        sequence_labels=np.empty(len(lengths), dtype=np.int8),
-        prediction_positions=np.empty(int(prediction_starts[-1]), dtype=np.int32),
-        prediction_labels=np.empty(int(prediction_starts[-1]), dtype=np.int32),
-        prediction_starts=prediction_starts,
-    )
-
-
 def starts_of(lengths: NDArray[np.integer]) -> Places:
     """Return [c + 1] 0 and the cumulative sums of `lengths` [c]."""
     starts = np.zeros(len(lengths) + 1, dtype=np.int64)

@@ -154,8 +154,8 @@ class Objective(ABC):
         return ()
 
     @classmethod
-    def stores_examples(cls, section: Any) -> bool:
-        """Return whether examples are made once, with the sample index; they must then be sample.Examples."""
+    def is_static(cls, section: Any) -> bool:
+        """Return whether a sample has the same masks in every epoch."""
         return False
 
     @abstractmethod

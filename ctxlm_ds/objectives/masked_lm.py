@@ -72,7 +72,7 @@ class MaskingSection(ObjectiveSection):
     replace_spans: bool = False
     """Draw mask, random or kept once per run of predicted tokens instead of per token (SpanBERT)."""
     masking: Literal["dynamic", "static"] = "dynamic"
-    """`dynamic`: new masks by (seed, epoch, sample); `static`: fixed when the sample index is built."""
+    """`dynamic`: new masks by (seed, epoch, sample); `static`: by (seed, sample)."""
     special_tokens: Literal["never", "bert", "roberta", "distilbert", "spanbert"] = "never"
     """`never`: neither masked nor drawn; `bert`: drawn as random tokens (its code); `roberta`: masked too (fairseq);
     `distilbert`: as `bert`, and an `[UNK]` of the text is not predicted; `spanbert`: as `never`, and an `[UNK]` of the
@@ -96,21 +96,13 @@ class MaskingSection(ObjectiveSection):
 
     def problems(self, data: DataSection) -> Iterator[Problem]:
         yield from share_problems(self.keep_prob, self.random_prob)
-        if self.random_tokens == "corpus" and self.masking == "static":
-            yield Problem(
-                "objective.random_tokens",
-                "corpus: static masks are written with each sample index, before the training text is read; set "
-                "objective.masking to dynamic, or this to vocabulary",
-                ("objective.masking",),
-            )
         units = self.whole_word or self.spans != "none" or self.special_tokens == "roberta"
-        if self.count_smoothing > 0.0 and (units or self.masking == "static"):
+        if self.count_smoothing > 0.0 and units:
             yield Problem(
                 "objective.count_smoothing",
-                f"{self.count_smoothing:g}: only single tokens without special ones have a count, and only once the "
-                "training text is read; set objective.whole_word to false, objective.spans to none, "
-                "objective.special_tokens to another value, objective.masking to dynamic, or this to 0",
-                ("objective.whole_word", "objective.spans", "objective.special_tokens", "objective.masking"),
+                f"{self.count_smoothing:g}: only single tokens without special ones have a count; set this to 0, "
+                "or objective.whole_word to false, objective.spans to none, objective.special_tokens to another value",
+                ("objective.whole_word", "objective.spans", "objective.special_tokens"),
             )
         if not (0.0 < self.mask_prob < 1.0 or (self.may_mask_nothing and self.mask_prob == 0.0)):
             yield Problem("objective.mask_prob", f"{self.mask_prob:g}: expected above 0, below 1 (0.15 as published)")
@@ -167,7 +159,7 @@ class Masking(Objective):
             self._bounds_rows[tokenizer.unk_id] &= section.special_tokens != "spanbert"
 
     @classmethod
-    def stores_examples(cls, section: Any) -> bool:
+    def is_static(cls, section: Any) -> bool:
         return bool(section.masking == "static")
 
     def slots(self, data: DataSection) -> int:

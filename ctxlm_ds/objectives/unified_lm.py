@@ -59,9 +59,6 @@ class UnifiedLMSection(MaskedLMNextSentenceSection):
                 "1 (1/3, 1/6 and 1/6 as published)",
                 tuple(f"objective.{name}" for name in names[:2]),
             )
-        if self.masking == "static":
-            text = "static: the kind of a sequence changes with its masks; set dynamic"
-            yield Problem("objective.masking", text)
 
 
 class UnifiedExamples(NamedTuple):

@@ -95,13 +95,13 @@ def same_rows(before: RunConfig, now: RunConfig) -> bool:
     """Return whether two recipes read the same rows in the same order."""
     one, other = before.flat(), now.flat()
     names = {f"data.{name}" for each in (before, now) for name in each.data.fixed} | {"training.seed"}
-    stored = OBJECTIVE.registry.get(before.objective.name).stores_examples(before.objective)
+    is_static = OBJECTIVE.registry.get(before.objective.name).is_static(before.objective)
     lanes = before.data.in_lanes and before.training.global_batch_size != now.training.global_batch_size
     return (
         all(one.get(name) == other.get(name) for name in names)
         and before.data.train == now.data.train
         and before.objective.sample_length(before.data) == now.objective.sample_length(now.data)
-        and not (stored and before.objective != now.objective)
+        and not (is_static and before.objective != now.objective)
         and not lanes
     )
 

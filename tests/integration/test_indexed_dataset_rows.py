@@ -28,7 +28,7 @@ from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.integration.route import tool, write_recipe
 from tests.ragged import one_sample
 from tests.real_text import docstrings
-from tests.sample_data import run_config, sample_of, write_dataset
+from tests.sample_data import read_samples, run_config, sample_of, write_dataset
 from tests.text import make_documents
 
 
@@ -44,7 +44,7 @@ class Route:
 
     def rows(self, config: RunConfig, prefix: Path | None = None) -> tuple[RowSource, Objective]:
         objective = build_objective(config.objective, self.tokenizer)
-        return build_rows([prefix or self.sentences], self.tokenizer, config.row_settings, objective), objective
+        return build_rows([prefix or self.sentences], self.tokenizer, config.row_settings), objective
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +95,8 @@ def test_frames_are_those_of_transformers(family: str, request: pytest.FixtureRe
         [(0, end, 0, 0, end + 2, NO_LABEL), (0, end, end, length, length + 3 + template.double_separator, 0)],
         dtype=SAMPLE_DTYPE,
     )
-    one = one_sample(SampleReader(records, dataset, template, DocSentences()).read(np.array([0])), 0)
-    two = one_sample(SampleReader(records, dataset, template, SegmentPair()).read(np.array([1])), 0)
+    one = one_sample(read_samples(SampleReader(records, dataset, template, DocSentences()), np.array([0])), 0)
+    two = one_sample(read_samples(SampleReader(records, dataset, template, SegmentPair()), np.array([1])), 0)
     assert one.input_ids.tolist() == theirs(first)["input_ids"]
     expected = theirs(first, second, return_token_type_ids=True, return_special_tokens_mask=True)
     assert two.input_ids.tolist() == expected["input_ids"]

@@ -44,7 +44,7 @@ def compare_loaders(config: RunConfig, rounds: int = 5, rows_per_round: int = 40
             f"objective.name {config.objective.name}: loaders are compared by their masking, which it does not do; "
             "give a recipe of a masked language model"
         )
-    rows = build_rows(train_parts(config.data), tokenizer, config.row_settings, objective)
+    rows = build_rows(train_parts(config.data), tokenizer, config.row_settings)
     objective.read_corpus(rows, config.training.seed)
     data, training = (
         section.model_copy(update=changes)
@@ -92,5 +92,4 @@ def _rows_per_gpu(config: RunConfig, vocab_size: int) -> float:
 def _features(rows: RowSource, count: int) -> Iterator[dict[str, Any]]:
     for number in range(count):
         wanted = np.array([number])
-        sequences = rows.examples(wanted)[0] if rows.is_static else rows.samples(wanted, np.zeros_like(wanted))[0]
-        yield {"input_ids": sequences.input_ids.tolist()}
+        yield {"input_ids": rows.samples(wanted, np.zeros_like(wanted))[0].input_ids.tolist()}

@@ -20,14 +20,7 @@ from numpy.typing import NDArray
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.formats.base import MadeSamples, Making, SampleFormat, SequenceTemplate
-from ctxlm_ds.data.index.index import (
-    PREDICTION_BYTES,
-    RowSource,
-    SampleIndex,
-    SampleReader,
-    id_dtype,
-    write_masked_copies,
-)
+from ctxlm_ds.data.index.index import RowSource, SampleIndex
 from ctxlm_ds.data.index.record import INDEX_VERSION, SAMPLE_DTYPE, SampleSettings, Source, SourcePart, sample_settings
 from ctxlm_ds.data.index.sentence_table import in_order, is_split
 from ctxlm_ds.data.index.storage import META_NAME, NpyAppender, build_once, open_array, verify_files, write_meta
@@ -144,16 +137,16 @@ def build_rows(
     parts: Sequence[Source],
     tokenizer: Tokenizer,
     settings: RowSettings,
-    objective: Objective | None = None,
+    *,
     held_out: bool = False,
     workers: int | None = None,
     verify: Verify = "all",
 ) -> RowSource:
     """Open the sample indexes of sources as one row space, building those that do not exist.
 
-    The objective is needed for static masking only. A `held_out` set has a fixed seed, one pass and no stored masks.
-    `workers` are threads, by default the processor cores that this process may use; the files do not depend on them.
-    `verify` says which files of an index that another process has built are compared with their checksums.
+    A `held_out` set has a fixed seed, one pass and no static masks. `workers` are threads, by default the processor
+    cores that this process may use; the files do not depend on them. `verify` says which files of an index that another
+    process has built are compared with their checksums.
 
     Raises DataError if a dataset does not fit the tokenizer or the sample format, an index is damaged, or the disk
     refuses it or lacks room; ConfigError if seq_length is too short for the sample format.
@@ -162,7 +155,7 @@ def build_rows(
 
     def opened(part: Source) -> SampleIndex:
         place = IndexPlace.of(part, tokenizer, settings, held_out)
-        fill = partial(_write_index, place, tokenizer, settings, objective, workers)
+        fill = partial(_write_index, place, tokenizer, workers)
         is_own = build_once(place.directory, fill)
         index = place.open(tokenizer)
         if verify != "none" and not is_own:
@@ -172,43 +165,27 @@ def build_rows(
     return RowSource([opened(part) for part in parts])
 
 
-def _write_index(
-    place: IndexPlace,
-    tokenizer: Tokenizer,
-    settings: RowSettings,
-    objective: Objective | None,
-    workers: int,
-    folder: Path,
-) -> None:
-    require_room(folder, place, tokenizer.vocab_size)
+def _write_index(place: IndexPlace, tokenizer: Tokenizer, workers: int, folder: Path) -> None:
+    require_room(folder, place)
     counts = _write_samples(folder, place, tokenizer, workers)
-    if place.settings.static_masking is not None:
-        if objective is None:
-            raise ConfigError("objective.masking is static: building the sample index needs the objective")
-        sample_format, template = FORMATS.get(settings.data.sample_format)(), SequenceTemplate.of(tokenizer)
-        reader = SampleReader(open_array(folder, "samples"), place.dataset, template, sample_format)
-        write_masked_copies(folder, reader, objective, settings.data, settings.seed)
     meta = {"format": INDEX_FORMAT, "version": INDEX_VERSION, "key": place.key, "settings": place.settings.to_dict()}
     prefix, fingerprint, documents = place.dataset.prefix, place.dataset.fingerprint, list(place.documents)
     dataset = {"prefix": prefix, "fingerprint": fingerprint, "documents": documents}
     write_meta(folder, meta | {"dataset": dataset} | counts)
 
 
-def require_room(folder: Path, place: IndexPlace, vocab_size: int) -> None:
+def require_room(folder: Path, place: IndexPlace) -> None:
     """Raise DataError if the disk of `folder` lacks room for the least size of an index, by the tokens to cover."""
     settings, bounds = place.settings, place.dataset.arrays.documents[list(place.documents)]
     first, after = place.dataset.first_tokens(bounds).tolist()
     tokens = (after - first) * settings.num_duplicates
     least = tokens // settings.seq_length * SAMPLE_DTYPE.itemsize
-    if settings.static_masking is not None:
-        share = settings.static_masking.get("mask_prob", 0.0)
-        least += int(tokens * (id_dtype(vocab_size).itemsize + share * PREDICTION_BYTES))
     free = shutil.disk_usage(folder).free
     if least > free:
         raise DataError(
             f"{place.directory}: the sample index needs at least {least / 1e9:,.1f} GB "
             f"(data.num_duplicates {settings.num_duplicates}), the disk has {free / 1e9:,.1f} GB; lower "
-            "data.num_duplicates, set objective.masking to dynamic, or set data.sample_index_dir to a larger disk"
+            "data.num_duplicates, or set data.sample_index_dir to a larger disk"
         )
 
 
@@ -281,7 +258,7 @@ def excerpt(
     with tempfile.TemporaryDirectory(prefix="samples-") as folder:
         data = settings.data.model_copy(update={"sample_index_dir": folder})
         part = replace(whole, documents=(0, count))
-        rows = build_rows([part], tokenizer, replace(settings, data=data), objective)
+        rows = build_rows([part], tokenizer, replace(settings, data=data))
         objective.read_corpus(rows, settings.seed)
         yield rows, title
 

@@ -74,7 +74,7 @@ class SampleSettings:
     """True if rows hold several sequences: packed ones, or the documents of a block."""
     max_sequences_per_row: int
     static_masking: dict[str, Any] | None
-    """The objective's settings if masked copies are stored, else None."""
+    """The objective's settings with static masks, else None."""
     own: dict[str, Any] = field(default_factory=dict)
     """Settings that only the sample format has."""
 
@@ -98,12 +98,12 @@ class SampleSettings:
 def sample_settings(settings: RowSettings, held_out: bool = False) -> SampleSettings:
     """Return a recipe's settings, normalised: a setting that the format ignores does not change the key.
 
-    Held-out data gets one pass under a fixed seed and never stored masks, so that figures compare between runs.
+    Held-out data gets one pass under a fixed seed and never static masks, so that figures compare between runs.
     """
     data, objective = settings.data, settings.objective
     sample_format = FORMATS.get(data.sample_format)()
     static_masking: dict[str, Any] | None = None
-    if not held_out and OBJECTIVES.get(objective.name).stores_examples(objective):
+    if not held_out and OBJECTIVES.get(objective.name).is_static(objective):
         later = {name for name, field in type(objective).model_fields.items()
                  if name in LATER_SETTINGS and getattr(objective, name) == field.default}  # fmt: skip
         static_masking = objective.model_dump(mode="json", exclude=later)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 TRAIN_MASKS = "mask"
 HELD_OUT_MASKS = "held_out_mask"
+STATIC_MASKS = "static_mask"
 SMALLEST_PREFETCH = 2
 POSITIONS_AT_ONCE = 1 << 14
 """Small micro-batches of a step are made together, up to this number of positions."""
@@ -94,14 +95,17 @@ class Step:
 
 
 class BatchBuilder:
-    """The work of a loader process: planned rows to a flat micro-batch, masked under (seed, sample, epoch, index)."""
+    """The work of a loader process: planned rows to a flat micro-batch.
+
+    It is masked under (seed, sample, epoch, index), or with static masks under (seed, sample).
+    """
 
     def __init__(self, rows: RowSource, objective: Objective, data: DataSection, seed: int, purpose: str) -> None:
         self.rows = rows
         self.objective = objective
         self.data = data
         self.fields = objective.fields(data)
-        self._key = stream_key(seed, purpose)
+        self._key = stream_key(seed, STATIC_MASKS if rows.is_static else purpose)
 
     def __call__(self, planned: PlannedRows) -> NDArray[np.int32]:
         """Return the micro-batch as one array (collate.collate_arrays)."""
@@ -116,8 +120,6 @@ class BatchBuilder:
 
     def examples(self, planned: PlannedRows) -> tuple[Any, NDArray[np.int64]]:
         """Return the examples of all rows, and [b + 1] where each row's begin."""
-        if self.rows.is_static:
-            return self.rows.examples(planned.rows)
         samples, row_starts = self.rows.samples(planned.rows, planned.epochs)
         budgets = self.objective.budgets(samples.lengths, self.data)
         return self.objective.corrupt_batch(samples, self._key, budgets), row_starts

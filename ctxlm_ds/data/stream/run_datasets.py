@@ -92,9 +92,7 @@ def build_run_rows(
             of another; or held-out documents of a split are trained on.
     """
     data = settings.data
-    build = partial(
-        build_rows, tokenizer=tokenizer, settings=settings, objective=objective, workers=workers, verify=verify
-    )
+    build = partial(build_rows, tokenizer=tokenizer, settings=settings, workers=workers, verify=verify)
     train = build(train_parts(data))
     refuse_copies(train, data)
     objective.read_corpus(train, settings.seed)

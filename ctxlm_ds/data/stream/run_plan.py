@@ -179,7 +179,7 @@ def summary_lines(indexes: Mapping[str, SampleIndex]) -> Iterator[str]:
     for name, index in indexes.items():
         settings = index.meta["settings"]
         packed = f", up to {settings['max_sequences_per_row']} sequences a row" if settings["packing"] else ""
-        static = ", masked copies" if index.is_static else ""
+        static = ", static masks" if index.is_static else ""
         kind = f"{settings['sample_format']}, {settings['seq_length']} positions{packed}{static}"
         yield f"  {name}: {kind}, in {index.directory}"
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ctxlm_ds.data.fields import IGNORE_LABEL, Field
-from ctxlm_ds.data.sample import NO_LABEL, Batch, empty_examples, empty_samples, needed_places, starts_of
+from ctxlm_ds.data.sample import NO_LABEL, Batch, Examples, empty_samples, needed_places, starts_of
 from ctxlm_ds.kernels.attention import cumulative_lengths
 from tests.ragged import one_sample
 
@@ -36,12 +36,9 @@ def test_a_sample_is_its_stretch_of_the_flat_arrays() -> None:
 
 
 def test_an_example_has_its_own_predictions() -> None:
-    examples = empty_examples(LENGTHS, np.array([2, 0, 1]))
-    examples.input_ids[:] = [5, 4, 4, 8, 4]
-    examples.second_starts[:] = [1, 0, 2]
-    examples.sequence_labels[:] = 0
-    examples.prediction_positions[:] = [1, 2, 1]
-    examples.prediction_labels[:] = [6, 7, 9]
+    ids, positions, labels = (np.array(one, dtype=np.int32) for one in ([5, 4, 4, 8, 4], [1, 2, 1], [6, 7, 9]))
+    seconds, starts = np.array([1, 0, 2]), starts_of(np.array([2, 0, 1]))
+    examples = Examples(ids, starts_of(LENGTHS), seconds, np.zeros(3, dtype=np.int8), positions, labels, starts)
     first, last = examples.example(0), examples.example(2)
     assert (first.prediction_positions.tolist(), first.prediction_labels.tolist()) == ([1, 2], [6, 7])
     assert (last.prediction_positions.tolist(), last.prediction_labels.tolist()) == ([1], [9])

@@ -123,7 +123,7 @@ def setup(folder: Path, **data: Any) -> tuple[RowSource, Objective, RunConfig]:
     objective = build_objective(config.objective, TOKENIZER)
     if not (folder / "d.idx").exists():
         write_dataset(folder / "d", random_documents(40, sentences=2, tokens=6))
-    return build_rows([folder / "d"], TOKENIZER, config.row_settings, objective), objective, config
+    return build_rows([folder / "d"], TOKENIZER, config.row_settings), objective, config
 
 
 def test_fields_of_every_kind_are_filled_and_become_tensors() -> None:

@@ -75,7 +75,7 @@ def rows_of(made: tuple[Path, Tokenizer], config: RunConfig) -> tuple[Any, Bidir
     prefix, tokenizer = made
     objective = build_objective(config.objective, tokenizer)
     assert isinstance(objective, BidirectionalLM)
-    return build_rows([prefix], tokenizer, config.row_settings, objective), objective
+    return build_rows([prefix], tokenizer, config.row_settings), objective
 
 
 @pytest.mark.parametrize("inputs", ["characters", "words"])

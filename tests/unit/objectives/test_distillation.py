@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
-from ctxlm_ds.data.sample import empty_examples
+from ctxlm_ds.data.sample import Examples
 from ctxlm_ds.objectives.base import build_objective
 from tests.sections import data_section, objective_section
 
@@ -35,10 +35,9 @@ def test_without_angles_no_hidden_state_is_asked_for() -> None:
 
 def filled(made: Any) -> dict[str, Any]:
     """One row of four tokens, of which the second and the last are predicted."""
-    examples = empty_examples(np.array([4]), np.array([2]))
-    examples.input_ids[:] = [1, 4, 6, 4]
-    examples.prediction_positions[:], examples.prediction_labels[:] = [1, 3], [5, 7]
-    examples.second_starts[:], examples.sequence_labels[:] = 4, -1
+    ids, positions, labels = (np.array(one, dtype=np.int32) for one in ([1, 4, 6, 4], [1, 3], [5, 7]))
+    unlabelled = np.array([-1], dtype=np.int8)
+    examples = Examples(ids, np.array([0, 4]), np.array([4]), unlabelled, positions, labels, np.array([0, 2]))
     arrays = {field.name: np.full((1, field.columns), field.fill, dtype=np.int32) for field in made.fields(DATA)}
     assert made.fill(examples, np.array([0, 1]), arrays) == -1
     return {name: value[0].tolist() for name, value in arrays.items()}

@@ -46,7 +46,7 @@ def rows_of(config: RunConfig, folder: Path, documents: int = 30) -> tuple[Any, 
     tokenizer = FakeTokenizer()
     prefix = write_dataset(folder / "data", random_documents(documents, vocab_size=800), split_sentences=False)
     objective = build_objective(config.objective, tokenizer)
-    return objective, build_rows([prefix], tokenizer, config.row_settings, objective)
+    return objective, build_rows([prefix], tokenizer, config.row_settings)
 
 
 def test_rows_of_512_have_targets_of_114() -> None:

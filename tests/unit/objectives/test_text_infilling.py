@@ -56,7 +56,7 @@ def batches(config: RunConfig, folder: Path) -> list[dict[str, np.ndarray]]:  # 
     """The fields of the micro-batches of a step."""
     prefix = write_dataset(folder / "data", documents(30))
     objective = build_objective(config.objective, TOKENIZER)  # type: ignore[arg-type]
-    rows = build_rows([prefix], TOKENIZER, config.row_settings, objective)  # type: ignore[arg-type]
+    rows = build_rows([prefix], TOKENIZER, config.row_settings)  # type: ignore[arg-type]
     step = next(iter(TrainLoader(rows, objective, config.data, config.training)))
     return [{name: value.numpy() for name, value in batch.fields.items()} for batch in step.micro_batches]
 

@@ -70,7 +70,6 @@ def test_too_few_pairs_that_follow_each_other_are_refused(rows: RowSource) -> No
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"objective.masking": "static"}, "objective.masking: static: .*set dynamic"),
         ({"objective.left_to_right_prob": 0.6}, "objective.sequence_to_sequence_prob: .* more than 1"),
         ({"model.type_vocab_size": 2}, "model.type_vocab_size: 2: .* have 6 token types"),
         ({"model.family": "bert"}, "objective.name: unified_lm needs the model outputs ranked_logits"),

@@ -49,7 +49,7 @@ def config_of(seq_length: int, reset: bool = True, slots: int = 4, **sections: d
 def one_epoch(prefix: Path, config: RunConfig) -> list[Batch]:
     """Every row of an epoch once, in micro-batches of one row."""
     objective = build_objective(config.objective, TOKENIZER)
-    rows = build_rows([prefix], TOKENIZER, config.row_settings, objective)
+    rows = build_rows([prefix], TOKENIZER, config.row_settings)
     whole = {"global_batch_size": len(rows), "micro_batch_size": 1}
     one_step = config.model_copy(update={"training": config.training.model_copy(update=whole)})
     return next(iter(TrainLoader(rows, objective, one_step.data, one_step.training))).micro_batches

@@ -24,7 +24,7 @@ from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.ragged import one_sample
-from tests.sample_data import run_config
+from tests.sample_data import read_samples, run_config
 from tests.text import make_documents
 
 DOCUMENTS = make_documents(60, seed=3)
@@ -210,34 +210,25 @@ FORMATS = (
 )
 
 
-@pytest.mark.parametrize("masking", ["dynamic", "static"])
 @pytest.mark.parametrize("data", FORMATS, ids=lambda data: f"{data['sample_format']}-{len(data)}")
 def test_every_format_masks_whole_spans(
-    in_sentences: IndexedDataset, tokenizers: dict[str, Path], data: dict[str, Any], masking: str
+    in_sentences: IndexedDataset, tokenizers: dict[str, Path], data: dict[str, Any]
 ) -> None:
     """Units found again by plain Python from the dataset are predicted completely or not at all."""
     tokenizer, dataset = load_tokenizer(tokenizers["wordpiece"]), in_sentences
-    section = {"name": "masked_lm", "spans": "given", "whole_word": True, "masking": masking, "mask_prob": 0.3}
+    section = {"name": "masked_lm", "spans": "given", "whole_word": True, "mask_prob": 0.3}
     config = run_config(data=data, objective=section)
     objective = build_objective(config.objective, tokenizer)
-    (index,) = build_rows([dataset.prefix], tokenizer, config.row_settings, objective).indexes
+    (index,) = build_rows([dataset.prefix], tokenizer, config.row_settings).indexes
     numbers = np.arange(len(index.records))
-    samples = index.reader.read(numbers)
+    samples = read_samples(index.reader, numbers)
     flags = {}
     for number in range(len(dataset)):
         start = int(dataset.first_tokens(np.array([number]))[0])
         flags[start] = dataset.continues_span[start : start + len(dataset.sequence(number))]
     assert samples.continues_span.any()
-    if masking == "static":
-        lengths = samples.lengths
-        counts = index.prediction_counts(numbers, lengths)
-        from ctxlm_ds.data.sample import empty_examples
-
-        examples = empty_examples(lengths, counts)
-        index.fill_examples(examples, numbers, numbers)
-    else:
-        budgets = objective.budgets(samples.lengths, config.data)
-        examples = objective.corrupt_batch(samples, stream_key(1, "mask"), budgets)
+    budgets = objective.budgets(samples.lengths, config.data)
+    examples = objective.corrupt_batch(samples, stream_key(1, "mask"), budgets)
     starts, whole, long_units = tokenizer.word_start_mask(), 0, 0
     for number, record in enumerate(index.records):
         sample = one_sample(samples, number)
@@ -273,8 +264,8 @@ def test_without_whole_words_other_tokens_are_units(
     dataset = made(corpus, tokenizers["wordpiece"], tmp_path, split_sentences=True)
     config = run_config(data={"sample_format": "full_sentences"}, objective={"name": "masked_lm", "spans": "given"})
     objective = build_objective(config.objective, tokenizer)
-    (index,) = build_rows([dataset.prefix], tokenizer, config.row_settings, objective).indexes
-    samples = index.reader.read(np.arange(len(index.records)))
+    (index,) = build_rows([dataset.prefix], tokenizer, config.row_settings).indexes
+    samples = read_samples(index.reader, np.arange(len(index.records)))
     budgets = objective.budgets(samples.lengths, config.data)
     examples = objective.corrupt_batch(samples, stream_key(1, "mask"), budgets)
     starts, parts_of_words = tokenizer.word_start_mask(), 0
@@ -296,4 +287,4 @@ def test_masks_of_given_spans_need_a_dataset_that_has_them(
         [str(corpus)], tokenizers["wordpiece"], tmp_path / "set", PreprocessConfig(split_sentences=True)
     )
     with pytest.raises(DataError, match="gives no spans.*--spans-key"):
-        build_rows([plain.prefix], tokenizer, config.row_settings, build_objective(config.objective, tokenizer))
+        build_rows([plain.prefix], tokenizer, config.row_settings)

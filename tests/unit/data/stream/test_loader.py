@@ -20,16 +20,28 @@ import torch
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource
+from ctxlm_ds.data.numba_random import stream_key
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.data.stream import collate as collate_module
 from ctxlm_ds.data.stream import loader as loader_module
-from ctxlm_ds.data.stream.blend import RowOrder
-from ctxlm_ds.data.stream.loader import BatchPlan, EvalLoader, Step, TrainLoader
+from ctxlm_ds.data.stream.blend import PlannedRows, RowOrder
+from ctxlm_ds.data.stream.loader import TRAIN_MASKS, BatchBuilder, BatchPlan, EvalLoader, Step, TrainLoader
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.objectives.base import Objective, build_objective
 from ctxlm_ds.objectives.masked_lm import MaskedLM
 from ctxlm_ds.recipe.schema import RunConfig
-from tests.sample_data import FakeTokenizer, eval_loader, random_documents, run_config, train_loader, write_dataset
+from tests.ragged import one_sample
+from tests.sample_data import (
+    FakeTokenizer,
+    eval_loader,
+    locate,
+    random_documents,
+    read_samples,
+    run_config,
+    samples_of_row,
+    train_loader,
+    write_dataset,
+)  # fmt: skip
 
 TOKENIZER = FakeTokenizer()
 Setup = tuple[RowSource, Objective, RunConfig]
@@ -43,7 +55,7 @@ def setup(folder: Path, documents: int = 30, **sections: dict[str, Any]) -> Setu
         if not prefix.with_suffix(".idx").exists():
             write_dataset(prefix, random_documents(documents, sentences=4, seed=seed))
     objective = build_objective(config.objective, TOKENIZER)
-    return build_rows(prefixes, TOKENIZER, config.row_settings, objective), objective, config
+    return build_rows(prefixes, TOKENIZER, config.row_settings), objective, config
 
 
 def steps_of(made: Setup, count: int, rank: int = 0, size: int = 1, start_row: int = 0) -> list[Step]:
@@ -73,7 +85,7 @@ def test_training_masks_follow_the_seed(tmp_path: Path) -> None:
     prefix = write_dataset(tmp_path / "d", [[list(range(5, 60))]])
     config = run_config(data={"sample_format": "full_sentences"}, objective={"name": "masked_lm"})
     objective = build_objective(config.objective, TOKENIZER)
-    rows = build_rows([prefix], TOKENIZER, config.row_settings, objective)
+    rows = build_rows([prefix], TOKENIZER, config.row_settings)
     masks = []
     for seed in (7, 7, 8):
         training = config.training.model_copy(update={"seed": seed})
@@ -224,6 +236,34 @@ def test_static_masks_never_change(tmp_path: Path) -> None:
     count = len(made[0])
     rows = sum(global_rows([steps_of(made, 2 * count)]), [])
     assert sorted(rows[:count]) == sorted(rows[count:]) and rows[:count] != rows[count:]
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_static_masks_depend_on_the_sample_alone(tmp_path: Path, packing: bool) -> None:
+    """They are those of its index alone, whatever rows share a batch, and differ between samples and passes."""
+    rows, objective, config = setup(
+        tmp_path, data={"num_duplicates": 3, "packing": packing},
+        objective={"masking": "static", "whole_word": True},
+    )  # fmt: skip
+    wanted = np.random.default_rng(0).permutation(len(rows))
+    builder = BatchBuilder(rows, objective, config.data, config.training.seed, TRAIN_MASKS)
+    examples, row_starts = builder.examples(PlannedRows(wanted, np.arange(len(rows))))
+    masks = set()
+    for place, row in enumerate(wanted.tolist()):
+        index, local = locate(rows, row)
+        numbers = np.array(samples_of_row(index, local))
+        samples = read_samples(index.reader, numbers)
+        budgets = objective.budgets(samples.lengths, config.data)
+        alone = objective.corrupt_batch(samples, stream_key(config.training.seed, "static_mask"), budgets)
+        for number, slot in enumerate(range(row_starts[place], row_starts[place + 1])):
+            ours, theirs, sample = examples.example(slot), alone.example(number), one_sample(samples, number)
+            for name in ("input_ids", "token_type_ids", "prediction_positions", "prediction_labels"):
+                assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
+            restored = ours.input_ids.copy()
+            restored[ours.prediction_positions] = ours.prediction_labels
+            assert np.array_equal(restored, sample.input_ids) and ours.sequence_label == sample.sequence_label
+            masks.add((len(restored), tuple(ours.prediction_positions.tolist())))
+    assert len(masks) > 0.5 * sum(len(index.records) for index in rows.indexes)
 
 
 def test_shapes_are_constant_and_counts_are_local(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def blended_rows(folder: Path, blend: str, weights: tuple[Any, Any], **data: Any
     config = run_config(data=settings, objective={"name": "masked_lm"})
     objective = build_objective(config.objective, TOKENIZER)
     return (
-        build_rows([source["path"] for source in sources], TOKENIZER, config.row_settings, objective),
+        build_rows([source["path"] for source in sources], TOKENIZER, config.row_settings),
         objective,
         config,
     )
@@ -120,7 +120,7 @@ def test_a_packed_row_shows_its_sequences_and_labels() -> None:
 def test_shows_what_training_reads_first(tmp_path: Path) -> None:
     config = run_config(data={"packing": True})
     objective = build_objective(config.objective, TOKENIZER)
-    rows = build_rows([write_dataset(tmp_path / "d", random_documents(20))], TOKENIZER, config.row_settings, objective)
+    rows = build_rows([write_dataset(tmp_path / "d", random_documents(20))], TOKENIZER, config.row_settings)
     shown = [text.plain for text in preview_rows(rows, objective, TOKENIZER, config.data, config.training, 2)]
     batch = next(iter(TrainLoader(rows, objective, config.data, config.training))).micro_batches[0]
     for text, ids in zip(shown, batch.fields["input_ids"], strict=True):
@@ -135,7 +135,7 @@ def test_a_dataset_of_a_blend_can_be_looked_at_alone(tmp_path: Path) -> None:
     train = [{"path": str(tmp_path / name), "weight": 1} for name in "de"]
     config = run_config(data={"train": train, "blend": "weighted"})
     objective = build_objective(config.objective, TOKENIZER)
-    rows = build_rows([write_dataset(tmp_path / "d", random_documents(20))], TOKENIZER, config.row_settings, objective)
+    rows = build_rows([write_dataset(tmp_path / "d", random_documents(20))], TOKENIZER, config.row_settings)
     shown, wanted = (
         list(preview_rows(rows, objective, TOKENIZER, each.data, each.training, 5)) for each in (config, run_config())
     )

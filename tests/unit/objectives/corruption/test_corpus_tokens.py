@@ -10,7 +10,8 @@ import pytest
 
 from ctxlm_ds.data.index.build import excerpt
 from ctxlm_ds.data.numba_random import stream_key
-from ctxlm_ds.data.stream.loader import TrainLoader
+from ctxlm_ds.data.stream.blend import PlannedRows
+from ctxlm_ds.data.stream.loader import BatchBuilder, TrainLoader
 from ctxlm_ds.data.stream.run_datasets import build_run_rows
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.base import build_objective
@@ -104,9 +105,14 @@ def test_ranks_and_resumes_draw_the_same(tmp_path: Path) -> None:
     assert resumed == sorted(map(tuple, alone[8:].tolist()))
 
 
-def test_static_masks_cannot_have_them(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="objective.random_tokens: corpus: static masks"):
-        check_config(recipe(tmp_path, masking="static"), None)
+def test_static_masks_have_them_too(tmp_path: Path) -> None:
+    config = recipe(tmp_path, masking="static")
+    objective = build_objective(config.objective, TOKENIZER)  # type: ignore[arg-type]
+    rows = build_run_rows(config.row_settings, TOKENIZER, objective).train  # type: ignore[arg-type]
+    builder = BatchBuilder(rows, objective, config.data, 7, "mask")
+    numbers = np.arange(len(rows))
+    first, later = (builder.examples(PlannedRows(numbers, np.full_like(numbers, epoch)))[0] for epoch in (0, 3))
+    assert np.array_equal(first.input_ids, later.input_ids)
 
 
 def test_a_preview_has_them_too(tmp_path: Path) -> None:
@@ -156,7 +162,7 @@ def test_a_token_that_the_text_lacks_counts_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"whole_word": True}, {"spans": "ngram"}, {"special_tokens": "roberta"}, {"masking": "static"}]
+    "settings", [{"whole_word": True}, {"spans": "ngram"}, {"special_tokens": "roberta"}]
 )
 def test_counts_are_of_single_tokens_of_the_text(tmp_path: Path, settings: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="objective.count_smoothing: 0.7: only single tokens"):

@@ -93,7 +93,7 @@ def test_tokens_outside_the_vocabulary_are_refused(tmp_path: Path, token: int) -
     documents[7][0][0] = token
     config = run_config(data={"sample_format": "full_sentences"}, objective={"whole_word": True})
     objective = build_objective(config.objective, TOKENIZER)
-    rows = build_rows([write_dataset(tmp_path / "d", documents)], TOKENIZER, config.row_settings, objective)
+    rows = build_rows([write_dataset(tmp_path / "d", documents)], TOKENIZER, config.row_settings)
     with pytest.raises(DataError, match=r"does not fit the dataset, whose tokens are below 1000; .* --verify"):
         for _, _ in zip(
             range(1 + len(rows) // 8), TrainLoader(rows, objective, config.data, config.training), strict=False
