@@ -162,7 +162,10 @@ def train_tokenizer(
 def _load_existing(folder: Path, record: dict[str, Any]) -> Tokenizer:
     if "made_of" not in record:
         raise TokenizerError(f"{folder} exists already; {_REMEDY}")
-    is_same(folder, training_record(folder).get("made_of"), record["made_of"], _REMEDY, TokenizerError)
+    recorded = training_record(folder).get("made_of")
+    if recorded and recorded.get("merge_score") == "frequency":  # recorded by earlier versions
+        recorded = {name: value for name, value in recorded.items() if name != "merge_score"}
+    is_same(folder, recorded, record["made_of"], _REMEDY, TokenizerError)
     return load_tokenizer(folder)
 
 

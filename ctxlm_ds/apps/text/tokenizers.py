@@ -56,7 +56,6 @@ def build_parser() -> argparse.ArgumentParser:
     add("--language-key", metavar="KEY", help="key or column of a document's language")
     add("--special-tokens", nargs="+", metavar="NAME", help="further tokens, each with an id")
     add("--min-frequency", type=int, metavar="N", help="least occurrences of a merged pair; elmo: of a word")
-    add("--merge-score", choices=["frequency", "likelihood"], help="wordpiece: what ranks the pairs (frequency)")
     add("--cased", dest="lowercase", action="store_false", default=None, help="wordpiece: keep case and accents")
     add("--limit-alphabet", type=int, metavar="N", help="wordpiece, gpt1: largest alphabet (1000); the rest is unknown")
     add("--add-prefix-space", action="store_true", default=None, help="bpe, gpt2: a space before each text")
@@ -71,8 +70,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 _SETTINGS = (
-    "special_tokens", "min_frequency", "merge_score", "lowercase", "limit_alphabet", "add_prefix_space",
-    "normalization", "extra_ids", "language_codes", "character_coverage", "byte_fallback", "words", "input_words",
+    "special_tokens", "min_frequency", "lowercase", "limit_alphabet", "add_prefix_space", "normalization",
+    "extra_ids", "language_codes", "character_coverage", "byte_fallback", "words", "input_words",
     "max_sample_bytes", "sample_seed",
 )  # fmt: skip
 

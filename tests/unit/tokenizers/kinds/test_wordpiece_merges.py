@@ -1,21 +1,17 @@
-"""WordPiece's merges by both scores equal the plain algorithm in exact fractions and the `tokenizers` library."""
+"""WordPiece's merges equal the plain algorithm and the `tokenizers` library."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
-from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.tokenizers.kinds import wordpiece
 from ctxlm_ds.tokenizers.kinds.wordpiece import WordPieceSettings, learn_tokens
 from ctxlm_ds.tokenizers.train import train_tokenizer
-from ctxlm_ds.tokenizers.training_words import count_words
 from tests.text import make_documents
 
 TEXTS = make_documents(120, seed=11)
@@ -26,22 +22,19 @@ def _first_names(words: dict[str, int]) -> list[str]:
     return letters + [f"##{letter}" for letter in letters]
 
 
-def _plain_merges(words: dict[str, int], num_new: int, min_frequency: int, likelihood: bool) -> list[str]:
-    """The new tokens: all counted anew before each merge, scores as fractions."""
+def _plain_merges(words: dict[str, int], num_new: int, min_frequency: int) -> list[str]:
+    """The new tokens: all counted again before each merge."""
     names = _first_names(words)
     given = len(names)
     split = {word: [letter if not place else f"##{letter}" for place, letter in enumerate(word)] for word in words}
     while len(names) < given + num_new:
         numbers = {name: number for number, name in enumerate(names)}
-        tokens: Counter[str] = Counter()
         pairs: Counter[tuple[str, str]] = Counter()
         for word, count in words.items():
-            for token in split[word]:
-                tokens[token] += count
             for pair in zip(split[word], split[word][1:], strict=False):
                 pairs[pair] += count
         ranked = [
-            (Fraction(count, tokens[a] * tokens[b]) if likelihood else count, count, -numbers[a], -numbers[b], (a, b))
+            (count, -numbers[a], -numbers[b], (a, b))
             for (a, b), count in pairs.items()
             if count >= min_frequency
         ]
@@ -61,10 +54,9 @@ def _plain_merges(words: dict[str, int], num_new: int, min_frequency: int, likel
     return names[given:]
 
 
-def _merges(words: dict[str, int], num_new: int, min_frequency: int, likelihood: bool) -> list[str]:
+def _merges(words: dict[str, int], num_new: int, min_frequency: int) -> list[str]:
     names = _first_names(words)
-    score = "likelihood" if likelihood else "frequency"
-    settings = WordPieceSettings(len(names) + num_new, min_frequency=min_frequency, merge_score=score)
+    settings = WordPieceSettings(len(names) + num_new, min_frequency=min_frequency)
     return learn_tokens(words, [], settings)[len(names) :]
 
 
@@ -76,24 +68,16 @@ def _random_words(seed: int) -> dict[str, int]:
     return {word: rng.choice((1, 1, 2, 3, 50)) for word in sorted(words)}
 
 
-@pytest.mark.parametrize("likelihood", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_merges_are_those_of_the_plain_algorithm(seed: int, likelihood: bool) -> None:
+def test_merges_are_those_of_the_plain_algorithm(seed: int) -> None:
     words = _random_words(seed)
     for min_frequency in (1, 2, 7):
-        expected = _plain_merges(words, 60, min_frequency, likelihood)
-        assert _merges(words, 60, min_frequency, likelihood) == expected
-
-
-def test_a_table_that_grows_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = count_words(TEXTS, pre_tokenizers.BertPreTokenizer())
-    before = _merges(words, 300, 2, True)
-    monkeypatch.setattr(wordpiece, "_FIRST_CAPACITY", 64)
-    assert _merges(words, 300, 2, True) == before
+        expected = _plain_merges(words, 60, min_frequency)
+        assert _merges(words, 60, min_frequency) == expected
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_frequency_gives_the_vocabulary_of_the_tokenizers_library(tmp_path: Path, lowercase: bool) -> None:
+def test_merges_give_the_vocabulary_of_the_tokenizers_library(tmp_path: Path, lowercase: bool) -> None:
     ours = train_tokenizer("wordpiece", TEXTS, 900, tmp_path / "ours", lowercase=lowercase)
     characters = sorted(
         {ours.id_to_token(number) for number in range(5, ours.vocab_size)} & set(map(chr, range(0x250)))
@@ -111,19 +95,3 @@ def test_frequency_gives_the_vocabulary_of_the_tokenizers_library(tmp_path: Path
     assert [ours.id_to_token(number) for number in range(ours.vocab_size)] == sorted(
         theirs, key=lambda token: theirs[token]
     )
-
-
-def test_likelihood_prefers_what_occurs_together_alone(tmp_path: Path) -> None:
-    """`qu` is rarer than `th`, but neither letter of it stands anywhere else."""
-    text = ["the then that this quick tin ten hat hen" for _ in range(20)]
-    frequent = train_tokenizer("wordpiece", text, 40, tmp_path / "f")
-    likely = train_tokenizer("wordpiece", text, 40, tmp_path / "l", merge_score="likelihood")
-    first = {
-        name: next(token for number in range(5, 40) if len(token := made.id_to_token(number).removeprefix("##")) > 1)
-        for name, made in (("frequency", frequent), ("likelihood", likely))
-    }
-    assert first["frequency"] == "th" and first["likelihood"] == "qu"
-    with pytest.raises(
-        ConfigError, match="merge_score 'ratio' is not known to wordpiece; choose one of frequency, likelihood"
-    ):
-        train_tokenizer("wordpiece", text, 40, tmp_path / "r", merge_score="ratio")
