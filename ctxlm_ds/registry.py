@@ -176,7 +176,6 @@ TRACKERS = Registry(
     {
         "tensorboard": "ctxlm_ds.training.hooks.metrics:TensorBoardWriter",
         "wandb": "ctxlm_ds.training.hooks.trackers:WandbTracker",
-        "mlflow": "ctxlm_ds.training.hooks.trackers:MlflowTracker",
     },
 )
 KERNELS = Registry("kernel", "ctxlm_ds.kernels", {})

@@ -200,7 +200,7 @@ class LoggingConfig(Section):
     interval_steps: PositiveSteps = 10
     """Steps between lines of metrics.jsonl, TensorBoard points and log lines."""
     trackers: list[Annotated[str, AfterValidator(KnownName(TRACKERS))]] = ["tensorboard"]
-    """What also follows the run (docs/training.md): `tensorboard` (RUN/tensorboard), `wandb`, `mlflow`."""
+    """What also follows the run (docs/training.md): `tensorboard` (RUN/tensorboard), `wandb`."""
     tensorboard: bool = True
     """False leaves tensorboard out of trackers."""
     hooks: list[str] = []

@@ -1,8 +1,7 @@
 """Trackers that follow a run in addition to metrics.jsonl, and the choice of trackers and hooks that a recipe names.
 
-Weights & Biases and MLflow have one run over all restarts, in files of the run directory unless the environment names
-a server. Signatures and defaults are those of wandb 0.31 (`wandb.init`, `Run.log`, `Run.define_metric`) and mlflow 3.17
-(`MlflowClient`).
+Weights & Biases has one run over all restarts, in files of the run directory unless the environment names a server.
+Signatures and defaults are those of wandb 0.31 (`wandb.init`, `Run.log`, `Run.define_metric`).
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import inspect
 import netrc
 import os
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -29,17 +27,11 @@ from ctxlm_ds.training.hooks.hooks import Hook, RunEnd, RunStart
 from ctxlm_ds.training.hooks.metrics import FigureHook
 
 PROJECT = "ctxlm_ds"
-"""Project of wandb and experiment of mlflow, unless the environment names another."""
+"""Project of wandb, unless the environment names another."""
 WANDB_ID_NAME = "wandb-id"
-MLFLOW_ID_NAME = "mlflow-id"
-MLFLOW_DIR = "mlruns"
 FORM_OF_HOOK = "expected package.module:Class"
 ONLINE_WAIT_S = 30.0
 """Longest wait for wandb's server before the run continues offline."""
-MOST_PARAMETER_CHARACTERS = 6000
-"""Longest value of a parameter in mlflow."""
-PARAMETERS_A_BATCH = 100
-"""Most parameters that mlflow takes together."""
 
 
 class Tracker(FigureHook):
@@ -60,11 +52,6 @@ class Tracker(FigureHook):
     def add(self, figures: Mapping[str, float], step: int) -> None:
         """Send the figures of a step."""
 
-    def _kept_id(self, name: str) -> str | None:
-        """Return the id that an earlier start kept in the run directory."""
-        path = self.run_dir / name
-        return path.read_text(encoding="utf-8").strip() or None if path.is_file() else None
-
 
 class WandbTracker(Tracker):
     """A run of Weights & Biases: online if this machine is logged in and reaches the server, otherwise offline files.
@@ -77,7 +64,8 @@ class WandbTracker(Tracker):
     def on_run_start(self, start: RunStart) -> None:
         import wandb
 
-        kept = self._kept_id(WANDB_ID_NAME)
+        path = self.run_dir / WANDB_ID_NAME  # of an earlier start
+        kept = path.read_text(encoding="utf-8").strip() or None if path.is_file() else None
         mode = os.environ.get("WANDB_MODE") or ("online" if is_logged_in() else "offline")
         try:
             self._run = self._init(start, kept, mode)
@@ -88,7 +76,7 @@ class WandbTracker(Tracker):
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
         if kept is None:
-            write_text(self.run_dir / WANDB_ID_NAME, f"{self._run.id}\n")
+            write_text(path, f"{self._run.id}\n")
 
     def _init(self, start: RunStart, identity: str | None, mode: str) -> Any:
         import wandb
@@ -117,58 +105,6 @@ class WandbTracker(Tracker):
         if end.completed:
             self.report_last_step()
         self._run.finish(exit_code=int(end.failed))
-
-
-class MlflowTracker(Tracker):
-    """A run of MLflow: in RUN/mlruns, or on the server that MLFLOW_TRACKING_URI names.
-
-    The experiment is that of MLFLOW_EXPERIMENT_NAME.
-    """
-
-    package = extra = "mlflow"
-
-    def on_run_start(self, start: RunStart) -> None:
-        from mlflow.tracking import MlflowClient
-
-        own = os.environ.get("MLFLOW_TRACKING_URI")
-        if own is None:
-            # mlflow 3 refuses it otherwise: new features of mlflow need a database.
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-        self._client = MlflowClient(tracking_uri=own or (self.run_dir / MLFLOW_DIR).absolute().as_uri())
-        self._run_id = self._kept_id(MLFLOW_ID_NAME) or self._create(start)
-        self._client.update_run(self._run_id, status="RUNNING")
-
-    def _create(self, start: RunStart) -> str:
-        """Create the run with the recipe as its parameters, and keep its id in the run directory."""
-        from mlflow.entities import Param
-
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
-        experiment = self._client.get_experiment_by_name(name)
-        number = self._client.create_experiment(name) if experiment is None else experiment.experiment_id
-        identity = str(self._client.create_run(number, run_name=start.config.name).info.run_id)
-        flat = start.config.flat()
-        settings = [Param(key, str(value)[:MOST_PARAMETER_CHARACTERS]) for key, value in flat.items()]
-        for first in range(0, len(settings), PARAMETERS_A_BATCH):
-            self._client.log_batch(identity, params=settings[first : first + PARAMETERS_A_BATCH])
-        write_text(self.run_dir / MLFLOW_ID_NAME, f"{identity}\n")
-        return identity
-
-    def add(self, figures: Mapping[str, float], step: int) -> None:
-        from mlflow.entities import Metric
-
-        now_ms = int(time.time() * 1000)
-        points = [Metric(name, float(value), now_ms, step) for name, value in figures.items()]
-        self._client.log_batch(self._run_id, metrics=points)
-
-    def on_continuations(self, step: int, texts: Sequence[tuple[str, str]]) -> None:
-        text = "".join(f"{given} | {written}\n" for given, written in texts)
-        self._client.log_text(self._run_id, text, f"continuations/step-{step:08d}.txt")
-
-    def on_run_end(self, end: RunEnd) -> None:
-        if end.completed:
-            self.report_last_step()
-        status = "FAILED" if end.failed else "FINISHED" if end.completed else "KILLED"
-        self._client.set_terminated(self._run_id, status)
 
 
 def is_logged_in() -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.training.hooks.hooks import Hook, Hooks
-from ctxlm_ds.training.hooks.trackers import MlflowTracker, WandbTracker, is_logged_in
+from ctxlm_ds.training.hooks.trackers import WandbTracker, is_logged_in
 from tests.unit.training.hooks.test_metrics import end, metrics_of, start
 
 
@@ -62,30 +62,6 @@ def test_wandb_files_of_a_resumed_run_have_one_id(tmp_path: Path, monkeypatch: p
     assert points == [(step, 10.0 / step) for step in (1, 2, 4, 6, 8)]
 
 
-def test_mlflow_files_of_a_resumed_run_are_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tracking = pytest.importorskip("mlflow.tracking")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    follow(MlflowTracker(tmp_path, 2), 1, 4, False)
-    client = tracking.MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
-    identity = (tmp_path / "mlflow-id").read_text().strip()
-    assert client.get_run(identity).info.status == "KILLED"
-    follow(MlflowTracker(tmp_path, 2), 5, 8, True)
-    found = client.get_run(identity)
-    assert (found.info.status, found.info.run_name) == ("FINISHED", "run")
-    assert found.data.params["optimizer.learning_rate"] == str(start(0).config.optimizer.learning_rate)
-    losses = client.get_metric_history(identity, "train/loss")
-    assert [(point.step, point.value) for point in losses] == [(step, 10.0 / step) for step in (1, 2, 4, 6, 8)]
-    assert client.get_metric_history(identity, "train/rows_per_second")[0].value == 16.0
-    assert [point.value for point in client.get_metric_history(identity, "eval/wiki/loss")] == [4.0, 8.0]
-    experiments = client.search_experiments()
-    runs = [run for each in experiments for run in client.search_runs([each.experiment_id])]
-    assert [run.info.run_id for run in runs] == [identity]
-    texts = list((tmp_path / "mlruns").rglob("continuations/step-*.txt"))
-    assert sorted(path.name for path in texts) == ["step-00000004.txt", "step-00000008.txt"]
-    assert texts[0].read_text() == "The quiet |  sea\n"
-
-
 def test_a_login_is_found_without_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WANDB_API_KEY", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
@@ -101,7 +77,7 @@ def test_a_login_is_found_without_the_network(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_tracker_that_fails_does_not_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Failing(MlflowTracker):
+    class Failing(WandbTracker):
         def on_run_start(self, start: Any) -> None:
             raise RuntimeError("no server")
 
