@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.convert.convert_checkpoint import main as convert
 from tests.downstream_models import write_bert
-from tests.integration.route import ROOT, call_here
+from tests.integration.route import ROOT
 
 TOPICS = ["river", "mountain", "film", "town"]
 
@@ -30,8 +29,6 @@ def test_the_page_trains_and_judges_local_pairs(
     for name, rows in (("train", pairs[::2]), ("test", pairs[1::2])):
         Path(f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_bert(tmp_path / "hf", sorted({word for text in texts for word in text.split()}))
-    done = call_here(convert, "convert", "sentence-transformers", "--model", "hf", "--output", "vectors")
-    assert done.returncode == 0, done.stderr
     page = (ROOT / "docs" / "sentence-vectors.md").read_text()
     (code,) = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     exec(compile(code, "sentence-vectors.md", "exec"), {"__name__": "page"})

@@ -3,7 +3,6 @@
     ctxlm convert to-hf   --checkpoint RUN_OR_STEP --output DIR [--dtype bf16] [--push USER/MODEL]
     ctxlm convert babylm RUN --output DIR
     ctxlm convert onnx --model HF_DIR --output DIR
-    ctxlm convert sentence-transformers --model HF_DIR --output DIR
     ctxlm convert from-hf --model DIR --output DIR
     ctxlm convert tokenizer --checkpoint RUN_OR_STEP --tokenizer DIR --output DIR
     ctxlm convert grow --checkpoint RUN_OR_STEP --set model.num_layers=28 --output DIR
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from ctxlm_ds.export.huggingface import Conversion
 
 CARD = "README.md"
-SENTENCES, VOCABULARY, GROW = "sentence-transformers", "tokenizer", "grow"
+VOCABULARY, GROW = "tokenizer", "grow"
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 LANGUAGE = re.compile(r"[a-z]{2,3}|multilingual")
 CHECKPOINT_HELP = "a run (its newest checkpoint) or a checkpoint"
@@ -54,9 +53,8 @@ def parse_arguments() -> argparse.Namespace:
     hub("--dataset", nargs="+", default=[], metavar="NAME", help="for the model card: data sets of the Hub")
     babylm = add_command(commands, "babylm", "a run's checkpoints at words as the folders of a BabyLM submission")
     babylm.add_argument("checkpoint", metavar="RUN", type=Path, help="folder of a run with checkpoint.at_words")
-    for name, text in (("onnx", "a Hugging Face folder as ONNX"), (SENTENCES, "such a folder for vectors of texts")):
-        export = add_command(commands, name, text)
-        export.add_argument("--model", required=True, type=Path, help="local folder, as to-hf writes it")
+    onnx = add_command(commands, "onnx", "a Hugging Face folder as ONNX")
+    onnx.add_argument("--model", required=True, type=Path, help="local folder, as to-hf writes it")
     from_hf = add_command(commands, "from-hf", "such a model as weights for initialize_from")
     from_hf.add_argument("--model", required=True, type=Path, help="local folder with safetensors and a tokenizer")
     text = "fresh heads for a model without those of pretraining, such as a BertModel"
@@ -207,10 +205,10 @@ def convert_hf(arguments: argparse.Namespace) -> list[str]:
         from ctxlm_ds.apps.convert.resize import grow
 
         return grow(arguments.checkpoint, arguments.set, out)
-    if arguments.command in ("onnx", SENTENCES):
-        from ctxlm_ds.apps.convert.inference import to_onnx, to_sentence_transformers
+    if arguments.command == "onnx":
+        from ctxlm_ds.apps.convert.inference import to_onnx
 
-        return (to_onnx if arguments.command == "onnx" else to_sentence_transformers)(arguments.model, out)
+        return to_onnx(arguments.model, out)
     if arguments.command == "from-hf":
         done = from_hf(arguments.model, out, arguments.new_head)
         next_step = f"--set {shlex.quote(f'initialize_from={out}')} with the model section of its config.yaml"
@@ -265,7 +263,7 @@ def check_source(arguments: argparse.Namespace) -> None:
         return
     of_runs = ("to-hf", "to-universal", VOCABULARY, GROW)
     remedies = dict.fromkeys(of_runs, "; give a run or a checkpoint (RUN/checkpoints/step-…)")
-    remedies |= dict.fromkeys(("onnx", SENTENCES), "; give a folder of ctxlm convert to-hf")
+    remedies["onnx"] = "; give a folder of ctxlm convert to-hf"
     remedies["from-hf"] = "; give a local folder (names on the Hub are not looked up)"
     raise ConfigError(f"{source}: no such file or folder{remedies.get(arguments.command, '')}")
 

@@ -1,4 +1,4 @@
-"""Exports for use of a Hugging Face folder: ONNX, and a folder of sentence-transformers, each proved on real text."""
+"""Export of a Hugging Face folder as ONNX, proved on real text."""
 
 from __future__ import annotations
 
@@ -92,32 +92,3 @@ def _compare(path: Path, batch: dict[str, torch.Tensor], ours: dict[str, torch.T
     if not worst.holds:
         raise ExportError(f"onnxruntime computes other outputs: {worst}")
     return worst
-
-
-def to_sentence_transformers(folder: Path, output: Path) -> list[str]:
-    """Write a folder that SentenceTransformer loads: the model of a Hugging Face folder, and what it pools.
-
-    It pools the mean of the tokens, or, of causal models that it knows, takes the last token. Raises ExportError if
-    what it then computes is not that of the last hidden states.
-    """
-    check_extra("downstream", ("sentence_transformers",))
-    check_output(output, folder)
-    from sentence_transformers import SentenceTransformer
-
-    with output_folder(output) as place:
-        model = {"use_safetensors": True}
-        made = SentenceTransformer(str(folder), device="cpu", local_files_only=True, model_kwargs=model)
-        made.save(str(place))
-        found = torch.from_numpy(SentenceTransformer(str(place), device="cpu").encode(TEXTS, batch_size=len(TEXTS)))
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        batch = tokenizer(TEXTS, return_tensors="pt", padding=True, truncation=True)
-        with torch.no_grad():
-            hidden = made[0].auto_model.eval()(**batch).last_hidden_state
-        mask = batch["attention_mask"]
-        expected = (hidden * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
-        if made[1].pooling_mode == "lasttoken":
-            expected = hidden[torch.arange(len(TEXTS)), mask.sum(1) - 1]
-        proof = Comparison("vectors", float((found - expected).abs().max()), float(expected.abs().max()), BOUND)
-        if not proof.holds:
-            raise ExportError(f"sentence-transformers computes other vectors: {proof}")
-    return [f"vectors of {found.shape[1]} numbers, pooled as {made[1].pooling_mode}", str(proof), f"wrote {output}"]

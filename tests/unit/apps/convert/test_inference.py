@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from ctxlm_ds.apps.convert import inference
-from ctxlm_ds.apps.convert.inference import to_onnx, to_sentence_transformers
+from ctxlm_ds.apps.convert.inference import to_onnx
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.huggingface import to_hf
 from tests.checkpoints import make_tokenizer, write_random_run
@@ -45,19 +45,16 @@ def test_onnx_computes_other_texts_of_any_batch_and_length(export: Path, tmp_pat
         np.testing.assert_allclose(found[attended], expected.numpy()[attended], atol=1e-4)
 
 
-def test_sentence_transformers_computes_the_mean_state(
-    export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sentence_transformers_loads_an_export_as_it_is(export: Path) -> None:
+    """The mean of the last hidden states; of a causal model the last one."""
     from sentence_transformers import SentenceTransformer
 
-    assert "largest difference" in to_sentence_transformers(export, tmp_path / "vectors")[1]
-    vectors = SentenceTransformer(str(tmp_path / "vectors"), device="cpu").encode(TEXTS[:2])
-    (alone,) = SentenceTransformer(str(tmp_path / "vectors"), device="cpu").encode(TEXTS[1:2])
-    np.testing.assert_allclose(vectors[1], alone, rtol=1e-4, atol=1e-5)
-    monkeypatch.setattr(inference, "BOUND", -1.0)
-    with pytest.raises(ExportError, match="other vectors"):
-        to_sentence_transformers(export, tmp_path / "never")
-    assert not (tmp_path / "never").exists()
+    model = SentenceTransformer(str(export), device="cpu")
+    batch = transformers.AutoTokenizer.from_pretrained(export)(TEXTS[:1], return_tensors="pt")
+    with torch.no_grad():
+        hidden = transformers.AutoModel.from_pretrained(export).eval()(**batch).last_hidden_state[0]
+    expected = hidden[-1] if model[1].pooling_mode == "lasttoken" else hidden.mean(0)
+    np.testing.assert_allclose(model.encode(TEXTS[:1])[0], expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_folder_of_no_class_is_refused(tmp_path: Path) -> None:
