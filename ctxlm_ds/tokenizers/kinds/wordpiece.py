@@ -1,4 +1,4 @@
-"""BERT's WordPiece: its normalizer and pre-tokenizer, `##` continuations, and [PAD] [UNK] [CLS] [SEP] [MASK] as 0 to 4."""
+"""BERT's WordPiece: its normalizer, pre-tokenizer and `##` continuations; [PAD] [UNK] [CLS] [SEP] [MASK] are 0 to 4."""
 
 from __future__ import annotations
 
