@@ -46,6 +46,10 @@ class ElectraSection(BertSection):
         return self.model_copy(update={name.removeprefix(GENERATOR): getattr(self, name) for name in names})
 
     @property
+    def table_width(self) -> int | None:
+        return None if self.embedding_size == self.hidden_size else self.embedding_size
+
+    @property
     def num_blocks(self) -> int:
         return self.generator_num_layers + self.num_layers
 

@@ -16,10 +16,10 @@ from ctxlm_ds.families.electra.config import ElectraSection
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.dropout import SamplingKernel
 from ctxlm_ds.models.layers import LayerDescription, ModelBuild
-from ctxlm_ds.models.parts.embeddings import WordTable, input_embeddings
-from ctxlm_ds.models.parts.encoder import project_embeddings
-from ctxlm_ds.models.parts.heads import EncoderHeads
-from ctxlm_ds.models.parts.transformer import block_settings, final_layer_norm, initial_weights, transformer_blocks
+from ctxlm_ds.models.parts.embeddings import WordTable
+from ctxlm_ds.models.parts.encoder import encoder_trunk, word_table
+from ctxlm_ds.models.parts.heads import EncoderHeads, head_arguments
+from ctxlm_ds.models.parts.transformer import initial_weights
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import first_over_ranks
 from ctxlm_ds.parallel.layers import ReplicatedLinear
@@ -32,68 +32,57 @@ def electra_layers(model: ElectraSection, build: ModelBuild) -> list[LayerDescri
 
     Without a need for one of the first two, they are the other model alone; the discriminator then reads input_ids.
     """
-    table = WordTable(model.vocab_size, model.embedding_size, initial_weights(model), build)
+    table = word_table(model, build)
     generator = _generator(model, build, table) if "generator_logits" in build.outputs else []
     if "replaced_logits" not in build.outputs:
         return generator
     if not generator:
-        return _discriminator(model, build, table, "input_ids")
+        return _discriminator(model, build, "input_ids")
     reads = ("generator_logits", "input_ids", "sequence_ids", "prediction_positions", "masked_lm_labels")
     writes = ("discriminator_ids", "replaced_labels")
     samples = LayerDescription(
         "samples", Samples, reads, writes, {"kernels": build.kernels, "parallel": build.parallel},
         no_gradient=frozenset(writes),
     )  # fmt: skip
-    return [*generator, samples, *_discriminator(model, build, table, "discriminator_ids")]
+    return [*generator, samples, *_discriminator(model, build, "discriminator_ids")]
 
 
 def _generator(model: ElectraSection, build: ModelBuild, table: WordTable) -> list[LayerDescription]:
     shape = model.generator
-    heads = {
-        "width": shape.hidden_size, "eps": shape.layer_norm_eps, "activation": shape.hidden_activation,
-        "init": initial_weights(shape), "build": build, "predicted_width": table.width,
-    }  # fmt: skip
+    heads = head_arguments(shape, build, predicted_width=table.width)
     reads = ("hidden", "sequence_ids", "prediction_positions")
     return [
-        *_encoder(shape, build, table, "input_ids", "generator", "generator_"),
+        *_encoder(shape, build, "input_ids", "generator", "generator_"),
         LayerDescription("generator_heads", EncoderHeads, reads, ("generator_hidden",), heads),
         *table.decode_with_bias("generator_hidden", "generator_bias", "generator_logits"),
     ]
 
 
-def _discriminator(model: ElectraSection, build: ModelBuild, table: WordTable, ids: str) -> list[LayerDescription]:
+def _discriminator(model: ElectraSection, build: ModelBuild, ids: str) -> list[LayerDescription]:
     head = {
         "width": model.hidden_size, "activation": model.hidden_activation, "init": initial_weights(model),
         "build": build,
     }  # fmt: skip
     return [
-        *_encoder(model, build, table, ids, "encoder", ""),
+        *_encoder(model, build, ids, "encoder", ""),
         LayerDescription(
             "discriminator_head", ReplacedTokenHead, ("hidden", "sequence_ids"), ("replaced_logits",), head
         ),
     ]
 
 
-def _encoder(
-    model: ElectraSection, build: ModelBuild, table: WordTable, ids: str, blocks: str, prefix: str
-) -> list[LayerDescription]:
+def _encoder(model: ElectraSection, build: ModelBuild, ids: str, blocks: str, prefix: str) -> list[LayerDescription]:
     """List embeddings, which all encoders of the model share, and blocks of this name.
 
     `model` has the sizes of this encoder, which reads `ids`; `prefix` begins the names of the layers before and after
     the blocks.
     """
-    settings = block_settings(model, build, model.pre_layer_norm)
-    embeddings = input_embeddings(
-        model, build, num_token_types=model.type_vocab_size, layer_norm=True, width=table.width
-    )
-    between = [] if table.width == model.hidden_size else [project_embeddings(table.width, settings, build)]
-    after = final_layer_norm(settings, build)
+    words, embeddings, *others = encoder_trunk(model, build, model.num_layers)
+    names = (layer.name.replace("encoder", blocks) if layer.block else prefix + layer.name for layer in others)
     return [
-        table.look_up(ids),
+        replace(words, reads=(ids,)),
         replace(embeddings, tie_key=embeddings.name),
-        *(replace(layer, name=prefix + layer.name) for layer in between),
-        *transformer_blocks(blocks, model.num_layers, settings, build),
-        *(replace(layer, name=prefix + layer.name) for layer in after),
+        *(replace(layer, name=name) for layer, name in zip(others, names, strict=True)),
     ]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ctxlm_ds.families.modernbert.config import ModernBertSection
 from ctxlm_ds.models.layers import LayerDescription, ModelBuild
 from ctxlm_ds.models.parts.embeddings import WordTable
-from ctxlm_ds.models.parts.heads import EncoderHeads
+from ctxlm_ds.models.parts.heads import EncoderHeads, head_arguments
 from ctxlm_ds.models.parts.rotary import Rotary
 from ctxlm_ds.models.parts.transformer import BlockSettings, block_settings, final_layer_norm, transformer_block
 
@@ -23,10 +23,7 @@ def modernbert_layers(model: ModernBertSection, build: ModelBuild) -> list[Layer
         mlp_dropout=0.0, linear_bias=False, norm_bias=False, gated=True,
     )  # fmt: skip
     table = WordTable(model.vocab_size, model.hidden_size, settings.init, build)
-    heads = {
-        "width": model.hidden_size, "eps": model.layer_norm_eps, "activation": model.hidden_activation,
-        "init": settings.residual_init, "build": build, "bias": False,
-    }  # fmt: skip
+    heads = head_arguments(model, build, bias=False) | {"init": settings.residual_init}
     reads = ("hidden", "sequence_ids", "prediction_positions")
     return [
         table.look_up(),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ctxlm_ds.models.layers import LayerDescription, ModelBuild
 from ctxlm_ds.models.parts.embeddings import WordTable, input_embeddings
-from ctxlm_ds.models.parts.heads import EncoderHeads, SpanBoundaryHead
+from ctxlm_ds.models.parts.heads import EncoderHeads, SpanBoundaryHead, head_arguments
 from ctxlm_ds.models.parts.transformer import (
     BlockSettings,
     block_settings,
@@ -29,15 +29,10 @@ def encoder_layers(model: EncoderSection, build: ModelBuild) -> list[LayerDescri
 
     They write sentence_logits [b, m, classes] and boundary_logits [b, p, v] if the objective needs them.
     """
-    settings = block_settings(model, build, model.pre_layer_norm)
-    width = model.table_width or model.hidden_size
     table = word_table(model, build)
     with_sentences = "sentence_logits" in build.outputs
-    heads = {
-        "width": model.hidden_size, "eps": model.layer_norm_eps, "activation": model.hidden_activation,
-        "init": settings.init, "build": build, "predicted_width": width,
-        "num_classes": SENTENCE_CLASSES if with_sentences else 0,
-    }  # fmt: skip
+    num_classes = SENTENCE_CLASSES if with_sentences else 0
+    heads = head_arguments(model, build, predicted_width=table.width, num_classes=num_classes)
     cls, classes = (("cls_positions",), ("sentence_logits",)) if with_sentences else ((), ())
     reads = ("hidden", "sequence_ids", "prediction_positions", *cls)
     logits = "ranked_logits" if model.ranked else "predicted_logits"
@@ -46,11 +41,11 @@ def encoder_layers(model: EncoderSection, build: ModelBuild) -> list[LayerDescri
         LayerDescription("heads", EncoderHeads, reads, ("predicted_hidden", *classes), heads),
         *table.decode_with_bias("predicted_hidden", "mlm_bias", logits),
     ]
-    return layers + (boundary_layers(model, build, settings, table) if "boundary_logits" in build.outputs else [])
+    return layers + (boundary_layers(model, build, table) if "boundary_logits" in build.outputs else [])
 
 
-def encoder_trunk(model: EncoderSection, build: ModelBuild) -> list[LayerDescription]:
-    """List the layers of an encoder without heads."""
+def encoder_trunk(model: EncoderSection, build: ModelBuild, num_blocks: int | None = None) -> list[LayerDescription]:
+    """List the layers of an encoder without heads; `num_blocks` if not all repeated layers are its own."""
     settings = block_settings(model, build, model.pre_layer_norm)
     settings = replace(settings, attention=replace(settings.attention, ranked=model.ranked))
     width = model.table_width
@@ -64,8 +59,8 @@ def encoder_trunk(model: EncoderSection, build: ModelBuild) -> list[LayerDescrip
             layer_norm=model.embedding_norm,
             width=width,
         ),  # fmt: skip
-        *([] if width is None else [project_embeddings(width, settings, build)]),
-        *transformer_blocks("encoder", model.num_blocks, settings, build),
+        *([] if width is None else [_project_embeddings(width, settings, build)]),
+        *transformer_blocks("encoder", num_blocks or model.num_blocks, settings, build),
         *final_layer_norm(settings, build),
     ]
 
@@ -74,7 +69,7 @@ def word_table(model: EncoderSection, build: ModelBuild) -> WordTable:
     return WordTable(model.vocab_size, model.table_width or model.hidden_size, initial_weights(model), build)
 
 
-def project_embeddings(width: int, settings: BlockSettings, build: ModelBuild) -> LayerDescription:
+def _project_embeddings(width: int, settings: BlockSettings, build: ModelBuild) -> LayerDescription:
     """Describe the layer that maps embeddings [..., width] to the width of the blocks (Lan 2020, section 3.1)."""
     kwargs = {
         "in_features": width, "out_features": settings.hidden_size, "init": settings.init, "kernels": build.kernels,
@@ -83,14 +78,9 @@ def project_embeddings(width: int, settings: BlockSettings, build: ModelBuild) -
     return LayerDescription("embedding_projection", ReplicatedLinear, ("hidden",), ("hidden",), kwargs)
 
 
-def boundary_layers(
-    model: EncoderSection, build: ModelBuild, settings: BlockSettings, table: WordTable
-) -> list[LayerDescription]:
+def boundary_layers(model: EncoderSection, build: ModelBuild, table: WordTable) -> list[LayerDescription]:
     """List the layers that write boundary_logits [b, p, v], the words of spans predicted from their boundaries."""
-    head = {
-        "width": model.hidden_size, "eps": model.layer_norm_eps, "activation": model.hidden_activation,
-        "init": settings.init, "build": build, "predicted_width": table.width,
-    }  # fmt: skip
+    head = head_arguments(model, build, predicted_width=table.width)
     reads = ("hidden", "sequence_ids", "boundary_positions", "boundary_offsets")
     return [
         LayerDescription("boundary_head", SpanBoundaryHead, reads, ("boundary_hidden",), head),

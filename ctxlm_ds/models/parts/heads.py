@@ -6,6 +6,8 @@ e width of the word table. With context parallelism, slots and sequences [b, p] 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor, nn
 
@@ -13,10 +15,14 @@ from ctxlm_ds.data.fields import MOST_BOUNDARY_TARGETS
 from ctxlm_ds.models.layers import ModelBuild
 from ctxlm_ds.models.parts.embeddings import SharedEmbedding
 from ctxlm_ds.models.parts.norms import LayerNorm
+from ctxlm_ds.models.parts.transformer import initial_weights
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import ReplicatedLinear
 from ctxlm_ds.parallel.mappings import gather_tokens, own_slots, select_slots
 from ctxlm_ds.parallel.parameters import Init
+
+if TYPE_CHECKING:
+    from ctxlm_ds.families.base import TransformerSection
 
 BOUNDARY_POSITION_WIDTH = 200
 """Width of the positions in a span (SpanBERT's --pair-positional-embedding-size)."""
@@ -33,6 +39,12 @@ def select_positions(hidden: Tensor, positions: Tensor, parallel: ParallelContex
     row_starts = torch.arange(num_rows, device=positions.device)[:, None] * seq_length
     flat = (positions + row_starts).flatten()
     return hidden.flatten(0, 1).index_select(0, flat).unflatten(0, positions.shape)
+
+
+def head_arguments(model: TransformerSection, build: ModelBuild, **others: Any) -> dict[str, Any]:
+    """Return the arguments of EncoderHeads and SpanBoundaryHead that a recipe gives, and `others`."""
+    shape = {"width": model.hidden_size, "eps": model.layer_norm_eps, "activation": model.hidden_activation}
+    return {**shape, "init": initial_weights(model), "build": build, **others}
 
 
 class EncoderHeads(nn.Module):
