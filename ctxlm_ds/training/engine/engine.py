@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -154,11 +155,10 @@ class Engine:
         if self.config.optimizer.handed_over:
             self.topology.run_together(lambda: load_described_optimizer(deepspeed_config["optimizer"], offloaded))
             return None, f"optimizer={deepspeed_config['optimizer']['type']} (from the DeepSpeed JSON)"
-        place = OptimizerPlace("cpu" if offloaded else device_type(), self.zero_stage, offloaded)
-        settings, kernel = self.config.optimizer, self.config.kernels.optimizer
-        return self.topology.run_together(
-            lambda: optimizer_of(settings).build(self._groups(), kernel, place, deepspeed_adam)
-        )
+        device = "cpu" if offloaded else device_type()
+        place = OptimizerPlace(device, self.zero_stage, offloaded, partial(deepspeed_adam, offloaded))
+        rule, kernel = optimizer_of(self.config.optimizer), self.config.kernels.optimizer
+        return self.topology.run_together(lambda: rule.build(self._groups(), kernel, place))
 
     def _groups(self) -> list[dict[str, Any]]:
         return parameter_groups(self.named_parameters, self._facts, self.config.optimizer)

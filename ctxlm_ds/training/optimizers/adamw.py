@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ctxlm_ds.errors import ConfigError, KernelError
@@ -31,19 +30,15 @@ class AdamW(Optimizer):
     section = AdamWSection
 
     def build(
-        self,
-        groups: list[dict[str, Any]],
-        kernel: str,
-        place: OptimizerPlace,
-        deepspeed_adam: Callable[[bool], AdamFactory],
+        self, groups: list[dict[str, Any]], kernel: str, place: OptimizerPlace
     ) -> tuple[torch.optim.Optimizer, str]:
         import torch
 
         settings = adam_arguments(self.settings)
-        chosen = _implementation(kernel, place, deepspeed_adam)
+        chosen = _implementation(kernel, place)
         if chosen == "deepspeed":
             extra = {"adamw_mode": True} if place.offloaded else {"adam_w_mode": True}
-            return deepspeed_adam(place.offloaded)(groups, **settings, **extra), "adamw=deepspeed"
+            return place.adam()(groups, **settings, **extra), "adamw=deepspeed"
         if chosen == "apex":
             return apex_optimizer("FusedAdam")(groups, adam_w_mode=True, **settings), "adamw=apex"
         if chosen == "torch":
@@ -55,7 +50,7 @@ def adam_arguments(settings: AdamSection) -> dict[str, Any]:
     return {"lr": settings.learning_rate, "betas": settings.betas, "eps": settings.eps}
 
 
-def _implementation(kernel: str, place: OptimizerPlace, deepspeed_adam: Callable[[bool], AdamFactory]) -> str:
+def _implementation(kernel: str, place: OptimizerPlace) -> str:
     if place.offloaded:
         if kernel in ("torch", "apex"):
             raise ConfigError(
@@ -68,7 +63,7 @@ def _implementation(kernel: str, place: OptimizerPlace, deepspeed_adam: Callable
     if place.device_type == "cpu":
         return "torch"
     try:
-        deepspeed_adam(False)
+        place.adam()
     except KernelError:
         return "torch"
     return "deepspeed"

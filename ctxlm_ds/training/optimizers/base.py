@@ -38,6 +38,8 @@ class OptimizerPlace:
     zero_stage: int
     offloaded: bool
     """True if the fp32 weights are in CPU memory while the model is on the accelerator (or ZeRO-Offload is set)."""
+    adam: Callable[[], AdamFactory]
+    """Returns DeepSpeed's class for this place, or raises KernelError if it cannot be built."""
 
 
 class Optimizer:
@@ -57,16 +59,12 @@ class Optimizer:
         return {"weight_decay": self.settings.weight_decay if decays else 0.0}
 
     def build(
-        self,
-        groups: list[dict[str, Any]],
-        kernel: str,
-        place: OptimizerPlace,
-        deepspeed_adam: Callable[[bool], AdamFactory],
+        self, groups: list[dict[str, Any]], kernel: str, place: OptimizerPlace
     ) -> tuple[torch.optim.Optimizer, str]:
         """Build torch's optimizer for groups of `parameter_groups`; return it, and the implementation as it is logged.
 
-        `deepspeed_adam` returns DeepSpeed's CPUAdam (True) or FusedAdam class. Raises KernelError if the requested
-        implementation cannot run here, and ConfigError if it cannot be exact under this ZeRO stage.
+        Raises KernelError if the requested implementation cannot run here, and ConfigError if it cannot be exact under
+        this ZeRO stage.
         """
         from ctxlm_ds.training.optimizers.steps import Stepper
 

@@ -7,14 +7,14 @@ partition, the ratio would be that of a shard. The update itself is elementwise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import UpdateSizes
 from ctxlm_ds.training.optimizers.adamw import adam_arguments, apex_optimizer
-from ctxlm_ds.training.optimizers.base import FLOAT, AdamFactory, AdamSection, GroupKind, Optimizer, OptimizerPlace
+from ctxlm_ds.training.optimizers.base import FLOAT, AdamSection, GroupKind, Optimizer, OptimizerPlace
 
 if TYPE_CHECKING:
     import torch
@@ -58,14 +58,10 @@ class Lamb(Optimizer):
         return {**super().group_settings(kind), "trust_ratio": ratio}
 
     def build(
-        self,
-        groups: list[dict[str, Any]],
-        kernel: str,
-        place: OptimizerPlace,
-        deepspeed_adam: Callable[[bool], AdamFactory],
+        self, groups: list[dict[str, Any]], kernel: str, place: OptimizerPlace
     ) -> tuple[torch.optim.Optimizer, str]:
         if kernel != "apex":
-            return super().build(groups, kernel, place, deepspeed_adam)
+            return super().build(groups, kernel, place)
         if place.zero_stage > 0:
             raise ConfigError(
                 f"kernels.optimizer is apex with lamb under ZeRO stage {place.zero_stage}: FusedLAMB would take its "

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -21,9 +23,14 @@ from ctxlm_ds.training.optimizers.base import OptimizerPlace, optimizer_of
 from ctxlm_ds.training.optimizers.build import completed_updates, parameter_groups, restore_state, use_full_vectors
 from ctxlm_ds.training.optimizers.steps import MOMENTS, Stepper
 
-CPU = OptimizerPlace("cpu", zero_stage=0, offloaded=False)
-CUDA = OptimizerPlace("cuda", zero_stage=1, offloaded=False)
-OFFLOADED = OptimizerPlace("cpu", zero_stage=2, offloaded=True)
+
+def no_adam(offloaded: bool = False) -> Any:
+    raise KernelError("no compiler")
+
+
+CPU = OptimizerPlace("cpu", 0, offloaded=False, adam=no_adam)
+CUDA = OptimizerPlace("cuda", 1, offloaded=False, adam=no_adam)
+OFFLOADED = OptimizerPlace("cpu", 2, offloaded=True, adam=no_adam)
 ADAM = {"learning_rate": 0.01, "betas": (0.8, 0.9), "eps": 1e-5, "weight_decay": 0.3}
 CONFIG = choices.OPTIMIZER.make(**ADAM)
 
@@ -41,10 +48,6 @@ def facts_of(named: list[tuple[str, nn.Parameter]]) -> dict[str, ParameterFacts]
 def groups(config: OptimizerSection = CONFIG) -> list[dict[str, Any]]:
     named = named_parameters()
     return parameter_groups(named, facts_of(named), config)
-
-
-def no_adam(offloaded: bool) -> Any:
-    raise KernelError("no compiler")
 
 
 def torch_adam(offloaded: bool) -> Any:
@@ -99,9 +102,9 @@ def test_apex_lamb_takes_the_ratios_that_it_can(
     config = choices.OPTIMIZER.make("lamb", **ADAM | settings)
     if refused:
         with pytest.raises(ConfigError, match=refused):
-            optimizer_of(config).build(groups(config), "apex", CPU, no_adam)
+            optimizer_of(config).build(groups(config), "apex", CPU)
         return
-    optimizer_of(config).build(groups(config), "apex", CPU, no_adam)
+    optimizer_of(config).build(groups(config), "apex", CPU)
     assert seen[0]["use_nvlamb"] == (config.trust_ratio == "all")
 
 
@@ -156,7 +159,8 @@ def test_biases_and_norms_of_every_family_are_not_decayed(family: str) -> None:
     ],
 )
 def test_choice(kernel: str, place: OptimizerPlace, factory: Callable[[bool], Any], choice: str) -> None:
-    optimizer, said = optimizer_of(CONFIG).build(groups(), kernel, place, factory)
+    place = replace(place, adam=partial(factory, place.offloaded))
+    optimizer, said = optimizer_of(CONFIG).build(groups(), kernel, place)
     assert said == choice
     decayed, plain = optimizer.param_groups
     assert (decayed["lr"], decayed["betas"], decayed["eps"]) == (0.01, (0.8, 0.9), 1e-5)
@@ -182,7 +186,7 @@ def test_choice(kernel: str, place: OptimizerPlace, factory: Callable[[bool], An
 def test_refusal(name: str, kernel: str, place: OptimizerPlace, error: type[Exception], words: str) -> None:
     config = choices.OPTIMIZER.make(name, **ADAM)
     with pytest.raises(error, match=words):
-        optimizer_of(config).build(groups(config), kernel, place, no_adam)
+        optimizer_of(config).build(groups(config), kernel, place)
 
 
 def test_an_op_that_cannot_be_built_is_a_kernel_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +199,8 @@ def test_an_op_that_cannot_be_built_is_a_kernel_error(monkeypatch: pytest.Monkey
     monkeypatch.setattr(FusedAdamBuilder, "load", fail)
     with pytest.raises(KernelError, match=r"CUDA_HOME does not exist.*kernels\.optimizer: auto or torch"):
         deepspeed_adam(False)
-    assert optimizer_of(CONFIG).build(groups(), "auto", CUDA, deepspeed_adam)[1] == "adamw=torch(fused)"
+    place = replace(CUDA, adam=partial(deepspeed_adam, False))
+    assert optimizer_of(CONFIG).build(groups(), "auto", place)[1] == "adamw=torch(fused)"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has Lion's kernel")
