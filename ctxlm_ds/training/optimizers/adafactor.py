@@ -107,14 +107,14 @@ class Adafactor(Optimizer):
             if piece.counts:
                 _add_sums(sums, piece, piece.of(seconds[parameter]))
                 squares[0, piece.matrix.number] += _square(piece.of(parameter))
-        self._add_up(sums)
+        self._sharers.add_up(sums)
         for parameter, piece in work:
             second = piece.of(seconds[parameter])
             if piece.matrix.sums is not None:
                 second.copy_(_product(sums, piece))
             if piece.counts:
                 squares[1, piece.matrix.number] += _square(_update(parameter, second, piece))
-        self._add_up(squares)
+        self._sharers.add_up(squares)
         weights, steps = (squares / self._sizes.to(device)).sqrt()
         rates = group["lr"] * weights.clamp_min(SCALE_EPS)
         factors = rates / (steps / LARGEST_STEP).clamp_min(1.0)
@@ -124,10 +124,6 @@ class Adafactor(Optimizer):
                 weight.mul_((1.0 - group["weight_decay"] * rates[number]).to(weight.dtype))
             # Computed again: those of all pieces would be another copy of the weights.
             weight.sub_(_update(parameter, piece.of(seconds[parameter]), piece).mul_(factors[number].to(weight.dtype)))
-
-    def _add_up(self, tensor: torch.Tensor) -> None:
-        if self._sharers is not None:
-            self._sharers.add_up(tensor)
 
 
 def _update(parameter: torch.Tensor, second: torch.Tensor, piece: Piece) -> torch.Tensor:

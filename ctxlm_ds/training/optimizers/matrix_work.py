@@ -89,19 +89,17 @@ class Round:
 class MatrixWork:
     """Changes complete matrices whose fragments are spread over ranks."""
 
-    def __init__(
-        self, rounds: Sequence[Sequence[Fragment]], costs: Mapping[str, float], sharers: Sharers | None
-    ) -> None:
+    def __init__(self, rounds: Sequence[Sequence[Fragment]], costs: Mapping[str, float], sharers: Sharers) -> None:
         """Share out the matrices; all ranks call it.
 
         `rounds` are this rank's fragments; ranks have as many rounds, of the same matrices. `costs` is the work on each
         matrix, in any unit, in an order common to all ranks.
         """
         self._sharers = sharers
-        self._rank, size = (sharers.rank, sharers.size) if sharers else (0, 1)
+        self._rank, size = sharers.rank, sharers.size
         self._fragments = [{fragment.name: fragment for fragment in own if fragment.length} for own in rounds]
         own = [{f.name: Held(f.shard, f.start, f.length) for f in found.values()} for found in self._fragments]
-        shares = [share_out(held, costs) for held in zip(*(sharers.gather(own) if sharers else [own]), strict=True)]
+        shares = [share_out(held, costs) for held in zip(*sharers.gather(own), strict=True)]
         self._round_without = cache(
             lambda number, left_out: Round([s for s in shares[number] if s.name not in left_out], self._rank, size)
         )
@@ -126,7 +124,7 @@ class MatrixWork:
         for share in now.owned:
             own = values[share.name]
             pieces = {rank: own if rank == self._rank else next(received[rank]) for rank in share.sources}
-            changed = change(share.name, share.assemble(pieces, self._sharers.device if self._sharers else own.device))
+            changed = change(share.name, share.assemble(pieces, self._sharers.device))
             own.copy_(share.held[self._rank].cut(changed))
             for rank in share.held.keys() - {self._rank}:
                 results[rank].append(share.held[rank].cut(changed))
@@ -139,7 +137,7 @@ class MatrixWork:
         self, now: Round, sent: Sequence[Sequence[torch.Tensor]], lengths: Sequence[Sequence[int]]
     ) -> list[Iterator[torch.Tensor]]:
         """Send tensors to each rank, and return those that come from each, of the given lengths."""
-        if self._sharers is None or now.is_local:
+        if now.is_local:
             return [iter(()) for _ in sent]
         flat = [tensor for tensors in sent for tensor in tensors]
         packed = torch.cat(flat) if flat else torch.empty(0)

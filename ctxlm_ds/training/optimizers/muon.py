@@ -8,7 +8,7 @@ iterates in bf16, and here in the type of the weights, fp32.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -79,10 +79,9 @@ class Muon(Optimizer):
         """Share out the matrices over the ranks."""
         from ctxlm_ds.training.optimizers.matrix_work import MatrixWork, blocks_of
 
-        self._blocks: Mapping[str, Sequence[int]] = {
-            name: blocks_of(layout.facts[name], shape[0]) for name, shape in layout.matrices()
-        }
-        costs = {name: self.settings.matrix_flops(self._blocks[name], shape[1]) for name, shape in layout.matrices()}
+        matrices = {name: shape for name, shape in layout.shapes.items() if layout.facts[name].matrix}
+        self._blocks = {name: blocks_of(layout.facts[name], shape[0]) for name, shape in matrices.items()}
+        costs = {name: self.settings.matrix_flops(self._blocks[name], shape[1]) for name, shape in matrices.items()}
         self._rounds = {id(tensor): number for number, tensor in enumerate(layout.flat_tensors)}
         rounds: list[list[Any]] = [[] for _ in layout.flat_tensors or (None,)]
         for fragment in layout.fragments:

@@ -6,7 +6,7 @@ DeepSpeed hands an optimizer flat partitions. `bind` sets which parameter each r
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -34,15 +34,8 @@ class ParameterLayout:
     facts: Mapping[str, ParameterFacts]
     flat_tensors: Sequence[torch.Tensor] = ()
     """Owners of fragments in an order common to all ranks; empty under stage 0, where each parameter is one."""
-    sharers: Sharers | None = None
-    """None if this rank holds complete parameters alone."""
-
-    def matrices(self) -> Iterator[tuple[str, tuple[int, int]]]:
-        """Yield the matrices of repeated layers, with their shapes."""
-        for name, shape in self.shapes.items():
-            if self.facts[name].matrix:
-                rows, columns = shape
-                yield name, (rows, columns)
+    sharers: Sharers = field(default_factory=lambda: Sharers(Topology(), 0, torch.device("cpu")))
+    """By default this rank holds complete parameters alone."""
 
 
 class Part(NamedTuple):
@@ -126,8 +119,7 @@ class Stepper(torch.optim.Optimizer):
             if counted:
                 norms = torch.stack(torch._foreach_norm([part.values for part in counted], dtype=torch.float64))
                 squares[row, [part.number for part in counted]] = norms.square()
-        if self.layout.sharers is not None:
-            self.layout.sharers.add_up(squares)
+        self.layout.sharers.add_up(squares)
         return squares
 
 

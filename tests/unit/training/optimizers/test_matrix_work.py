@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from ctxlm_ds.parallel.placement import COLUMNS, ROWS, Shard, Split, shard_of
+from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.engine.fragments import Fragment, Holding
 from ctxlm_ds.training.optimizers.base import FLOAT
 from ctxlm_ds.training.optimizers.matrix_work import Held, Matrices, MatrixWork, sent_bytes, share_out, update_bytes
+from ctxlm_ds.training.optimizers.steps import Sharers
 
 SHAPES = {"up": (8, 4), "down": (4, 8), "qkv": (12, 4), "plain": (3, 5)}
 SPLITS = {"up": ROWS, "down": COLUMNS, "qkv": Split("rows", (4, 4, 4)), "plain": None}
@@ -134,7 +136,7 @@ def test_matrices_without_an_update_are_left_out() -> None:
         Fragment(name, 0, tensor.numel(), tensor, 0, True, Holding(Shard.whole(shape)))
         for name, tensor, shape in (("a", one, (2, 2)), ("b", other, (2, 3)))
     ]
-    work = MatrixWork([fragments], {"a": 1.0, "b": 1.0}, None)
+    work = MatrixWork([fragments], {"a": 1.0, "b": 1.0}, Sharers(Topology(), 0, torch.device("cpu")))
     updates = {id(other): torch.ones(6)}
     work.run(0, updates, lambda name, matrix: matrix + 1)
     assert updates[id(other)].tolist() == [2.0] * 6

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
 from ctxlm_ds.parallel.placement import Shard
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.engine.fragments import Fragment, Holding
@@ -53,12 +52,6 @@ def test_a_state_begins_at_zero_and_counts_steps() -> None:
     for step in (1, 2):
         state = optimizer.next_state(parameter, MOMENTS)
         assert state["step"] == step and not state["exp_avg"].any() and state.keys() == {"step", *MOMENTS}
-
-
-def test_matrices_are_those_that_are_declared() -> None:
-    facts = {"w": ParameterFacts(ZEROS, decays=True, matrix=True), "table": ParameterFacts(ZEROS, decays=True)}
-    layout = ParameterLayout((), {"table": (9, 2), "w": (3, 2)}, facts)
-    assert list(layout.matrices()) == [("w", (3, 2))]
 
 
 CPU = torch.device("cpu")
