@@ -162,22 +162,13 @@ def final_layer_norm(
     settings: BlockSettings, build: ModelBuild, name: str = "final_layer_norm"
 ) -> list[LayerDescription]:
     """Describe the norm `name` after the last layer, which only a pre-LN model has."""
-    norm, kwargs = _norm(settings, build)
-    layer = LayerDescription(name, norm, ("hidden",), ("hidden",), kwargs)
+    layer = LayerDescription(name, make_norm, ("hidden",), ("hidden",), {"settings": settings, "build": build})
     return [layer] if settings.pre_layer_norm else []
 
 
-def _norm(settings: BlockSettings, build: ModelBuild) -> tuple[type[nn.Module], dict[str, Any]]:
-    """Return the class of the norms and its arguments."""
-    kwargs = {
-        "width": settings.hidden_size, "eps": settings.norm_eps, "kernels": build.kernels, "parallel": build.parallel,
-    }  # fmt: skip
-    return (RMSNorm, kwargs) if settings.rms_norm else (LayerNorm, kwargs | {"bias": settings.norm_bias})
-
-
 def make_norm(settings: BlockSettings, build: ModelBuild) -> nn.Module:
-    norm, kwargs = _norm(settings, build)
-    return norm(**kwargs)
+    shared = settings.hidden_size, settings.norm_eps, build.kernels, build.parallel
+    return RMSNorm(*shared) if settings.rms_norm else LayerNorm(*shared, bias=settings.norm_bias)
 
 
 class Attention(nn.Module):
