@@ -311,6 +311,8 @@ class LayerSequence(nn.Module):
         repeated = repeated_layers(descriptions)
         running = [index for index in range(len(descriptions)) if index not in repeated]
         self.flow = Flow([descriptions[index] for index in running], outputs)
+        self.inputs, self.outputs = self.flow.inputs, self.flow.outputs
+        """Names of the batch's fields that forward takes, and of the tensors that it returns, in its order."""
         self.streams = streams or DropoutStreams()
         self.streams.num_layers = len(descriptions)
         self.carried = carried_states(descriptions)
@@ -336,16 +338,6 @@ class LayerSequence(nn.Module):
                 parent.add_module(container, nn.Module())
             parent = getattr(parent, container)
         parent.add_module(last, module)
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the batch's fields that forward takes, in its order."""
-        return self.flow.inputs
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """Names of the tensors that forward returns, in its order."""
-        return self.flow.outputs
 
     def forward(self, inputs: Tensors) -> Tensors:
         """Run the layers on the tensors of `self.inputs`; return those of `self.outputs`."""
