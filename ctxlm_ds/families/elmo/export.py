@@ -12,7 +12,7 @@ rows, s positions, h width.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import accumulate
@@ -196,29 +196,28 @@ class Dataset:
 
     def to_theirs(self, values: list[Tensor]) -> Tensor:
         """Return the dataset's value."""
-        first = values[0]
-        if self.kind == "filter":
-            return first.permute(2, 1, 0)[None]
-        if self.kind == "gate_bias":
-            return _reordered(first)
-        if self.kind == "gates":
-            return _reordered(torch.cat(values, dim=1)).t()
-        return first.t() if self.kind == "matrix" else first
+        return KINDS[self.kind][0](values[0] if len(values) == 1 else torch.cat(values, dim=1))
 
     def to_ours(self, value: Tensor, inputs: int) -> dict[str, Tensor]:
         """Return our parameters; `inputs` is the width of what an LSTM layer reads."""
-        if self.kind == "gates":
-            return dict(zip(self.ours, _reordered(value.t()).split([inputs, len(value) - inputs], dim=1), strict=True))
-        found = {
-            "filter": lambda: value[0].permute(2, 1, 0), "gate_bias": lambda: _reordered(value),
-            "matrix": lambda: value.t(), "same": lambda: value,
-        }[self.kind]()  # fmt: skip
-        return {self.ours[0]: found}
+        found = KINDS[self.kind][1](value)
+        parts = [found] if len(self.ours) == 1 else found.split([inputs, found.shape[1] - inputs], dim=1)
+        return dict(zip(self.ours, parts, strict=True))
 
 
 def _reordered(gates: Tensor) -> Tensor:
     parts = gates.chunk(len(TENSORFLOW_GATES))
     return torch.cat([parts[place] for place in TENSORFLOW_GATES])
+
+
+KINDS: dict[Kind, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "same": (lambda x: x, lambda x: x),
+    "matrix": (Tensor.t, Tensor.t),
+    "filter": (lambda x: x.permute(2, 1, 0)[None], lambda x: x[0].permute(2, 1, 0)),
+    "gates": (lambda x: _reordered(x).t(), lambda x: _reordered(x.t())),
+    "gate_bias": (_reordered, _reordered),
+}
+"""What makes their values of ours, and ours of theirs."""
 
 
 def datasets(model: ElmoSection) -> Iterator[Dataset]:
