@@ -40,12 +40,9 @@ def offset_positions(offset: int) -> Change:
 
 def _moved(table: Tensor, offset: int, new_offset: int) -> Tensor:
     """Move position 0 of a table [offset + n, h] to row `new_offset`; the rows before it are never used."""
-    if offset == new_offset:
-        return table
-    moved = table.new_zeros(table.shape[0] - offset + new_offset, table.shape[1])
-    kept = min(offset, new_offset)
-    moved[new_offset - kept :] = table[offset - kept :]
-    return moved
+    from torch.nn import functional as F
+
+    return F.pad(table, (0, 0, new_offset - offset, 0))
 
 
 def _rows(pad_id: int) -> tuple[Row, ...]:
