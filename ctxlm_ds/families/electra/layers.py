@@ -24,7 +24,6 @@ from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.cross_entropy import first_over_ranks
 from ctxlm_ds.parallel.layers import ReplicatedLinear
 from ctxlm_ds.parallel.mappings import all_slots, gather_tokens, own_positions, own_slots
-from ctxlm_ds.parallel.parameters import Init
 
 
 def electra_layers(model: ElectraSection, build: ModelBuild) -> list[LayerDescription]:
@@ -59,15 +58,10 @@ def _generator(model: ElectraSection, build: ModelBuild, table: WordTable) -> li
 
 
 def _discriminator(model: ElectraSection, build: ModelBuild, ids: str) -> list[LayerDescription]:
-    head = {
-        "width": model.hidden_size, "activation": model.hidden_activation, "init": initial_weights(model),
-        "build": build,
-    }  # fmt: skip
+    reads, head = ("hidden", "sequence_ids"), {"model": model, "build": build}
     return [
         *_encoder(model, build, ids, "encoder", ""),
-        LayerDescription(
-            "discriminator_head", ReplacedTokenHead, ("hidden", "sequence_ids"), ("replaced_logits",), head
-        ),
+        LayerDescription("discriminator_head", ReplacedTokenHead, reads, ("replaced_logits",), head),
     ]
 
 
@@ -123,9 +117,10 @@ class Samples(nn.Module):
 class ReplacedTokenHead(nn.Module):
     """The discriminator's head, a layer with activation and one number a position; ranks compute their tokens."""
 
-    def __init__(self, width: int, activation: str, init: Init, build: ModelBuild) -> None:
+    def __init__(self, model: ElectraSection, build: ModelBuild) -> None:
         super().__init__()
-        kernels, self.parallel = build.kernels, build.parallel
+        kernels, self.parallel, width, init = build.kernels, build.parallel, model.hidden_size, initial_weights(model)
+        activation = model.hidden_activation
         self.dense = ReplicatedLinear(width, width, init, kernels, activation, self.parallel, optional=True)
         self.score = ReplicatedLinear(width, 1, init, kernels, parallel=self.parallel, optional=True)
 
