@@ -6,7 +6,7 @@ training/engine/pipeline.py has DeepSpeed's pipeline module.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import prod
 
 from ctxlm_ds.errors import ConfigError
@@ -29,7 +29,7 @@ def plan_stages(
         balances_blocks = layout.pipeline_partition == "uniform"
         costs = [float(description.block) for description in descriptions] if balances_blocks else trained
         bounds = stage_bounds(descriptions, costs, layout.pipeline_parallel_size)
-    for stage, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for stage, (start, stop) in enumerate(pairwise(bounds)):
         if not any(trained[start:stop]):
             raise ConfigError(
                 f"pipeline stage {stage} would hold only layers of a teacher, and DeepSpeed needs a trained parameter "
@@ -39,10 +39,7 @@ def plan_stages(
 
 
 def blocks_per_stage(descriptions: Sequence[LayerDescription], bounds: Sequence[int]) -> list[int]:
-    return [
-        sum(description.block for description in descriptions[start:stop])
-        for start, stop in zip(bounds[:-1], bounds[1:], strict=True)
-    ]
+    return [sum(layer.block for layer in descriptions[start:stop]) for start, stop in pairwise(bounds)]
 
 
 def stage_bounds(descriptions: Sequence[LayerDescription], costs: Sequence[float], num_stages: int) -> list[int]:
@@ -60,7 +57,7 @@ def stage_bounds(descriptions: Sequence[LayerDescription], costs: Sequence[float
         )
     # A layer between blocks belongs to the stage of the block before it, the first layers to that of the first block.
     starts = [0, *blocks[1:], len(costs)]
-    spans = [sum(costs[start:stop]) for start, stop in zip(starts[:-1], starts[1:], strict=True)]
+    spans = [sum(costs[start:stop]) for start, stop in pairwise(starts)]
     counts = _balance(spans, num_stages)
     return bounds_of_counts(descriptions, counts)
 
