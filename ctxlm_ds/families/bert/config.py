@@ -80,18 +80,16 @@ class DistilbertSection(EncoderSection):
     """Number of transformer layers (half of the teacher's)."""
 
 
-DISTILBERT = Family(
+DISTILBERT = replace(
+    BERT,
     name="distilbert",
     title="DistilBERT (Sanh 2019)",
     section=DistilbertSection,
-    layers="ctxlm_ds.models.parts.encoder:encoder_layers",
     export="ctxlm_ds.families.bert.export_distilbert:EXPORT",
     outputs=frozenset({"predicted_logits", "boundary_logits"}),
     objective="masked_lm",
     sample_format="full_sentences",
-    tokenizer="wordpiece",
     tiny=lambda: tiny_transformer("distilbert", "masked_lm", "full_sentences"),
-    vocab_size=30_522,
 )
 
 
