@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from ctxlm_ds.recipe.choices import listed
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import DataSection, ModelSection, PositiveFraction, Probability, SmallInt, Width
 
+RotaryBase = Annotated[float, Field(gt=1.0, le=1e12)]
 DROPOUT_LANES = 4
 """Elements of a feed-forward layer whose dropout is drawn together."""
 

@@ -10,6 +10,7 @@ from pydantic import Field
 from ctxlm_ds.families.base import (
     Family,
     PreNormSection,
+    RotaryBase,
     exchange_problems,
     nearest_divisor,
     rotary_problems,
@@ -19,7 +20,6 @@ from ctxlm_ds.families.base import (
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import PositiveFraction, Probability, SmallInt, Width
 
-RotaryBase = Annotated[float, Field(gt=1.0, le=1e12)]
 Turns = Annotated[float, Field(gt=0.0, le=1e6)]
 _LLAMA3_ONLY = ("rotary_low_turns", "rotary_high_turns", "rotary_original_length")
 

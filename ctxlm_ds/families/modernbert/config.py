@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
-
-from ctxlm_ds.families.base import Family, PreNormSection, rotary_problems, tiny_transformer
+from ctxlm_ds.families.base import Family, PreNormSection, RotaryBase, rotary_problems, tiny_transformer
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import PositiveFraction, Probability, SmallInt, Width
-
-RotaryBase = Annotated[float, Field(gt=1.0, le=1e12)]
 
 
 class ModernBertSection(PreNormSection):
