@@ -214,38 +214,35 @@ def load_described_optimizer(section: Mapping[str, Any], offloaded: bool) -> Non
 
 
 def _load_optimizer(kind: str, offloaded: bool, remedy: str) -> None:
-    place = "CPU" if offloaded else "Fused"
+    name = f"{'CPU' if offloaded else 'Fused'}{kind}"
+    _load(name, f"{name}Builder", remedy)
+
+
+def _load(name: str, builder_name: str, remedy: str) -> None:
+    """Load an operator, which is built without debug information: a third of the time of its compiler."""
     try:
         from deepspeed.ops import op_builder
 
-        _load(getattr(op_builder, f"{place}{kind}Builder")())
+        builder = getattr(op_builder, builder_name)()
+        given = builder.cxx_args
+        builder.cxx_args = lambda: [*given(), "-g0"]
+        builder.load(verbose=False)
     except Exception as error:
         # A missing compiler, CUDA toolkit or header raises many kinds of exception, mostly plain ones.
-        raise KernelError(f"DeepSpeed's {place}{kind} cannot be built here ({error}); {remedy}") from error
-
-
-def _load(builder: Any) -> None:
-    """Load an operator, which is built without debug information: a third of the time of its compiler."""
-    given = builder.cxx_args
-    builder.cxx_args = lambda: [*given(), "-g0"]
-    builder.load(verbose=False)
+        raise KernelError(f"DeepSpeed's {name} cannot be built here ({error}); {remedy}") from error
 
 
 def load_async_io() -> None:
     """Load DeepSpeed's file access for NVMe offload, built once per machine; KernelError if it cannot be."""
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
-    builder = AsyncIOBuilder()
     remedy = "or offload to cpu instead of nvme in the DeepSpeed JSON"
-    if not builder.is_compatible(verbose=False):
+    if not AsyncIOBuilder().is_compatible(verbose=False):
         raise KernelError(
             "NVMe offload needs libaio's headers, which are not installed; install them (Debian, Ubuntu: apt-get "
             f"install libaio-dev; Fedora, Red Hat: dnf install libaio-devel), {remedy}"
         )
-    try:
-        _load(builder)
-    except Exception as error:
-        raise KernelError(f"DeepSpeed's async_io cannot be built here ({error}); fix that, {remedy}") from error
+    _load("async_io", AsyncIOBuilder.__name__, f"fix that, {remedy}")
 
 
 def print_communication(deepspeed_config: Mapping[str, Any]) -> None:
