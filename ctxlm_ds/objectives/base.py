@@ -112,6 +112,11 @@ class Objective(ABC):
     pad_id: int
     """Token of empty places."""
 
+    def __init_subclass__(cls) -> None:
+        """Name the class as its settings do."""
+        if "section" in vars(cls):
+            cls.name = cls.section.model_fields["name"].default
+
     def __init__(self, section: ObjectiveSection, tokenizer: Tokenizer | None = None) -> None:
         """Set up the objective; without a tokenizer it has terms and fields, but cannot corrupt."""
         self.pad_id = 0 if tokenizer is None else tokenizer.pad_id

@@ -87,7 +87,6 @@ class BidirectionalLM(Objective):
     as a label.
     """
 
-    name = "bidirectional_lm"
     why_no_text = "predicts words in lanes of both directions, whose rows continue each other"
     section = BidirectionalLMSection
     outputs = ("forward_loss", "forward_correct", "backward_loss", "backward_correct")

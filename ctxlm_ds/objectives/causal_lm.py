@@ -27,7 +27,6 @@ class CausalLMSection(ObjectiveSection):
 class CausalLM(Objective):
     """The objective of GPT; nothing is replaced and nothing is drawn."""
 
-    name = "causal_lm"
     section = CausalLMSection
     outputs = ("logits",)
     shifted = True

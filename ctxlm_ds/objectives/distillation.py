@@ -64,7 +64,6 @@ COSINE = LossTerm(
 class Distillation(MaskedLM):
     """The objective of DistilBERT (Sanh 2019, section 2; distiller.py of transformers' research projects)."""
 
-    name = "distillation"
     section: ClassVar[type[MaskedLMSection]] = DistillationSection
     teacher_outputs: tuple[str, ...] = ("predicted_logits", LAST_HIDDEN)
 

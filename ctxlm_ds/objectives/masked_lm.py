@@ -230,7 +230,6 @@ class Masking(Objective):
 class MaskedLM(Masking):
     """The objective of RoBERTa and SpanBERT."""
 
-    name = "masked_lm"
     section: ClassVar[type[MaskedLMSection]] = MaskedLMSection
     outputs: tuple[str, ...] = ("predicted_logits",)
     masked_tokens: ClassVar[str | None] = "predicted_logits"
@@ -280,7 +279,6 @@ class MaskedLM(Masking):
 class MaskedLMNextSentence(MaskedLM):
     """The objective of BERT."""
 
-    name = "masked_lm_nsp"
     section: ClassVar[type[MaskedLMSection]] = MaskedLMNextSentenceSection
     outputs = ("predicted_logits", "sentence_logits")
     sequence_label: ClassVar[str | None] = "next_sentence"
@@ -307,7 +305,6 @@ class MaskedLMNextSentence(MaskedLM):
 class MaskedLMSentenceOrder(MaskedLMNextSentence):
     """The objective of ALBERT."""
 
-    name = "masked_lm_sop"
     section = MaskedLMSentenceOrderSection
     sequence_label = "sentence_order"
     terms = (*MaskedLM.terms, sentence_term("sentence_order"))

@@ -83,7 +83,6 @@ class MaskedSeq2Seq(EncoderDecoder):
     The decoder reads the token before each token that it writes, at the positions of the text.
     """
 
-    name = "masked_seq2seq"
     section = MaskedSeq2SeqSection
     target_tokens = None
     why_no_text = "has a decoder that writes masked tokens at their places only, each from the text's token before it"

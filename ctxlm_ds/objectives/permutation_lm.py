@@ -91,7 +91,6 @@ class PermutationLM(Objective):
     classification token.
     """
 
-    name = "permutation_lm"
     section = PermutationLMSection
     outputs = ("permuted_logits",)
     masked_tokens = "permuted_logits"

@@ -40,7 +40,6 @@ class ReplacedTokens(MaskedLM):
     gradient flows through the samples (models that write `replaced_labels` draw them).
     """
 
-    name = "replaced_tokens"
     section = ReplacedTokensSection
     outputs: tuple[str, ...] = ("generator_logits", "replaced_logits", "replaced_labels")
     masked_tokens = "generator_logits"

@@ -230,7 +230,6 @@ def token_ids(tokenizer: Tokenizer, names: Sequence[str], setting: str, options:
 class SpanCorruption(Denoising):
     """The objective of T5 (Raffel 2020, section 3.1.4 and 3.3.4)."""
 
-    name = "span_corruption"
     section = SpanCorruptionSection
     terms = (target_term("span_corruption"),)
 
@@ -253,7 +252,6 @@ class PrefixLMSection(DenoisingSection):
 class PrefixLM(Denoising):
     """The prefix LM objective of T5's comparison."""
 
-    name = "prefix_lm"
     section = PrefixLMSection
     terms = (target_term("prefix_lm"),)
 
@@ -286,6 +284,5 @@ class DenoiserMixtureSection(DenoisingSection):
 class DenoiserMixture(Denoising):
     """The objective of UL2. A denoiser for which a text is too long leaves its end out."""
 
-    name = "denoiser_mixture"
     section = DenoiserMixtureSection
     terms = (target_term("denoiser_mixture"),)

@@ -109,7 +109,6 @@ class TextInfillingSection(EncoderDecoderSection):
 class TextInfilling(EncoderDecoder):
     """The objective of BART (Lewis 2020, section 2.2) and mBART (Liu 2020, section 2.2)."""
 
-    name = "text_infilling"
     section = TextInfillingSection
     terms: tuple[LossTerm, ...] = (target_term("text_infilling"),)
     config: TextInfillingSection

@@ -135,7 +135,6 @@ PREDICTION = LossTerm(
 class TinyBert(Masking):
     """The objective of TinyBERT's general distillation, and of both steps of its task distillation."""
 
-    name = "tinybert"
     section = TinyBertSection
     why_no_text = "learns its teacher's hidden states, attention and classes, and has no output over words"
     outputs: tuple[str, ...] = ("hidden_states.-1", "projected_states")

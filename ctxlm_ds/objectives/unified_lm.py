@@ -76,7 +76,6 @@ class UnifiedExamples(NamedTuple):
 class UnifiedLM(MaskedLMNextSentence):
     """The objective of UniLM; `ranks` [b, s] says what a position sees: those whose rank is not above its own."""
 
-    name = "unified_lm"
     section = UnifiedLMSection
     outputs = ("ranked_logits", "sentence_logits")
     masked_tokens = "ranked_logits"

@@ -61,7 +61,6 @@ def _count_shares(arrays: Mapping[str, NDArray[Any]]) -> int:
 class Spans(Objective):
     """Says of each sequence how much of it its span takes, and which token stands first in it."""
 
-    name = NAME
     section = SpanSection
     outputs = ("span_logits", "shares")
 
