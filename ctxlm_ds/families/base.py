@@ -62,7 +62,22 @@ def tiny_transformer(family: str, objective: str, sample_format: str, **model: A
     }
 
 
-class TransformerSection(ModelSection):
+class HeadsSection(ModelSection):
+    """The shape of a model whose layers ranks split by heads and by rows of feed-forward layers."""
+
+    shared_heads: ClassVar[str | None] = None
+    """Setting of the heads of keys and values, if query heads share them."""
+    inner_dropout: ClassVar[str | None] = None
+    """Setting of the dropout inside feed-forward layers, if they have one."""
+
+    def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
+        yield from split_problems(self, size)
+
+    def context_parallel_problems(self, size: int, tensor: int) -> Iterator[Problem]:
+        yield from exchange_problems(self, size, tensor)
+
+
+class TransformerSection(HeadsSection):
     """The shape of a transformer."""
 
     same_function: ClassVar[tuple[str, ...]] = (
@@ -107,12 +122,6 @@ class TransformerSection(ModelSection):
                 "shorten the rows or lengthen the table"
             )
             yield Problem("data.seq_length", text, ("model.max_position_embeddings",))
-
-    def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
-        yield from split_problems(self, size)
-
-    def context_parallel_problems(self, size: int, tensor: int) -> Iterator[Problem]:
-        yield from exchange_problems(self, size, tensor)
 
 
 class PreNormSection(TransformerSection):
@@ -184,14 +193,9 @@ def rotary_problems(model: TransformerSection) -> Iterator[Problem]:
         yield Problem("model.num_attention_heads", text, ("model.hidden_size",))
 
 
-def split_problems(
-    model: ModelSection, size: int, prefix: str = "", shared: str | None = None, dropout: str | None = None
-) -> Iterator[Problem]:
-    """Yield reasons why `size` ranks cannot split the layers.
-
-    `prefix` begins the names of the settings. `shared` is the setting of the heads of keys and values if query heads
-    share them, `dropout` the setting of the dropout inside feed-forward layers.
-    """
+def split_problems(model: HeadsSection, size: int, prefix: str = "") -> Iterator[Problem]:
+    """Yield reasons why `size` ranks cannot split the layers; `prefix` begins the names of the settings."""
+    shared, dropout = model.shared_heads, model.inner_dropout
     setting, inner = f"{prefix}num_attention_heads", getattr(model, f"{prefix}intermediate_size")
     heads = getattr(model, shared or setting) or getattr(model, setting)
     lanes = DROPOUT_LANES if dropout and getattr(model, dropout) > 0.0 else 1
@@ -216,14 +220,12 @@ def split_problems(
         yield Problem(path, text, (width, f"model.{dropout}"))
 
 
-def exchange_problems(
-    model: ModelSection, size: int, tensor: int, prefix: str = "", shared: str | None = None
-) -> Iterator[Problem]:
+def exchange_problems(model: HeadsSection, size: int, tensor: int, prefix: str = "") -> Iterator[Problem]:
     """Yield a problem if `size` ranks cannot exchange positions for heads; the arguments are those of split_problems.
 
     Each has the heads of one of `tensor` ranks. Of fewer heads of keys and values than ranks, several get the same.
     """
-    setting = f"{prefix}num_attention_heads"
+    setting, shared = f"{prefix}num_attention_heads", model.shared_heads
     heads = getattr(model, setting) // tensor
     keys = (getattr(model, shared) or getattr(model, setting)) // tensor if shared else heads
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from ctxlm_ds.families.base import Family, TransformerSection, split_problems, tiny_transformer
-from ctxlm_ds.recipe.problems import Problem
+from ctxlm_ds.families.base import Family, TransformerSection, tiny_transformer
 from ctxlm_ds.recipe.sections import PositiveFraction, Probability, SmallInt, Width
 
 POSITION_OFFSET = 2
@@ -18,6 +16,7 @@ class BartSection(TransformerSection):
     """BART: an encoder and a decoder with learnt positions, whose norms follow each block."""
 
     pre_layer_norm: ClassVar[bool] = False
+    inner_dropout: ClassVar[str | None] = "activation_dropout"
     same_function: ClassVar[tuple[str, ...]] = (*TransformerSection.same_function, "scale_embedding")
 
     family: str = "bart"
@@ -37,9 +36,6 @@ class BartSection(TransformerSection):
     @property
     def num_blocks(self) -> int:
         return self.num_layers + self.num_decoder_layers
-
-    def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
-        yield from split_problems(self, size, dropout="activation_dropout")
 
 
 def tiny_bart(family: str, **objective: Any) -> dict[str, Any]:

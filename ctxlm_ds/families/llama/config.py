@@ -11,10 +11,8 @@ from ctxlm_ds.families.base import (
     Family,
     PreNormSection,
     RotaryBase,
-    exchange_problems,
     nearest_divisor,
     rotary_problems,
-    split_problems,
     tiny_transformer,
 )
 from ctxlm_ds.recipe.problems import Problem
@@ -28,6 +26,7 @@ class LlamaSection(PreNormSection):
     """LLaMA: a decoder with RMSNorm before each block, rotary positions, gated feed-forward layers, and no biases."""
 
     learned_positions: ClassVar[bool] = False
+    shared_heads: ClassVar[str | None] = "num_key_value_heads"
     # Rotary settings are not compared: a longer context begins from the weights of a shorter one.
     same_function: ClassVar[tuple[str, ...]] = (*PreNormSection.same_function, "tie_word_embeddings")
 
@@ -88,12 +87,6 @@ class LlamaSection(PreNormSection):
                 "1 and 4"
             )
             yield Problem("model.rotary_low_turns", text, ("model.rotary_high_turns",))
-
-    def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
-        yield from split_problems(self, size, shared="num_key_value_heads")
-
-    def context_parallel_problems(self, size: int, tensor: int) -> Iterator[Problem]:
-        yield from exchange_problems(self, size, tensor, shared="num_key_value_heads")
 
 
 LLAMA = Family(

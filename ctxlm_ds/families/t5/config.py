@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from ctxlm_ds.families.base import Family, dropout_problems, exchange_problems, split_problems, tiny_transformer
+from ctxlm_ds.families.base import Family, HeadsSection, dropout_problems, tiny_transformer
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.sections import ModelSection, PositiveFloat, PositiveFraction, Probability, SmallInt, Width
+from ctxlm_ds.recipe.sections import PositiveFloat, PositiveFraction, Probability, SmallInt, Width
 
 
-class T5Section(ModelSection):
+class T5Section(HeadsSection):
     """T5: an encoder and a decoder with relative positions, RMSNorm and no biases."""
 
     learned_positions: ClassVar[bool] = False
+    inner_dropout: ClassVar[str | None] = "hidden_dropout"
     same_function: ClassVar[tuple[str, ...]] = (
         "family", "num_attention_heads", "hidden_activation", "gated", "tied_head", "relative_buckets",
         "relative_reach", "layer_norm_eps",
@@ -70,12 +71,6 @@ class T5Section(ModelSection):
                 "bias; raise it, or lower model.relative_buckets"
             )
             yield Problem("model.relative_reach", text, ("model.relative_buckets",))
-
-    def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
-        yield from split_problems(self, size, dropout="hidden_dropout")
-
-    def context_parallel_problems(self, size: int, tensor: int) -> Iterator[Problem]:
-        yield from exchange_problems(self, size, tensor)
 
 
 T5 = Family(

@@ -7,18 +7,24 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from ctxlm_ds.families.base import Family, dropout_problems, head_problems, split_problems, tiny_transformer
+from ctxlm_ds.families.base import (
+    Family,
+    HeadsSection,
+    TransformerSection,
+    dropout_problems,
+    head_problems,
+    tiny_transformer,
+)
 from ctxlm_ds.recipe.problems import Problem
 from ctxlm_ds.recipe.sections import DataSection, ModelSection, PositiveFraction, Probability, SmallInt, Width
 
 
-class XlnetSection(ModelSection):
+class XlnetSection(HeadsSection):
     """XLNet: two streams with one set of weights, relative positions, and states of the row before."""
 
     learned_positions: ClassVar[bool] = False
-    same_function: ClassVar[tuple[str, ...]] = (
-        "family", "num_attention_heads", "hidden_activation", "layer_norm_eps",
-    )  # fmt: skip
+    same_function: ClassVar[tuple[str, ...]] = TransformerSection.same_function
+    inner_dropout: ClassVar[str | None] = "hidden_dropout"
 
     family: str = "xlnet"
     hidden_size: Width = 768
@@ -58,8 +64,7 @@ class XlnetSection(ModelSection):
             )
             yield Problem("model.mem_len", text, ("data.sample_format",))
 
-    def tensor_parallel_problems(self, size: int) -> Iterator[Problem]:
-        yield from split_problems(self, size, dropout="hidden_dropout")
+    context_parallel_problems = ModelSection.context_parallel_problems
 
 
 XLNET = Family(
