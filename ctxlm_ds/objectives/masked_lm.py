@@ -215,9 +215,8 @@ class Masking(Objective):
     def render(self, example: Example, tokenizer: Tokenizer) -> Text:
         """Return `[CLS] the [MASK→cat] sat`: the input and the token to predict."""
         predicted = {}
-        for position, label in zip(
-            example.prediction_positions.tolist(), example.prediction_labels.tolist(), strict=True
-        ):
+        pairs = zip(example.prediction_positions.tolist(), example.prediction_labels.tolist(), strict=True)
+        for position, label in pairs:
             token_id = int(example.input_ids[position])
             is_mask = token_id == tokenizer.mask_id
             read = tokenizer.shown(token_id)[1]

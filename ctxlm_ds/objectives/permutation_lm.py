@@ -187,12 +187,9 @@ class PermutationLM(Objective):
 
     def render(self, example: Example, tokenizer: Tokenizer) -> Text:
         """Return the text with predicted tokens in brackets."""
-        predicted = {}
-        for position, label in zip(
-            example.prediction_positions.tolist(), example.prediction_labels.tolist(), strict=True
-        ):
-            lead, token = tokenizer.shown(label)
-            predicted[position] = lead, f"[{token}]", STYLES["mask"]
+        shown = map(tokenizer.shown, example.prediction_labels.tolist())
+        pairs = zip(example.prediction_positions.tolist(), shown, strict=True)
+        predicted = {position: (lead, f"[{token}]", STYLES["mask"]) for position, (lead, token) in pairs}
         return render_tokens(example.input_ids, tokenizer, predicted)
 
 
