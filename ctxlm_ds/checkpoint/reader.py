@@ -137,7 +137,6 @@ class CheckpointReader:
         return self.read(name, kind).reshape(self.shape(name))
 
     def _load_index(self, parameters: ParameterChunks) -> None:
-        """Check every chunk of the index and store it by shard."""
         listed: set[tuple[str, str]] = set()
         for name, parameter in parameters.items():
             where = f"{self.path}: {name}"

@@ -320,7 +320,6 @@ def _limits(distances: Tensor | None, places: list[Tensor], kind: list[int]) -> 
 
 
 def _storage(query: Tensor, key: Tensor, kind: list[int]) -> Tensor:
-    """Return memory for the probabilities of all heads."""
     rows, heads, length, _ = query.shape
     return query.new_empty((rows * heads, stored_scores(_spec(kind), length, key.shape[2])) if kind[6] else (0, 0))
 

@@ -190,7 +190,6 @@ class Denoising(EncoderDecoder):
         return super().restored(fields) & ~np.isin(fields[LABELS], sentinels)
 
     def _tables_for(self, input_length: int) -> DenoiserTables:
-        """Return the tables for inputs of at most `input_length` tokens."""
         import numpy as np
 
         from ctxlm_ds.objectives.corruption.noise_spans import NO_MODE, denoiser_tables

@@ -127,7 +127,6 @@ def _length_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _written(tree: RawRecipe | None) -> dict[tuple[Any, ...], str]:
-    """Return the places of the settings of the phases."""
     sources = reversed(tree.places) if tree is not None else ()
     return next((dict(places) for places in sources if any(path[:1] == ("phases",) for path in places)), {})
 
@@ -188,7 +187,6 @@ def _schedule_place(
 def _change_problems(
     before: RunConfig, now: RunConfig, phase: Phase, number: int, lengths: Sequence[int]
 ) -> Iterator[Problem]:
-    """Yield what this phase cannot change or combine."""
     name, old, new = f"phases[{number}]", before.flat(), now.flat()
     placed = ("schedule.start_step", "schedule.total_steps", "training.max_steps", "training.max_words", "phases")
     for key in dict.fromkeys((*old, *new)):

@@ -191,7 +191,6 @@ def _output_problems(section: ObjectiveSection, teacher: ModelSection) -> Iterat
 
 
 def _of_teacher(problem: Problem) -> Problem:
-    """Return a problem of a model's section as one of the teacher's."""
     path, text = (OWN_SETTING.sub("teacher.model.", part) for part in (problem.path, problem.text))
     involved = tuple(OWN_SETTING.sub("teacher.model.", name) for name in problem.involves)
     return replace(problem, path=path, text=text, involves=(*involved, "teacher.path"))

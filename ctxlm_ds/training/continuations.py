@@ -133,7 +133,6 @@ class FilledMasks(Continuations):
         self._slots = slots_of(run.objective, run.data)
 
     def _write(self, engine: Engine, texts: Sequence[Any], step: int, first: int) -> Iterator[Text]:
-        """Yield at most a micro-batch of texts with their masks, and the words for them."""
         choice = MaskChoice(str(self._run.objective.written_tokens), 0.0, engine.parallel)
         masked = [self._masked(prompt) for prompt in texts]
         places = [[at for at, token in enumerate(ids) if token == self._tokenizer.mask_id] for ids in masked]
@@ -191,7 +190,6 @@ class WrittenTargets(Continuations):
         self._inputs: list[list[int]] = []
 
     def _write(self, engine: Engine, texts: Sequence[Any], step: int, first: int) -> Iterator[Text]:
-        """Yield at most a micro-batch of inputs with their targets up to the end."""
         targets = self.targets(engine, self._choice(engine), texts, step, first)
         for one, tokens in zip(texts, targets, strict=True):
             target = f" (was {self._text(one.target, one)})" if one.target else ""
@@ -205,7 +203,6 @@ class WrittenTargets(Continuations):
         return self.tokens(engine, choice, [one.start for one in given], step, first)
 
     def _batch(self, rows: Sequence[Sequence[int]]) -> Batch:
-        """Return the inputs, and rows of the decoder, as a micro-batch of the usual shape."""
         spare = [[self._tokenizer.sep_id]] * (len(rows) - len(self._inputs))
         batch = super()._batch([*self._inputs, *spare])
         _put(batch.fields, rows, DECODER)

@@ -324,7 +324,6 @@ class _Run:
         self.sizes.append({name: tensor.nbytes for name, tensor in self._tensors.items()})
 
     def _run_layer(self, number: int, description: LayerDescription) -> tuple[Trace, Trace]:
-        """Run a layer without and, if possible, with recomputation."""
         module = self._module(description)
         inputs = [self._tensors[name] for name in description.needs()]
         parameters = list(module.parameters())

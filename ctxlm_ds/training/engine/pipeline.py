@@ -133,7 +133,6 @@ def _pack(tensors: dict[str, torch.Tensor], leaving: Crossing) -> Tensors:
 
 
 def _as_integers(x: torch.Tensor) -> torch.Tensor:
-    """Return integers as int64, and other tensors as integers of the same bits."""
     is_integer = not x.is_floating_point() and x.dtype != torch.bool
     return x.long() if is_integer else x.view(BIT_CAST[x.dtype])
 

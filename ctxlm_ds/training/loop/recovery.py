@@ -105,7 +105,6 @@ class Recovery:
         return good, self.steps_from(next_row)
 
     def _warn(self, state: TrainState, step: Step, text: str) -> None:
-        """Log a warning that names the rows of the batch."""
         if self.rows is not None:
             first, count = state.rows_consumed, step.rows_consumed
             logger.warning(

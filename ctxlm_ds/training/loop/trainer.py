@@ -274,7 +274,6 @@ class Trainer:
         return Ahead(self._iterator.look(), flags)
 
     def _agree(self, flags: Sequence[float]) -> None:
-        """Take the sums of all ranks' flags."""
         count = len(STOP_SIGNALS)
         late, over, micro_batch_s, *saves = flags[count:]
         if self.schedule.budget_s:

@@ -161,7 +161,6 @@ def list_matrices(
 
 
 def _pieces(fragment: Fragment, matrices: Sequence[Matrix]) -> Iterator[Piece]:
-    """Yield the parts of a fragment by matrix."""
     counts = not fragment.holding.tensor_duplicate
     for rectangle in fragment.shard.rectangles(fragment.start, fragment.length):
         columns = slice(rectangle.column_start, rectangle.column_stop)
@@ -175,7 +174,6 @@ def _pieces(fragment: Fragment, matrices: Sequence[Matrix]) -> Iterator[Piece]:
 
 
 def _add_sums(sums: torch.Tensor, piece: Piece, values: torch.Tensor) -> None:
-    """Add the sums of a piece's rows and columns to those of its matrix."""
     if piece.matrix.sums is None:
         return
     of_rows, of_columns = _sums_of(sums, piece.matrix)

@@ -89,7 +89,6 @@ class FromDeepSpeedConfig(Optimizer):
 
 
 def _parameter_problems(kind: str, params: dict[str, Any]) -> Iterator[Problem]:
-    """Yield parameters that an optimizer does not have, and values of a wrong type."""
     names = deepspeed_keys()["optimizers"]
     if kind.lower() in ("adam", "adamw"):
         known = names["torch_adam" if params.get("torch_adam") is True else "adam"]
