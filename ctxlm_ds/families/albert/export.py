@@ -8,9 +8,11 @@ from typing import Any
 from ctxlm_ds.export.base import ENDS
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
 from ctxlm_ds.families.albert.config import AlbertSection
-from ctxlm_ds.families.bert.export import MASKED_LM, WITH_SENTENCES, BertExport, table_rows
+from ctxlm_ds.families.bert.export import MASKED_LM, WITH_SENTENCES, BertExport, block_rows, table_rows
 
 LAYERS = "albert.encoder.albert_layer_groups"
+QKV = ("query", "key", "value")
+REST = ("attention.dense", "attention.LayerNorm", "ffn", "ffn_output", "full_layer_layer_norm")
 TABLES = "albert.embeddings"
 ROWS = (
     *table_rows("albert"),
@@ -37,17 +39,8 @@ def layer_rows(model: AlbertSection) -> tuple[Row, ...]:
     rows: list[Row] = []
     for number in range(model.num_distinct_blocks):
         group, layer = divmod(number, model.layers_per_group)
-        ours, theirs = f"encoder.{number}", f"{LAYERS}.{group}.albert_layers.{layer}"
-        attention = f"{theirs}.attention"
-        products = tuple(f"{attention}.{part}.{{p}}" for part in ("query", "key", "value"))
-        rows += [
-            Row(f"{ours}.attention.qkv.{{p}}", products),
-            Row(f"{ours}.attention.output.{{p}}", (f"{attention}.dense.{{p}}",)),
-            Row(f"{ours}.attention_layer_norm.{{p}}", (f"{attention}.LayerNorm.{{p}}",)),
-            Row(f"{ours}.mlp.up.{{p}}", (f"{theirs}.ffn.{{p}}",)),
-            Row(f"{ours}.mlp.down.{{p}}", (f"{theirs}.ffn_output.{{p}}",)),
-            Row(f"{ours}.mlp_layer_norm.{{p}}", (f"{theirs}.full_layer_layer_norm.{{p}}",)),
-        ]
+        theirs, qkv = f"{LAYERS}.{group}.albert_layers.{layer}", (f"attention.{part}" for part in QKV)
+        rows += block_rows(f"encoder.{number}", theirs, qkv, REST)
     return expand(rows, 0)
 
 

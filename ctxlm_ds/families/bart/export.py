@@ -10,6 +10,7 @@ from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import ENDS, CardText, EncoderDecoderExport, TokenIds, same
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
 from ctxlm_ds.families.bart.config import BartSection, MBartSection
+from ctxlm_ds.families.bert.export import block_rows
 
 PREFIX = "model."
 WORDS = f"{PREFIX}shared.weight"
@@ -18,16 +19,12 @@ UNUSED = (r"model\.(encoder|decoder)\.version",)
 
 
 def _stack_rows(stack: str, embeddings: str) -> tuple[Row, ...]:
-    theirs = f"{PREFIX}{stack}.layers.{{i}}"
+    qkv = (f"self_attn.{part}_proj" for part in "qkv")
+    rest = ("self_attn.out_proj", "self_attn_layer_norm", "fc1", "fc2", "final_layer_norm")
     return (
         Row(f"{embeddings}.position_embeddings.weight", (f"{PREFIX}{stack}.embed_positions.weight",)),
         Row(f"{embeddings}.layer_norm.{{p}}", (f"{PREFIX}{stack}.layernorm_embedding.{{p}}",)),
-        Row(f"{stack}.{{i}}.attention.qkv.{{p}}", tuple(f"{theirs}.self_attn.{part}_proj.{{p}}" for part in "qkv")),
-        Row(f"{stack}.{{i}}.attention.output.{{p}}", (f"{theirs}.self_attn.out_proj.{{p}}",)),
-        Row(f"{stack}.{{i}}.attention_layer_norm.{{p}}", (f"{theirs}.self_attn_layer_norm.{{p}}",)),
-        Row(f"{stack}.{{i}}.mlp.up.{{p}}", (f"{theirs}.fc1.{{p}}",)),
-        Row(f"{stack}.{{i}}.mlp.down.{{p}}", (f"{theirs}.fc2.{{p}}",)),
-        Row(f"{stack}.{{i}}.mlp_layer_norm.{{p}}", (f"{theirs}.final_layer_norm.{{p}}",)),
+        *block_rows(f"{stack}.{{i}}", f"{PREFIX}{stack}.layers.{{i}}", qkv, rest),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -44,19 +44,18 @@ BERT_NORMS = ("attention.output.LayerNorm", "output.LayerNorm")
 """Names of a layer's two LayerNorms."""
 
 
+def block_rows(ours: str, theirs: str, qkv: Iterable[str], rest: Sequence[str]) -> tuple[Row, ...]:
+    """List the rows of a block; `qkv` and `rest` are their names of its layers, in the order of ours."""
+    names = ("attention.qkv", "attention.output", "attention_layer_norm", "mlp.up", "mlp.down", "mlp_layer_norm")
+    parts = [tuple(f"{theirs}.{part}.{{p}}" for part in row) for row in (qkv, *([part] for part in rest))]
+    return tuple(Row(f"{ours}.{name}.{{p}}", row) for name, row in zip(names, parts, strict=True))
+
+
 def layer_rows(prefix: str, blocks: str = "encoder", norms: tuple[str, str] = BERT_NORMS) -> tuple[Row, ...]:
     """List the rows of an encoder's layers: ours are `blocks`, and their tensors begin with `prefix`."""
-    theirs, ours = f"{prefix}.encoder.layer.{{i}}", f"{blocks}.{{i}}"
-    attention_norm, mlp_norm = norms
-    return (
-        Row(f"{ours}.attention.qkv.{{p}}",
-            tuple(f"{theirs}.attention.self.{part}.{{p}}" for part in ("query", "key", "value"))),
-        Row(f"{ours}.attention.output.{{p}}", (f"{theirs}.attention.output.dense.{{p}}",)),
-        Row(f"{ours}.attention_layer_norm.{{p}}", (f"{theirs}.{attention_norm}.{{p}}",)),
-        Row(f"{ours}.mlp.up.{{p}}", (f"{theirs}.intermediate.dense.{{p}}",)),
-        Row(f"{ours}.mlp.down.{{p}}", (f"{theirs}.output.dense.{{p}}",)),
-        Row(f"{ours}.mlp_layer_norm.{{p}}", (f"{theirs}.{mlp_norm}.{{p}}",)),
-    )  # fmt: skip
+    qkv = [f"attention.self.{part}" for part in ("query", "key", "value")]
+    rest = "attention.output.dense", norms[0], "intermediate.dense", "output.dense", norms[1]
+    return block_rows(f"{blocks}.{{i}}", f"{prefix}.encoder.layer.{{i}}", qkv, rest)
 
 
 def table_rows(prefix: str) -> tuple[Row, ...]:

@@ -7,21 +7,17 @@ from collections.abc import Sequence
 from ctxlm_ds.export.base import same
 from ctxlm_ds.export.key_maps import KeyMap, Row, expand
 from ctxlm_ds.families.bert.config import DistilbertSection
-from ctxlm_ds.families.bert.export import MASKED_LM, EncoderExport
+from ctxlm_ds.families.bert.export import MASKED_LM, EncoderExport, block_rows
 
-LAYER = "distilbert.transformer.layer.{i}"
 TABLES = "distilbert.embeddings"
 ROWS = (
     Row("word_embeddings.weight", (f"{TABLES}.word_embeddings.weight",)),
     Row("embeddings.position_embeddings.weight", (f"{TABLES}.position_embeddings.weight",)),
     Row("embeddings.layer_norm.{p}", (f"{TABLES}.LayerNorm.{{p}}",)),
-    Row("encoder.{i}.attention.qkv.{p}",
-        tuple(f"{LAYER}.attention.{part}.{{p}}" for part in ("q_lin", "k_lin", "v_lin"))),
-    Row("encoder.{i}.attention.output.{p}", (f"{LAYER}.attention.out_lin.{{p}}",)),
-    Row("encoder.{i}.attention_layer_norm.{p}", (f"{LAYER}.sa_layer_norm.{{p}}",)),
-    Row("encoder.{i}.mlp.up.{p}", (f"{LAYER}.ffn.lin1.{{p}}",)),
-    Row("encoder.{i}.mlp.down.{p}", (f"{LAYER}.ffn.lin2.{{p}}",)),
-    Row("encoder.{i}.mlp_layer_norm.{p}", (f"{LAYER}.output_layer_norm.{{p}}",)),
+    *block_rows(
+        "encoder.{i}", "distilbert.transformer.layer.{i}", (f"attention.{part}_lin" for part in "qkv"),
+        ("attention.out_lin", "sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm"),
+    ),
     Row("heads.mlm_transform.{p}", ("vocab_transform.{p}",)),
     Row("heads.mlm_layer_norm.{p}", ("vocab_layer_norm.{p}",)),
     Row("mlm_bias.bias", ("vocab_projector.bias",)),
