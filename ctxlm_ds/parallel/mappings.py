@@ -12,7 +12,7 @@ b rows, s positions of a row, c ranks of context parallelism, a heads, d size of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,6 +25,8 @@ from torch.nn import functional as F
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.parallel.context import CONTEXT, ParallelContext
 
+Send = Callable[[Tensor, ParallelContext], Tensor]
+
 
 @torch._disable_dynamo
 def reduce_from_ranks(x: Tensor, parallel: ParallelContext) -> Tensor:
@@ -35,13 +37,13 @@ def reduce_from_ranks(x: Tensor, parallel: ParallelContext) -> Tensor:
 @torch._disable_dynamo
 def reduce_scatter_tokens(x: Tensor, parallel: ParallelContext) -> Tensor:
     """Sum x [t, h] over the ranks and return this rank's tokens [t / n, h]; backward gathers."""
-    return _ReduceScatterTokens.apply(x, parallel)
+    return _Collective.apply(x, parallel, _scatter_tokens, _gather_tokens)
 
 
 @torch._disable_dynamo
 def gather_tokens(x: Tensor, parallel: ParallelContext) -> Tensor:
     """Gather x [t / n, h] to [t, h], before a part that every rank computes; backward takes this rank's tokens."""
-    return _GatherTokens.apply(x, parallel)
+    return _Collective.apply(x, parallel, _gather_tokens, _own_tokens)
 
 
 def own_tokens(x: Tensor, parallel: ParallelContext) -> Tensor:
@@ -94,26 +96,29 @@ class _ReduceFromRanks(Function):
         return gradient, None
 
 
-class _ReduceScatterTokens(Function):
+class _Collective(Function):
+    """Sends x, and its gradient by another collective."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, parallel: ParallelContext) -> Tensor:
-        ctx.parallel = parallel
-        return reduce_scatter(x.contiguous(), parallel)[0]
+    def forward(ctx: Any, x: Tensor, parallel: ParallelContext, there: Send, back: Send) -> Tensor:
+        ctx.parallel, ctx.back = parallel, back
+        return there(x, parallel)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return all_gather(gradient.contiguous(), ctx.parallel)[0], None
+        return ctx.back(gradient, ctx.parallel), None, None, None
 
 
-class _GatherTokens(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, parallel: ParallelContext) -> Tensor:
-        ctx.parallel = parallel
-        return all_gather(x.contiguous(), parallel)[0]
+def _scatter_tokens(x: Tensor, parallel: ParallelContext) -> Tensor:
+    return reduce_scatter(x.contiguous(), parallel)[0]
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return own_tokens(gradient, ctx.parallel).contiguous(), None
+
+def _gather_tokens(x: Tensor, parallel: ParallelContext) -> Tensor:
+    return all_gather(x.contiguous(), parallel)[0]
+
+
+def _own_tokens(x: Tensor, parallel: ParallelContext) -> Tensor:
+    return own_tokens(x, parallel).contiguous()
 
 
 class _ShareParameters(Function):
@@ -232,7 +237,8 @@ def select_slots(hidden: Tensor, positions: Tensor, parallel: ParallelContext) -
     row_starts = torch.arange(len(hidden), device=hidden.device)[:, None] * length
     found = hidden.flatten(0, 1).index_select(0, (own.masked_fill(elsewhere, 0) + row_starts).flatten())
     found = found.masked_fill(elsewhere.flatten()[:, None], 0.0)
-    return _SumSlots.apply(F.pad(found, (0, 0, 0, -len(found) % parallel.context_size)), parallel)
+    padded = F.pad(found, (0, 0, 0, -len(found) % parallel.context_size))
+    return _Collective.apply(padded, parallel, _sum_slots, _gather)
 
 
 @torch._disable_dynamo
@@ -240,7 +246,7 @@ def to_heads(tensors: Sequence[Tensor], parallel: ParallelContext) -> tuple[Tens
     """Exchange positions for heads: each x [b, s / c, a, d] becomes [b, s, a / c, d], in one collective."""
     size = parallel.context_size
     pieces = [x.unflatten(2, (size, -1)).movedim(2, 0) for x in tensors]
-    heads = _Exchange.apply(torch.cat(pieces, dim=3), parallel).movedim(0, 1).flatten(1, 2)
+    heads = _Collective.apply(torch.cat(pieces, dim=3), parallel, _exchange, _exchange).movedim(0, 1).flatten(1, 2)
     return heads.split([x.shape[2] // size for x in tensors], dim=2)
 
 
@@ -248,7 +254,7 @@ def to_heads(tensors: Sequence[Tensor], parallel: ParallelContext) -> tuple[Tens
 def to_positions(x: Tensor, parallel: ParallelContext) -> Tensor:
     """Exchange heads for positions: x [b, s, a / c, d] becomes [b, s / c, a, d]."""
     pieces = x.unflatten(1, (parallel.context_size, -1)).movedim(1, 0).contiguous()
-    return _Exchange.apply(pieces, parallel).movedim(0, 2).flatten(2, 3)
+    return _Collective.apply(pieces, parallel, _exchange, _exchange).movedim(0, 2).flatten(2, 3)
 
 
 class Run(NamedTuple):
@@ -278,44 +284,25 @@ def token_runs(count: int, parallel: ParallelContext, split_tokens: bool) -> lis
     return runs
 
 
-class _Exchange(Function):
-    """Sends piece i of x [c, ...] to rank i; the result has the pieces of all ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, parallel: ParallelContext) -> Tensor:
-        ctx.parallel = parallel
-        return _exchange(x, parallel)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _exchange(gradient.contiguous(), ctx.parallel), None
-
-
 def _exchange(x: Tensor, parallel: ParallelContext) -> Tensor:
+    """Send piece i of x [c, ...] to rank i; return the pieces of all ranks."""
+    x = x.contiguous()
     received = torch.empty_like(x)
     _counted(CONTEXT + "all_to_all", x, parallel)
     dist.all_to_all_single(received, x, group=parallel.context_group)
     return received
 
 
-class _SumSlots(Function):
-    """Sums x [k, h] over the ranks and returns this rank's share [k / c, h]."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, parallel: ParallelContext) -> Tensor:
-        ctx.parallel = parallel
-        share = x.new_empty(len(x) // parallel.context_size, x.shape[1])
-        _counted(CONTEXT + "reduce_scatter", x, parallel)
-        dist.reduce_scatter_tensor(share, x.contiguous(), group=parallel.context_group)
-        return share
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        return _gather(gradient.contiguous(), ctx.parallel), None
+def _sum_slots(x: Tensor, parallel: ParallelContext) -> Tensor:
+    """Sum x [k, h] over the ranks and return this rank's share [k / c, h]."""
+    share = x.new_empty(len(x) // parallel.context_size, x.shape[1])
+    _counted(CONTEXT + "reduce_scatter", x, parallel)
+    dist.reduce_scatter_tensor(share, x.contiguous(), group=parallel.context_group)
+    return share
 
 
 def _gather(share: Tensor, parallel: ParallelContext) -> Tensor:
     total = share.new_empty(len(share) * parallel.context_size, *share.shape[1:])
     _counted(CONTEXT + "all_gather", total, parallel)
-    dist.all_gather_into_tensor(total, share, group=parallel.context_group)
+    dist.all_gather_into_tensor(total, share.contiguous(), group=parallel.context_group)
     return total
