@@ -174,6 +174,11 @@ class IndexedDataset:
         """Return [after - first], tokens of documents `first` to `after` (exclusive)."""
         return np.diff(self.first_tokens(self.arrays.documents[first : after + 1]))
 
+    def token_range(self, documents: tuple[int, int]) -> tuple[int, int]:
+        """Return the first token of documents [first, after the last), and the one after their last."""
+        first, after = self.first_tokens(self.arrays.documents[list(documents)]).tolist()
+        return first, after
+
     def first_tokens(self, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the first token of each of `sequences`; for the number of sequences, the number of tokens."""
         places = np.full(len(sequences), self.num_tokens, dtype=np.int64)

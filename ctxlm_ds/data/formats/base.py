@@ -74,13 +74,6 @@ class Making(NamedTuple):
         first, after = self.dataset.arrays.documents[list(self.documents)].tolist()
         return first, after
 
-    @property
-    def tokens(self) -> tuple[int, int]:
-        """The first token of the documents, and the one after the last."""
-        bounds = self.dataset.arrays.documents[list(self.documents)]
-        first, after = self.dataset.first_tokens(bounds).tolist()
-        return first, after
-
 
 class MadeSamples(NamedTuple):
     """The samples of a dataset while they are made."""
@@ -101,7 +94,6 @@ class MadeSamples(NamedTuple):
 class SampleFormat(ABC):
     """The rules by which a dataset becomes samples."""
 
-    name: ClassVar[str]
     section: ClassVar[type[DataSection]]
     makes_pairs: ClassVar[bool] = False
     """True if samples have a second segment; `sequence_label` says what its label means, if it has one."""
@@ -124,6 +116,11 @@ class SampleFormat(ABC):
         """Import the loops, so that a name that is not there is a ConfigError before data is read."""
         for role in (role for role in ("framing", "chooser") if hasattr(self, role)):
             load_object(getattr(self, role), f"the {role} of data.sample_format {self.name}")
+
+    @property
+    def name(self) -> str:
+        """The format's name in a recipe."""
+        return self.section.model_fields["sample_format"].default
 
     def own_settings(self, data: DataSection) -> dict[str, Any]:
         """Return the settings that change the samples and that other formats do not have."""

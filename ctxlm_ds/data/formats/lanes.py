@@ -36,12 +36,9 @@ class LanesSection(DataSection):
 class Lanes(SampleFormat):
     """Rows of the documents' tokens, without special tokens but the end of each document, if the dataset has it."""
 
-    name = "lanes"
     section: ClassVar[type[DataSection]] = LanesSection
     marks: ClassVar[bool] = False
-    """True if a unit begins with the tokenizer's beginning of a sequence."""
-    by_document: ClassVar[bool] = True
-    """True if units are documents; else each sequence is one, a sentence or a line."""
+    """True if units are sequences (sentences or lines) that begin with the tokenizer's beginning; else documents."""
     lane_directions = 1
 
     def make(self, making: Making) -> MadeSamples:
@@ -49,7 +46,7 @@ class Lanes(SampleFormat):
         from ctxlm_ds.data.index.record import even_records
 
         dataset, length = making.dataset, making.settings.seq_length
-        units = making.documents if self.by_document else making.sentences
+        units = making.sentences if self.marks else making.documents
         positions = int(count_positions(self._units(dataset), *units))
         rows = (positions - self.shifted) // length
         if rows < 1:
@@ -104,7 +101,7 @@ class Lanes(SampleFormat):
         from ctxlm_ds.data.index.sentence_table import UNALIGNED, read_only, shift_of
 
         starts, shift = dataset.arrays.offsets, shift_of(dataset)
-        if self.by_document:
+        if not self.marks:
             starts, shift = dataset.first_tokens(dataset.document_indices[:-1]), 0
         return Units(read_only(starts.view(UNALIGNED)), shift, dataset.num_tokens, int(self.marks))
 
@@ -125,11 +122,9 @@ class BidirectionalLanes(Lanes):
     sentence begins with `cls_id`, backward with `sep_id`.
     """
 
-    name = "bidirectional_lanes"
     section = BidirectionalLanesSection
     shifted = True
     marks = True
-    by_document = False
     lane_directions = 2
 
     def make(self, making: Making) -> MadeSamples:

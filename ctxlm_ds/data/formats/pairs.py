@@ -118,7 +118,6 @@ class PairFormat(TwoSegments):
 class SegmentPair(PairFormat):
     """SEGMENT-PAIR + NSP of BERT."""
 
-    name = "segment_pair"
     section: ClassVar[type[SegmentsSection]] = SegmentPairSection
 
     def own_settings(self, data: DataSection) -> dict[str, Any]:
@@ -133,7 +132,6 @@ class SegmentPair(PairFormat):
 class SentenceOrder(SegmentPair):
     """The segment pairs of ALBERT's sentence-order prediction."""
 
-    name = "sentence_order"
     section = SentenceOrderSection
     sequence_label = "sentence_order"
     sequence_labels = ("A precedes B", "A and B are exchanged, or B is from another document")
@@ -143,7 +141,6 @@ class SentenceOrder(SegmentPair):
 class SentencePair(PairFormat):
     """SENTENCE-PAIR + NSP."""
 
-    name = "sentence_pair"
     section = SentencePairSection
     chooser = "ctxlm_ds.data.formats.loops.pairs:choose_sentence_pairs"
 
@@ -166,7 +163,6 @@ class DocSegmentsSection(PairSection):
 class DocSegments(RowFormat):
     """The rows of ELECTRA: sentences of one document until they reach the row's length, then cut to it."""
 
-    name = "doc_segments"
     section = DocSegmentsSection
     makes_pairs = True
     framing = "ctxlm_ds.data.formats.loops.pairs:frame_segments"
@@ -206,7 +202,6 @@ class GivenPairsSection(PairSection):
 class GivenPairs(TwoSegments):
     """Given pairs: every document of the dataset has two sequences."""
 
-    name = "given_pairs"
     section = GivenPairsSection
 
     def records(self, table: SentenceTable, making: Making, duplicate: int) -> Iterator[Records]:

@@ -40,7 +40,6 @@ class BlocksSection(DataSection):
 class Blocks(SampleFormat):
     """Blocks as Megatron's GPTDataset cuts them (loops/running_text.py)."""
 
-    name = "blocks"
     section = BlocksSection
     shifted = True
     forms_rows = True
@@ -65,14 +64,13 @@ class ChunksSection(DataSection):
 class Chunks(SampleFormat):
     """Chunks as T5's `reduce_concat_tokens` and `split_tokens` cut them; only a dataset's last one is shorter."""
 
-    name = "chunks"
     section = ChunksSection
     framing = "ctxlm_ds.data.formats.loops.framing:copy_blocks"
 
     def make(self, making: Making) -> MadeSamples:
         from ctxlm_ds.data.index.record import even_records
 
-        first, after = making.tokens
+        first, after = making.dataset.token_range(making.documents)
         if first == after:
             raise DataError(f"{making.dataset.prefix}: no text; check what was preprocessed")
         return MadeSamples.of_all(making, even_records(first, after, making.settings.seq_length))
@@ -107,7 +105,6 @@ class DocSentencesSection(SentencesSection):
 class FullSentences(RowFormat):
     """FULL-SENTENCES (fairseq's break mode `complete`): a row continues after a document's end."""
 
-    name = "full_sentences"
     section: ClassVar[type[SentencesSection]] = FullSentencesSection
     framing = "ctxlm_ds.data.formats.loops.framing:frame_sentences"
     looks_up_sentences = True
@@ -131,7 +128,6 @@ class DocSentences(FullSentences):
     The last row of each document is shorter. The paper enlarges the batch to compensate; packing combines short rows.
     """
 
-    name = "doc_sentences"
     section = DocSentencesSection
 
     def records(self, table: SentenceTable, making: Making, duplicate: int) -> Iterator[Records]:

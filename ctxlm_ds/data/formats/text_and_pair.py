@@ -46,7 +46,6 @@ class TextAndPairSection(DataSection):
 class TextAndPair(SampleFormat):
     """The rows of XLNet's create_tfrecords (loops/text_and_pair.py)."""
 
-    name = "text_and_pair"
     section = TextAndPairSection
     makes_pairs = True
     lane_directions = 1
@@ -63,7 +62,7 @@ class TextAndPair(SampleFormat):
 
         dataset, length = making.dataset, making.settings.seq_length
         self.require_sentences(making, is_split(dataset))
-        first, after = making.tokens
+        first, after = making.dataset.token_range(making.documents)
         if after - first <= length - SPECIALS:
             raise DataError(
                 f"{dataset.prefix}: {after - first} tokens of text are not more than a row of data.seq_length {length} "

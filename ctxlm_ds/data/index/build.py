@@ -176,8 +176,7 @@ def _write_index(place: IndexPlace, tokenizer: Tokenizer, workers: int, folder: 
 
 def require_room(folder: Path, place: IndexPlace) -> None:
     """Raise DataError if the disk of `folder` lacks room for the least size of an index, by the tokens to cover."""
-    settings, bounds = place.settings, place.dataset.arrays.documents[list(place.documents)]
-    first, after = place.dataset.first_tokens(bounds).tolist()
+    settings, (first, after) = place.settings, place.dataset.token_range(place.documents)
     tokens = (after - first) * settings.num_duplicates
     least = tokens // settings.seq_length * SAMPLE_DTYPE.itemsize
     free = shutil.disk_usage(folder).free

@@ -37,7 +37,7 @@ HELD_OUT_HEAD = ("held out", "documents", "tokens", "rows", "evaluated")
 def words_of(dataset: IndexedDataset, documents: tuple[int, int]) -> float | None:
     """Return the words of some documents, by their share of the dataset's tokens; None if it has no count."""
     words = (dataset.metadata or {}).get("words")
-    first, after = dataset.first_tokens(dataset.arrays.documents[list(documents)]).tolist()
+    first, after = dataset.token_range(documents)
     return None if words is None else words * (after - first) / max(1, dataset.num_tokens)
 
 
