@@ -171,7 +171,7 @@ class _Job:
         self.position = Position()
         self.bad_records = BadRecords(config.max_bad_records)
         self.counts = dict.fromkeys(("input_bytes", "characters", "empty_documents", "records"), 0)
-        self.counts |= {count: 0 for key in dataset_keys(config) for count in (_unknown_of(key), _words_of(key))}
+        self.counts |= {count: 0 for key in dataset_keys(config) for count in _counts_of(key)}
 
     def complete_datasets(self) -> list[PreprocessResult]:
         """Return the finished datasets of this build; none if any is missing, damaged or of another build."""
@@ -227,8 +227,8 @@ class _Job:
             self._check_end()
             metadata = self._metadata()
             for writer, key in zip(self.writers, dataset_keys(self.config), strict=True):
-                unknown = self.counts[_unknown_of(key)]
-                own = {"json_key": key, "unknown_tokens": unknown, "words": self.counts[_words_of(key)]}
+                unknown, words = (self.counts[count] for count in _counts_of(key))
+                own = {"json_key": key, "unknown_tokens": unknown, "words": words}
                 if unknown > MOST_UNKNOWN * writer.num_tokens:
                     own["unknown_cause"] = unknown_cause(self.tokenizer, self._first_texts())
                 writer.prepare(metadata | own, self.bad_records.error_lines())
@@ -268,9 +268,9 @@ class _Job:
         self.counts["input_bytes"] = chunk.bytes_read
         for name in ("characters", "empty_documents", "records"):
             self.counts[name] += getattr(chunk, name)
-        for key, unknown, words in zip(dataset_keys(self.config), chunk.unknown, chunk.words, strict=True):
-            self.counts[_unknown_of(key)] += unknown
-            self.counts[_words_of(key)] += words
+        for key, *found in zip(dataset_keys(self.config), chunk.unknown, chunk.words, strict=True):
+            for count, number in zip(_counts_of(key), found, strict=True):
+                self.counts[count] += number
         for bad in chunk.bad_records:
             self.bad_records.add(bad, self.counts["records"])
         for writer, documents in zip(self.writers, chunk.keys, strict=True):
@@ -330,12 +330,8 @@ class _Job:
         }
 
 
-def _unknown_of(key: str) -> str:
-    return f"unknown tokens: {key}"
-
-
-def _words_of(key: str) -> str:
-    return f"words: {key}"
+def _counts_of(key: str) -> tuple[str, str]:
+    return f"unknown tokens: {key}", f"words: {key}"
 
 
 def _check_joined(config: PreprocessConfig) -> None:
@@ -349,7 +345,6 @@ def _check_joined(config: PreprocessConfig) -> None:
 
 
 def _check_spans(sources: Sequence[Source], config: PreprocessConfig) -> None:
-    """Raise DataError if spans are asked for that the input cannot have."""
     if config.spans_key and len(config.json_keys) > 1:
         raise DataError(f"--spans-key {config.spans_key}: --json-keys must name the one text that the spans are in")
     for source in sources if config.spans_key else ():
