@@ -159,11 +159,11 @@ def read_chunks(
         inside = after if number == after.source and after != Position(number) else None
         span = _local(ours, begin, end, is_last_shard=shard.index + 1 == shard.count)
         if source.format == "hf":
-            chunks = read_hf(source, json_keys, shard, CHUNK_BYTES, inside)
+            chunks = read_hf(source, json_keys, shard, inside)
         elif not span:
             continue
         elif source.format == "parquet":
-            chunks = read_table(source, json_keys, span, CHUNK_BYTES, inside)
+            chunks = read_table(source, json_keys, span, inside)
         else:
             chunks = read_lines(source, span, CHUNK_BYTES, inside)
         # The chunk behind is read first, so that a finished file is not opened again to find its end.
@@ -210,9 +210,7 @@ def source_signature(sources: Iterable[Source]) -> str:
     return digest.hexdigest()
 
 
-def read_table(
-    source: Source, json_keys: Sequence[str], span: range, chunk_bytes: int, after: Position | None
-) -> Iterator[Chunk]:
+def read_table(source: Source, json_keys: Sequence[str], span: range, after: Position | None) -> Iterator[Chunk]:
     """Yield the rows of one parquet file that belong to `span`, with the columns `json_keys`.
 
     The unreadable rest of a row group is a bad record. Raises DataError if a column is missing.
@@ -240,7 +238,7 @@ def read_table(
                 continue
             try:
                 batches = file.iter_batches(_BATCH_ROWS, row_groups=[group], columns=list(json_keys))
-                for rows in _chunked(_rows(batches, json_keys, row - begin), chunk_bytes, bytes):
+                for rows in _chunked(_rows(batches, json_keys, row - begin), bytes):
                     position = Position(0, 0, row + len(rows))
                     yield Chunk(source.path, source.format, rows, row + 1, 0, middle, position)
                     row = position.record
@@ -278,14 +276,14 @@ def _python_values(column: Any) -> list[Any]:
     return column.to_pylist()
 
 
-def _chunked(rows: Iterable[Row], chunk_bytes: int, text: type[str] | type[bytes]) -> Iterator[list[Row]]:
+def _chunked(rows: Iterable[Row], text: type[str] | type[bytes]) -> Iterator[list[Row]]:
     """Cut rows into chunks of limited size, by their values of type `text`."""
     chunk: list[Row] = []
     size = 0
     for row in rows:
         chunk.append(row)
         size += sum(len(value) for value in row.values() if isinstance(value, text))
-        if size >= chunk_bytes or len(chunk) >= CHUNK_ROWS:
+        if size >= CHUNK_BYTES or len(chunk) >= CHUNK_ROWS:
             yield chunk
             chunk, size = [], 0
     if chunk:
@@ -299,9 +297,7 @@ def _check_columns(path: str, present: Sequence[str], json_keys: Sequence[str]) 
             raise DataError(f"{path}: has no column {key!r}, only {columns}{KEY_HINT}")
 
 
-def read_hf(
-    source: Source, json_keys: Sequence[str], shard: InputShard, chunk_bytes: int, after: Position | None
-) -> Iterator[Chunk]:
+def read_hf(source: Source, json_keys: Sequence[str], shard: InputShard, after: Position | None) -> Iterator[Chunk]:
     """Yield the rows of `hf://NAME[?config=C&split=S&revision=R]` (split `train`) in the files that belong to `shard`.
 
     Raises DataError if the data set cannot be read, has no such column, or has fewer files than there are shards.
@@ -317,7 +313,7 @@ def read_hf(
                 "or download it and name the files"
             )
         data_set = data_set.shard(shard.count, shard.index, contiguous=True)
-        for rows in _chunked(data_set.skip(row) if row else data_set, chunk_bytes, str):
+        for rows in _chunked(data_set.skip(row) if row else data_set, str):
             position = Position(0, 0, row + len(rows))
             yield Chunk(source.path, source.format, rows, row + 1, 0, 0, position)
             row = position.record
