@@ -339,11 +339,9 @@ def _section(weights: ForeignWeights, tokenizer: Tokenizer) -> ModelSection:
     return section
 
 
-def cut_vocabulary(tensors: dict[str, torch.Tensor], names: Sequence[str], size: int, folder: Path) -> None:
+def cut_vocabulary(tensors: dict[str, torch.Tensor], size: int, folder: Path) -> None:
     """Cut padded tables, in place, to the `size` of the tokenizer; raise ExportError if one has fewer rows."""
-    for name in names:
-        if name not in tensors:
-            continue
+    for name in [name for name in ("word_embeddings.weight", "mlm_bias.bias") if name in tensors]:
         rows = tensors[name].shape[0]
         if rows < size:
             raise ExportError(f"{folder}: {name} has {rows} rows, the tokenizer {size} ids: {OTHER_TOKENIZER}")

@@ -13,7 +13,7 @@ import torch
 
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.foreign.torch_files import Opaque, as_number, flatten, read_torch_file, required
+from ctxlm_ds.export.foreign.torch_files import Opaque, as_number, depth_of, flatten, read_torch_file, renamed, required
 from ctxlm_ds.export.huggingface import Conversion, ForeignWeights, cut_vocabulary, write_plain_folder
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
@@ -46,7 +46,6 @@ NAMES: tuple[tuple[str, str], ...] = (
 """Pattern of a name of theirs -> ours, with {} for each group."""
 PART = re.compile(r"(.*\.(?:self|encoder)_attn\.)([qkv])_proj\.(weight|bias)")
 CROSS_PART = re.compile(r"(.*\.encoder_attn\.)in_proj_(weight|bias)")
-TABLES = ("word_embeddings.weight", "mlm_bias.bias")
 POSITIONS = "embeddings.position_embeddings.weight"
 FIRST_IDS = {"cls": 0, "pad": 1, "sep": 2}
 """Ids of <s>, <pad> and </s> in every dictionary of fairseq."""
@@ -103,10 +102,10 @@ def fairseq_weights(path: Path, tokenizer: Tokenizer) -> ForeignWeights:
     tensors = flatten(model)
     convert = _bart if any(".encoder_attn." in name for name in tensors) else _roberta
     family, settings, tensors = convert(_arguments(content, path), tensors, path)
-    cut_vocabulary(tensors, TABLES, tokenizer.vocab_size, path)
+    cut_vocabulary(tensors, tokenizer.vocab_size, path)
     settings |= {
         "hidden_size": required(tensors, "word_embeddings.weight", path).shape[1],
-        "num_layers": _num_layers(tensors, "encoder"),
+        "num_layers": depth_of(tensors, "encoder"),
         "intermediate_size": required(tensors, "encoder.0.mlp.up.weight", path).shape[0],
         "max_position_embeddings": required(tensors, POSITIONS, path).shape[0] - 1 - FIRST_IDS["pad"],
     }
@@ -114,7 +113,6 @@ def fairseq_weights(path: Path, tokenizer: Tokenizer) -> ForeignWeights:
 
 
 def _check_dictionary(tokenizer: Tokenizer) -> None:
-    """Raise ExportError if the tokenizer does not begin as fairseq's dictionaries do."""
     wrong = [f"{role} {getattr(tokenizer, f'{role}_id')}, not {number}" for role, number in FIRST_IDS.items()
              if getattr(tokenizer, f"{role}_id") != number]  # fmt: skip
     if wrong:
@@ -145,16 +143,12 @@ def _bart(values: dict[str, Any], tensors: dict[str, torch.Tensor], path: Path) 
     found = _our_tensors(_split_cross(_joined(tensors, path)), BART, path)
     inner_dropout = values.get("activation_dropout") or values.get("relu_dropout") or 0.0
     settings |= {
-        "num_decoder_layers": _num_layers(found, "decoder"),
+        "num_decoder_layers": depth_of(found, "decoder"),
         "activation_dropout": as_number(inner_dropout, "activation_dropout", path),
         # mbart_large and mbart_base scale by default.
         "scale_embedding": not values.get("no_scale_embedding", not str(values.get("arch", "")).startswith("mbart")),
     }
     return "mbart" if values.get("encoder_normalize_before") else "bart", settings, found
-
-
-def _num_layers(tensors: dict[str, torch.Tensor], stack: str) -> int:
-    return len({name.split(".")[1] for name in tensors if name.startswith(f"{stack}.")})
 
 
 def _arguments(content: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -224,8 +218,7 @@ def _our_tensors(tensors: dict[str, torch.Tensor], kind: Kind, path: Path) -> di
     if unused:
         logger.info("not part of %s's class of transformers: %s", kind.title, ", ".join(unused))
     for name in tensors.keys() - set(unused):
-        ours = next((ours.format(*match.groups()) for pattern, ours in NAMES
-                     if (match := re.fullmatch(pattern, name))), None)  # fmt: skip
+        ours = renamed(name, NAMES)
         if ours is None:
             raise ExportError(f"{path}: the tensor {name} is not part of fairseq's {kind.title}")
         value = tensors[name].float()

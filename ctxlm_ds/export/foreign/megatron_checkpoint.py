@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ctxlm_ds.errors import ExportError
-from ctxlm_ds.export.foreign.torch_files import as_number, flatten, read_torch_file, required
+from ctxlm_ds.export.foreign.torch_files import as_number, depth_of, flatten, read_torch_file, renamed, required
 from ctxlm_ds.export.huggingface import Conversion, ForeignWeights, cut_vocabulary, write_plain_folder
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.untrusted_json import read_text
@@ -190,12 +190,11 @@ NAMES: tuple[tuple[str, str], ...] = (
     (r"binary_head\." + LEAF, "heads.nsp_classifier.{}"),
     (r"(?:word_embeddings_for_head|output_layer)\.weight", "word_embeddings.weight"),
 )
-"""Their names -> ours; a layer is `{}`, filled in by `our_names`."""
+"""Their names -> ours; a layer is its number, which `our_names` completes."""
 UNUSED = re.compile(r".*(?:_extra_state|attention\.(?:bias|masked_bias)|rotary_pos_emb\.inv_freq)")
 SPLIT_BY_ROWS = re.compile(r"word_embeddings\.weight|mlm_bias\.bias|.*\.mlp\.up\.(?:weight|bias)")
 SPLIT_BY_COLUMNS = re.compile(r".*\.(?:attention\.output|mlp\.down)\.weight")
 QKV = ".attention.qkv."
-TABLES = ("word_embeddings.weight", "mlm_bias.bias")
 ONLY: dict[str, tuple[Any, ...]] = {
     "swiglu": (False,),
     "squared_relu": (False,),
@@ -251,7 +250,7 @@ def megatron_weights(files: MegatronFiles, vocab_size: int) -> ForeignWeights:
     family, block = ("megatron_bert", "encoder") if is_bert else ("gpt2", "decoder")
     heads = _number(arguments, "num_attention_heads", files.folder)
     tensors = _complete_tensors(files, block, int(heads))
-    cut_vocabulary(tensors, TABLES, vocab_size, files.folder)
+    cut_vocabulary(tensors, vocab_size, files.folder)
     settings = _settings(arguments, tensors, block, files.folder) | {"num_attention_heads": int(heads)}
     differs = is_bert and arguments.get("bias_gelu_fusion") and not arguments.get("openai_gelu")
     return ForeignWeights(files.folder, family, settings, tensors, [FUSED_GELU] if differs else [])
@@ -264,15 +263,11 @@ def our_names(names: Sequence[str], block: str, first_layer: int, folder: Path) 
         name = PREFIX.sub("", full, count=1) if PREFIX.match(full) else full
         if UNUSED.fullmatch(name):
             continue
-        for pattern, ours in NAMES:
-            if match := re.fullmatch(pattern, name):
-                groups = list(match.groups())
-                if pattern.startswith(LAYER):
-                    groups[0] = f"{block}.{first_layer + int(groups[0])}"
-                found[full] = ours.format(*groups)
-                break
-        else:
+        ours = renamed(name, NAMES)
+        if ours is None:
             raise ExportError(f"{folder}: the tensor {full} is not part of Megatron-LM's BERT or GPT")
+        layer, _, rest = ours.partition(".")
+        found[full] = f"{block}.{first_layer + int(layer)}.{rest}" if layer.isdigit() else ours
     return found
 
 
@@ -293,8 +288,7 @@ def _complete_tensors(files: MegatronFiles, block: str, heads: int) -> Tensors:
                     "output embedding cannot be converted"
                 )
             complete.setdefault(ours, value)
-        layers = {ours.split(".")[1] for ours in names.values() if ours.startswith(f"{block}.")}
-        first_layer += len(layers)
+        first_layer += depth_of(names.values(), block)
     return complete
 
 
@@ -319,14 +313,13 @@ def _by_kind(part: torch.Tensor, heads: int, version: float) -> torch.Tensor:
 
 
 def _settings(arguments: dict[str, Any], tensors: Tensors, block: str, folder: Path) -> dict[str, Any]:
-    layers = {name.split(".")[1] for name in tensors if name.startswith(f"{block}.")}
     # Before these arguments, in 2020, Megatron-LM always computed the tanh form.
     has_choice = "bias_gelu_fusion" in arguments or "openai_gelu" in arguments
     tanh = not has_choice or arguments.get("bias_gelu_fusion") or arguments.get("openai_gelu")
     eps = arguments.get("norm_epsilon") or arguments.get("layernorm_epsilon") or LAYER_NORM_EPS
     settings = {
         "hidden_size": required(tensors, "word_embeddings.weight", folder).shape[1],
-        "num_layers": len(layers),
+        "num_layers": depth_of(tensors, block),
         "intermediate_size": required(tensors, f"{block}.0.mlp.up.weight", folder).shape[0],
         "max_position_embeddings": required(tensors, "embeddings.position_embeddings.weight", folder).shape[0],
         "hidden_activation": "gelu_tanh" if tanh else "gelu",

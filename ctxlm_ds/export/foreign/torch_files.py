@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import pickle
 import pickletools
+import re
 import warnings
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -102,6 +103,17 @@ def flatten(values: dict[str, Any], prefix: str = "", depth: int = MOST_LEVELS) 
         elif isinstance(value, torch.Tensor):
             found[name] = value
     return found
+
+
+def renamed(name: str, table: Iterable[tuple[str, str]]) -> str | None:
+    """Return our name of a tensor by a table of patterns -> ours, with {} for each group; None for an unknown one."""
+    matches = ((re.fullmatch(pattern, name), ours) for pattern, ours in table)
+    return next((ours.format(*match.groups()) for match, ours in matches if match), None)
+
+
+def depth_of(names: Iterable[str], stack: str) -> int:
+    """Return how many layers of a stack have parameters of ours."""
+    return len({name.split(".")[1] for name in names if name.startswith(f"{stack}.")})
 
 
 def required(values: Mapping[str, T], name: str, path: Path) -> T:
