@@ -173,10 +173,8 @@ def curves_png(runs: StudyRuns, arms: Sequence[ArmResult]) -> bytes:
 
 
 def _curve(run_dir: Path) -> dict[int, float]:
-    lines = list(read_lines(run_dir / METRICS_NAME))
-    found = ((line["step"], value) for line in lines for key, value in line.items()
-             if key.startswith(HELD_OUT) and key.endswith("/loss"))  # fmt: skip
-    return dict(found)
+    return {line["step"]: value for line in read_lines(run_dir / METRICS_NAME) for key, value in line.items()
+            if key.startswith(HELD_OUT) and key.endswith("/loss")}  # fmt: skip
 
 
 def write_report(runs: StudyRuns) -> list[str]:

@@ -59,13 +59,12 @@ def difference(first: Items, second: Items) -> Difference:
     from statsmodels.stats.power import TTestPower
 
     paired = second - first
-    low, high = np.percentile(_resampled(paired), INTERVAL)
-    seeds = paired.mean(axis=1)
+    mean, (low, high), seeds = float(paired.mean()), interval(paired), paired.mean(axis=1)
     if len(seeds) == 1 or np.ptp(seeds) == 0:
-        return Difference(float(paired.mean()), float(low), float(high), 1.0, math.inf)
+        return Difference(mean, low, high, 1.0, math.inf)
     effect = TTestPower().solve_power(nobs=len(seeds), alpha=0.05, power=POWER)
     p = ttest_rel(second.mean(axis=1), first.mean(axis=1)).pvalue
-    return Difference(float(paired.mean()), float(low), float(high), float(p), float(effect * seeds.std(ddof=1)))
+    return Difference(mean, low, high, float(p), float(effect * seeds.std(ddof=1)))
 
 
 def _resampled(items: Items) -> NDArray[np.float64]:
