@@ -192,12 +192,11 @@ def write_report(
         cells = [[right, *(str(counts[right, other] or "") for other in labels)] for right in labels]
         sections["Confusion"] = [table(["right \\ predicted", *labels], cells)]
     wrong = []
-    for one in predicted:
+    for one in [one for one in predicted if not one["right"]][:MAX_SHOWN]:
         value = one["prediction"]
         shown = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-        if not one["right"]:
-            wrong.append((one["example"][:300], one["label"][:200], shown[:200]))
-    sections["Wrong predictions of the chosen run"] = [table(["example", "right", "predicted"], wrong[:MAX_SHOWN])]
+        wrong.append((one["example"][:300], one["label"][:200], shown[:200]))
+    sections["Wrong predictions of the chosen run"] = [table(["example", "right", "predicted"], wrong)]
     write_text(output / "report.html", page(f"{task.title or summary['task']}: {summary['model']}", sections))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -96,12 +97,10 @@ class Tagging(Kind):
         return write_tags(read_spans(example.tags, self.task.scheme, example.origin_of), len(example.tags))
 
     def _labels(self, words: Sequence[int | None], tags: Sequence[int]) -> list[int]:
-        labels, before = [], None
-        for word in words:
-            counts = word is not None and (self.train_on == "all" or word != before)
-            labels.append(tags[word] if counts and word is not None else IGNORED_LABEL)
-            before = word
-        return labels
+        return [
+            IGNORED_LABEL if word is None or (self.train_on == "first" and word == before) else tags[word]
+            for before, word in pairwise([None, *words])
+        ]
 
 
 def encode_windows(

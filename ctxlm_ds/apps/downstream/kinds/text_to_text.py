@@ -107,13 +107,12 @@ class TextToText(Kind):
     @cached_property
     def _longest(self) -> int:
         """Longest target in tokens; labels and numbers need no more than the longest of them."""
-        longest = min(self.task.max_target_length, self.max_length - 1)
-        if self.task.entry.answer == "label":
-            needed = max(len(self._encode_target(self.task.label_words.get(name, name))) for name in self.labels)
-            if needed > self.max_length - 1:
-                raise ConfigError(f"label_words: {needed} tokens, the model writes {self.max_length - 1} at most")
-            return needed
-        return longest
+        if self.task.entry.answer != "label":
+            return min(self.task.max_target_length, self.max_length - 1)
+        needed = max(len(self._encode_target(self.task.label_words.get(name, name))) for name in self.labels)
+        if needed > self.max_length - 1:
+            raise ConfigError(f"label_words: {needed} tokens, the model writes {self.max_length - 1} at most")
+        return needed
 
     def arguments(self, **given: Any) -> Any:
         return Seq2SeqTrainingArguments(
