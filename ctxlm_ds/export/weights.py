@@ -157,7 +157,6 @@ class HuggingFaceWeights:
 
     @cached_property
     def program(self) -> Program:
-        """The model."""
         return plain_program(self.model, self.outputs)
 
     def names(self) -> list[str]:

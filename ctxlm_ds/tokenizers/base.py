@@ -146,7 +146,6 @@ class Tokenizer:
 
     @property
     def content(self) -> dict[str, Any]:
-        """Content of tokenizer.json."""
         return json.loads(self.backend.to_str())
 
     @cached_property

@@ -253,7 +253,6 @@ class InfillingScorer(Scorer):
 
 
 def places_of(targets: Tokens, start: int) -> tuple[int, ...]:
-    """Return consecutive positions of the scored tokens."""
     return tuple(range(start, start + len(targets)))
 
 

@@ -104,7 +104,6 @@ class TaskDescription(Section):
 
     @property
     def entry(self) -> TaskKind:
-        """Return what is known of the kind of the task."""
         return TASKS.get(self.kind)
 
     @property
@@ -124,7 +123,6 @@ class TaskDescription(Section):
         return column
 
     def problems(self) -> Iterator[Problem]:
-        """Yield what does not fit together."""
         if (self.dev is None) == (self.validation_share == 0):
             yield Problem("dev", "give either a file for development or validation_share")
         entry = self.entry

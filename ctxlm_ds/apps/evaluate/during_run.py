@@ -232,7 +232,6 @@ class DownstreamHook(Hook):
         self._clean(work.step)
 
     def _drop(self, work: Work, why: object) -> None:
-        """Warn that work is given up."""
         name = self._tasks[work.number].name
         logger.warning("step %d is not judged on %s, training continues: %s", work.step, name, why)
         self._queue = [one for one in self._queue if one != work]

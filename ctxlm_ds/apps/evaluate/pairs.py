@@ -41,7 +41,6 @@ class Accuracy(NamedTuple):
     value: float
     """Share of pairs, with ties counted half."""
     ties: float
-    """Share of ties."""
     pairs: int
 
     @property

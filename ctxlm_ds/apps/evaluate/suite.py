@@ -89,12 +89,10 @@ class Entry:
 
     @property
     def seeds(self) -> list[int]:
-        """Return the seeds of its results."""
         return [0] if self.task is None else self.settings.seeds
 
     @property
     def metric(self) -> str:
-        """Return the metric of the table."""
         known = {PAIRS: METRIC, HARNESS: HARNESS_METRIC}
         return self.settings.metric or (self.task.judged_by[0] if self.task else known[self.settings.task])
 

@@ -111,7 +111,6 @@ class Study(Section):
 
     @property
     def trained(self) -> dict[str, Arm]:
-        """Return the arms that train runs."""
         return {name: arm for name, arm in self.arms.items() if arm.of is None}
 
     def depth(self, arm: str) -> int:

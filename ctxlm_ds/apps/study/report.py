@@ -69,7 +69,6 @@ class ArmResult:
 
 
 def results_of(runs: StudyRuns) -> list[ArmResult]:
-    """Return the results of every arm."""
     found, compared = [], runs.compared()
     for arm, settings in runs.study.arms.items():
         jobs = [job for job in compared if job.arm == (settings.of or arm)]

@@ -46,7 +46,6 @@ _Metadata: Any = create_model("_Metadata", __config__=ConfigDict(strict=True), *
 
 
 def manifest_path(prefix: str | Path) -> Path:
-    """Return `PREFIX.sha256`."""
     return Path(f"{prefix}.sha256")
 
 

@@ -162,7 +162,6 @@ class IndexedDataset:
         return self.tokens[start : start + int(self.arrays.lengths[index])]
 
     def document(self, index: int) -> Iterator[NDArray[Any]]:
-        """Yield the sequences of one document."""
         for sequence in range(int(self.arrays.documents[index]), int(self.arrays.documents[index + 1])):
             yield self.sequence(sequence)
 

@@ -84,7 +84,6 @@ class IndexPlace:
         return cls(dataset, documents, settings, directory, key, language_id(part.language, tokenizer))
 
     def open(self, tokenizer: Tokenizer) -> SampleIndex:
-        """Open the index."""
         return SampleIndex(self.directory, self.dataset, SequenceTemplate.of(tokenizer), self.key, self.language)
 
     def make(self, tokenizer: Tokenizer, workers: int = 1) -> MadeSamples:

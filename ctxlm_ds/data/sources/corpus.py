@@ -48,7 +48,6 @@ class BadRecords:
 
     @property
     def count(self) -> int:
-        """Number of bad records."""
         return self.reasons.total()
 
     def add(self, bad: BadRecord, num_records: int) -> None:

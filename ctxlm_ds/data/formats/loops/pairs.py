@@ -56,12 +56,10 @@ class PairSettings(NamedTuple):
     room: int
     """Most tokens of A and B together (seq_length without the special tokens)."""
     specials: int
-    """Number of special tokens."""
     short_seq_prob: float
     key: np.uint64
     """Key of the draws: numba_random.stream_key of the seed and the format."""
     duplicate: int
-    """Number of the pass."""
     random_next_prob: float = 0.5
     """Probability of a random next segment if the document continues."""
     by_sentences: bool = False

@@ -35,7 +35,6 @@ class TextStream(NamedTuple):
     first_sentence: int
     num_sentences: int
     first: int
-    """First token."""
     after: int
     """The token after the last."""
     backward: bool
@@ -51,7 +50,6 @@ class RowSettings(NamedTuple):
     key: np.uint64
     """Key of the draws: numba_random.stream_key of the seed and the format."""
     duplicate: int
-    """Number of the pass."""
 
 
 def rows_of(text: TextStream, settings: RowSettings) -> Iterator[NDArray[Any]]:
