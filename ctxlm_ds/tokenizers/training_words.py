@@ -58,9 +58,7 @@ def learn(
     from tokenizers import Tokenizer, models
 
     draft = Tokenizer(models.BPE())
-    if normalizer is not None:
-        draft.normalizer = normalizer
-    draft.pre_tokenizer = pre_tokenizer
+    draft.normalizer, draft.pre_tokenizer = normalizer, pre_tokenizer
     draft.train_from_iterator(iter(texts), trainer)
     model = json.loads(draft.to_str())["model"]
     return model["vocab"], [(left, right) for left, right in model["merges"]]

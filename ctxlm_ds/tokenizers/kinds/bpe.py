@@ -48,7 +48,17 @@ END_OF_TEXT = "<|endoftext|>"
 NORMALIZATIONS = ("none", "nfc", "nfd", "nfkc", "nfkd")
 
 
-class ByteBpeTokenizer(Tokenizer):
+class BpeTokenizer(Tokenizer):
+    """A tokenizer whose vocabulary other programs read as vocab.json and merges.txt."""
+
+    def write_vocabulary(self, folder: Path, model: dict[str, Any]) -> None:
+        vocab = {token: model["vocab"][token] for token in sorted(model["vocab"], key=model["vocab"].get)}
+        (folder / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
+        merges = (merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"])
+        write_lines(folder / "merges.txt", ["#version: 0.2", *merges])
+
+
+class ByteBpeTokenizer(BpeTokenizer):
     """RoBERTa's tokenizer if it has a mask token, else GPT-2's; transformers has classes of these names."""
 
     kind = "byte_bpe"
@@ -63,17 +73,6 @@ class ByteBpeTokenizer(Tokenizer):
         if not content["normalizer"] and (is_roberta or not self.has_mask):
             settings["tokenizer_class"] = "RobertaTokenizer" if self.has_mask else "GPT2Tokenizer"
         return {**settings, "errors": "replace", **special}
-
-    def write_vocabulary(self, folder: Path, model: dict[str, Any]) -> None:
-        write_merges(folder, model)
-
-
-def write_merges(folder: Path, model: dict[str, Any]) -> None:
-    """Write a BPE model as vocab.json and merges.txt."""
-    vocab = {token: model["vocab"][token] for token in sorted(model["vocab"], key=model["vocab"].get)}
-    (folder / "vocab.json").write_text(json.dumps(vocab, ensure_ascii=False), encoding="utf-8")
-    merges = (merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"])
-    write_lines(folder / "merges.txt", ["#version: 0.2", *merges])
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +138,7 @@ def build_backend(
     from tokenizers import Tokenizer as Backend
 
     backend = Backend(models.BPE(vocab=vocab, merges=merges))
-    if normalizer is not None:
-        backend.normalizer = normalizer
+    backend.normalizer = normalizer
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
     backend.decoder = decoders.ByteLevel()
     # As in the released model, <mask> includes the space before it: "a <mask>" is "a", "<mask>".
@@ -198,7 +196,7 @@ _PIPELINES = (("BPE", "BertNormalizer", "BertPreTokenizer"), ("BPE", "Lowercase"
 _GPT1_ROLES = dict.fromkeys(DECODER_ROLES, LINE_END) | {"unk": UNK}
 
 
-class Gpt1Tokenizer(Tokenizer):
+class Gpt1Tokenizer(BpeTokenizer):
     """GPT-1's tokenizer; transformers has it as OpenAIGPTTokenizer, with BERT's words."""
 
     kind = "character_bpe"
@@ -206,9 +204,6 @@ class Gpt1Tokenizer(Tokenizer):
     def class_settings(self, content: dict[str, Any], special: dict[str, Any]) -> dict[str, Any]:
         takes_text = content["pre_tokenizer"]["type"] == "BertPreTokenizer"
         return {"tokenizer_class": "OpenAIGPTTokenizer", **special} if takes_text else special | GENERIC_CLASS
-
-    def write_vocabulary(self, folder: Path, model: dict[str, Any]) -> None:
-        write_merges(folder, model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +259,7 @@ def train_gpt1(texts: Iterable[str], settings: Gpt1Settings, words: Callable[[],
     )  # fmt: skip
     vocab |= {token: len(vocab) + number for number, token in enumerate(last)}
     backend = Backend(models.BPE(vocab=vocab, merges=merges, unk_token=UNK, end_of_word_suffix=WORD_END))
-    backend.normalizer = normalizer
-    backend.pre_tokenizer = pre_tokenizer
+    backend.normalizer, backend.pre_tokenizer = normalizer, pre_tokenizer
     backend.decoder = decoders.BPEDecoder(suffix=WORD_END)
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in (UNK, *last)])
     return Gpt1Tokenizer(backend, TokenizerFacts(dict(_GPT1_ROLES), training=settings_record(settings, "frequency")))
