@@ -196,7 +196,14 @@ def model_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a local Hugging Face folder; raise ExportError if they are not complete."""
     index = folder / INDEX_FILE
     if not index.exists() and not (folder / SINGLE_FILE).exists():
-        raise ExportError(_no_safetensors(folder))
+        if pickled := sorted(path.name for path in folder.glob("pytorch_model*.bin")):
+            raise ExportError(
+                f"{folder} holds its weights as a pickle ({pickled[0]}), which can run any code when it is read; if "
+                "you trust its source, load it once with transformers' from_pretrained and save it with "
+                "save_pretrained, which writes model.safetensors, then give that folder"
+            )
+        neither = f"neither {SINGLE_FILE} nor {INDEX_FILE}"
+        raise ExportError(f"{folder} has {neither}: give a folder written by save_pretrained")
     paths = [folder / name for name in (_indexed_files(index) if index.exists() else [SINGLE_FILE])]
     missing = [path for path in paths if not path.exists()]
     if missing:
@@ -239,14 +246,3 @@ def _indexed_files(index: Path) -> list[str]:
         if Path(name).name != name or "\0" in name or name == ".." or len(name.encode(errors="replace")) > NAME_BYTES:
             raise ExportError(f"{index}: the file {name!r:.80} is not in the model's folder; give a folder you trust")
     return sorted(set(names))
-
-
-def _no_safetensors(folder: Path) -> str:
-    pickled = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
-    if pickled:
-        return (
-            f"{folder} holds its weights as a pickle ({pickled[0]}), which can run any code when it is read; if you "
-            "trust its source, load it once with transformers' from_pretrained and save it with save_pretrained, which "
-            "writes model.safetensors, then give that folder"
-        )
-    return f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}: give a folder written by save_pretrained"

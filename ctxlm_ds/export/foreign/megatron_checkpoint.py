@@ -106,10 +106,8 @@ def _collect(folder: Path, contents: dict[tuple[int, ...], dict[str, Any]]) -> M
         raise ExportError(f"{folder}: its files hold no model")
     sizes = [1 + max(place[axis] for place in contents) for axis in (0, 1)]
     _check_complete(folder, contents, sizes)
-    stages = []
-    for chunk in chunks:
-        for stage in range(sizes[1]):
-            stages.append([_model(contents[rank, stage], chunk, folder) for rank in range(sizes[0])])
+    stages = [[_model(contents[rank, stage], chunk, folder) for rank in range(sizes[0])]
+              for chunk in chunks for stage in range(sizes[1])]  # fmt: skip
     return _described(folder, first, stages)
 
 
