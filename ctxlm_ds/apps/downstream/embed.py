@@ -72,8 +72,7 @@ def main() -> None:
     first = next(sentences, None)
     if first is None:
         raise ConfigError(f"--input {' '.join(args.input)}: no text")
-    pooling = args.pooling or "first"
-    facts = {"source": str(args.features), "layers": str(choice), "unit": args.unit, "pooling": pooling}
+    facts = {"source": str(args.features), "layers": str(choice), "unit": args.unit, "pooling": args.pooling or "first"}
     units = vectors_of(chain([first], sentences), source, choice, args.unit == "sentences")
     number, rows = write_vectors(args.output, units, facts)
     if isinstance(source, StaticSource):

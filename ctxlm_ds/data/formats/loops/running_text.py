@@ -113,12 +113,10 @@ def sentence_rows(
     """
     first, after = documents
     place = np.array([first, table.bounds[first], 0], dtype=np.int64)
+    fill = fill_separated_rows if separated else fill_dense_rows
     while place[0] < after:
         records = np.empty(RECORDS_AT_ONCE, dtype=SAMPLE_DTYPE)
-        if separated:
-            count = fill_separated_rows(table, room + 1, crosses, after, place, records)
-        else:
-            count = fill_dense_rows(table, room, crosses, after, place, records)
+        count = fill(table, room + separated, crosses, after, place, records)
         yield records[:count]
 
 
