@@ -17,21 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
-from ctxlm_ds.data.formats.base import SequenceTemplate
+from ctxlm_ds.data.formats.base import SampleFormat, SequenceTemplate
 from ctxlm_ds.data.formats.loops.framing import INTACT
 from ctxlm_ds.data.index.storage import REMEDY, open_array, read_meta
 from ctxlm_ds.data.sample import Samples, empty_samples, starts_of
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.registry import FORMATS
-
-if TYPE_CHECKING:
-    from ctxlm_ds.data.formats.base import SampleFormat
 
 LONGEST_SAMPLE = 1 << 16
 

@@ -14,16 +14,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.numba_random import compiled, inlined
 from ctxlm_ds.errors import DataError
-
-if TYPE_CHECKING:
-    from ctxlm_ds.data.dataset.reader import IndexedDataset
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

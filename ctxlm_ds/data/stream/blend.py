@@ -12,19 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.numba_random import Permutation, compiled
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.recipe.schema import TrainingConfig
 from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.recipe.source_rules import source_names
-
-if TYPE_CHECKING:
-    from ctxlm_ds.data.index.index import RowSource
 
 EPOCH_PURPOSE = "row_order"
 ROWS_PURPOSE = "blend_rows"

@@ -10,11 +10,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ctxlm_ds.console import aligned
+from ctxlm_ds.data.dataset.reader import IndexedDataset
+from ctxlm_ds.data.index.index import RowSource, SampleIndex
 from ctxlm_ds.data.index.record import RECORDS_AT_ONCE
 from ctxlm_ds.data.stream.blend import stream_shares
 from ctxlm_ds.errors import ConfigError, DataError
@@ -23,10 +24,6 @@ from ctxlm_ds.recipe.schema import EvaluationConfig, RunConfig, TrainingConfig
 from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.recipe.source_rules import source_names
 from ctxlm_ds.recipe.words import STEPS_FOLLOW
-
-if TYPE_CHECKING:
-    from ctxlm_ds.data.dataset.reader import IndexedDataset
-    from ctxlm_ds.data.index.index import RowSource, SampleIndex
 
 TRAIN_HEAD = ("source", "documents", "tokens an epoch", "rows an epoch", "share", "epochs", "tokens read")
 QUANTILES = (0.05, 0.5, 0.95)

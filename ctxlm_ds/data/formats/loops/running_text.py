@@ -16,20 +16,18 @@ one thread walks the documents, at some nanoseconds per sentence.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.formats.base import SINGLE_SPECIALS
 from ctxlm_ds.data.index.record import RECORDS_AT_ONCE, SAMPLE_DTYPE
 from ctxlm_ds.data.index.sentence_table import SentenceTable, end_of, ends_with_eod, first_sentence, start_of
 from ctxlm_ds.data.numba_random import compiled
 from ctxlm_ds.data.sample import NO_LABEL
 from ctxlm_ds.errors import DataError
-
-if TYPE_CHECKING:
-    from ctxlm_ds.data.dataset.reader import IndexedDataset
 
 
 def text_bounds(
