@@ -80,8 +80,7 @@ inlined = partial(compiled, inline="always")
 def hash_words(count: int, *parts: int | str) -> NDArray[np.uint64]:
     """Return [count] 64-bit words of a hash over typed parts (1 and "1" differ, as do ("ab", "c") and ("a", "bc"))."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
-    digest = hashlib.shake_256(text.encode()).digest(8 * count)
-    return np.frombuffer(digest, dtype="<u8").astype(np.uint64)
+    return np.frombuffer(hashlib.shake_256(text.encode()).digest(8 * count), dtype="<u8").astype(np.uint64)
 
 
 def stream_key(seed: int, *purpose: int | str) -> np.uint64:

@@ -59,8 +59,7 @@ def to_hf_config(
     """
     kept = {key: value for key, value in (kept or {}).items() if key in export.kept_settings}
     head = {"architectures": [hf_class], "dtype": TORCH_DTYPES[dtype]}
-    values = {**export.their_settings(model, ids), **kept, **head}
-    config = _complete(export, values, hf_class)
+    config = _complete(export, {**export.their_settings(model, ids), **kept, **head}, hf_class)
     # Config classes of transformers 5 leave out settings of generate(), which it still reads from config.json.
     generation = {key: value for key, value in kept.items() if value is not None and not hasattr(config, key)}
     for key, value in {**generation, **export.written_settings(model), **(trained or {})}.items():

@@ -97,8 +97,7 @@ that data's errors and biases and states no facts. Check it on your own task bef
 def _trained_length(source: CheckpointSource) -> str:
     if source.trained_length == source.model.longest_sequence:
         return ""
-    learned = source.model.learned_positions
-    effect = "later positions have random weights" if learned else "it never saw longer ones"
+    effect = "later positions have random weights" if source.model.learned_positions else "it never saw longer ones"
     return f"It was trained on sequences of {source.trained_length} tokens; {effect}. "
 
 

@@ -70,8 +70,7 @@ def write_model(
         file.write()
         weight_map |= dict.fromkeys(shard, path.name)
     if len(shards) > 1:
-        elements = sum(map(math.prod, shapes.values()))
-        metadata = {"total_parameters": elements, "total_size": sum(sizes.values())}
+        metadata = {"total_parameters": sum(map(math.prod, shapes.values())), "total_size": sum(sizes.values())}
         index = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 

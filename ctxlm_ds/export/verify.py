@@ -190,8 +190,7 @@ def verify_folder(
     for export in export_of(model.family).models():
         own = export.shared_outputs(outputs)  # ours has only these outputs
         theirs = _their_logits(folder / export.folder, export, export.hf_classes[frozenset(own)], inputs)
-        rounded = _logits(export, inputs, _filled_model(source, model, own, dtype).run)
-        comparisons += _compare(rounded, theirs, BOUND)
+        comparisons += _compare(_logits(export, inputs, _filled_model(source, model, own, dtype).run), theirs, BOUND)
         if dtype != "fp32":
             exact = _logits(export, inputs, _filled_model(source, model, own, "fp32").run)
             comparisons += _compare(exact, theirs, ROUNDING_BOUNDS[dtype], f" (rounding to {dtype})")

@@ -229,8 +229,7 @@ class Tokenizer:
 
     def special_settings(self) -> dict[str, Any]:
         """Return the special tokens under the names of transformers' classes."""
-        tokens = self.facts.special_tokens
-        special = {f"{role}_token": token for role, token in tokens.items()}
+        special = {f"{role}_token": token for role, token in self.facts.special_tokens.items()}
         if self.has_mask:
             return special | self.end_tokens() if self.names_ends else special
         return {name: special[name] for name in ("pad_token", "unk_token")} | self.end_tokens()

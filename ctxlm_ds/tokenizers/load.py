@@ -238,8 +238,7 @@ def _special_tokens(folder: Path, settings: Sequence[dict[str, Any]], backend: A
             tokens[role] = token
         return tokens
     found = {role: configured(role) or configured(_STAND_INS.get(role, "")) or usual(role) for role in DECODER_ROLES}
-    known = (name for name in _USUAL_ENDS if backend.token_to_id(name) is not None)
-    end = found["sep"] or next(known, None)
+    end = found["sep"] or next((name for name in _USUAL_ENDS if backend.token_to_id(name) is not None), None)
     if end is None:
         raise TokenizerError(
             f"{folder}: the tokenizer has no mask token, which masked language models need, and no end-of-document "

@@ -71,8 +71,7 @@ def count_words(texts: Iterable[str], pre_tokenizer: Any, normalizer: Any = None
     # A vocabulary of one learns nothing; the words that a trainer has counted are part of its state.
     trainer = trainers.BpeTrainer(vocab_size=1, special_tokens=["<unk>"], limit_alphabet=0, show_progress=False)
     learn(texts, trainer, pre_tokenizer, normalizer)
-    words = json.loads(trainer.__getstate__())["BpeTrainer"]["words"]
-    return dict(sorted(words.items()))
+    return dict(sorted(json.loads(trainer.__getstate__())["BpeTrainer"]["words"].items()))
 
 
 def learn_from_counts(

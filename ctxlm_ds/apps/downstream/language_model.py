@@ -175,8 +175,7 @@ class Scorer(ABC):
 
     def scores(self, items: Sequence[Row], mean: bool = False) -> NDArray[np.float64]:
         """Return the sum (or mean) of the log-probabilities in nats of each item's tokens, [items]."""
-        found = self.model.log_probs(items)
-        return np.array([values.mean() if mean else values.sum() for values in found])
+        return np.array([values.mean() if mean else values.sum() for values in self.model.log_probs(items)])
 
     def _parts(self, before: str, word: str, after: str) -> tuple[Tokens, Tokens, Tokens]:
         """Return the tokens before the word, those of the word, and those after it in the complete text."""
@@ -315,8 +314,7 @@ class Prompting:
     def _neutral(self, examples: Sequence[Example], given: str) -> Iterable[NDArray[np.float64]]:
         """Return the mean probabilities after content-free inputs, for each example."""
         if self.kind.task.entry.answer != "choice":
-            mean = np.mean(self._probabilities(content_free(examples[0]), given), axis=0)
-            return [mean] * len(examples)
+            return [np.mean(self._probabilities(content_free(examples[0]), given), axis=0)] * len(examples)
         inputs = [one for example in examples for one in content_free(example)]
         rows, each = self._probabilities(inputs, given), len(inputs) // len(examples)
         return [np.mean(rows[at : at + each], axis=0) for at in range(0, len(rows), each)]
@@ -335,8 +333,7 @@ class Prompting:
         if unknown and not self._reported_unknown:
             self._reported_unknown = True
             logger.warning("unknown tokens in %d of %d choices are scored like others", unknown, len(items))
-        scores = np.split(self.scorer.scores(items, self.mean), np.cumsum(counts)[:-1])
-        return [softmax(row) for row in scores]
+        return [softmax(row) for row in np.split(self.scorer.scores(items, self.mean), np.cumsum(counts)[:-1])]
 
     def fit(self, example: Example, given: str) -> tuple[list[Row], bool]:
         """Return an input for each word, and whether the example was cut; ConfigError if not even an empty one fits."""

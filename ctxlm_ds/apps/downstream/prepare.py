@@ -30,8 +30,7 @@ MAX_LAYERS = 4096
 def read_parts(task: TaskDescription, data: Path, limit: int | None = None) -> Parts:
     """Read all files of a task (DataError names file, line, remedy); `limit` keeps the first training examples."""
     parts = read_files(task, data)
-    labels = kind_class(task).find_labels(task, parts.train)
-    return replace(parts, train=parts.train[:limit], labels=labels)
+    return replace(parts, train=parts.train[:limit], labels=kind_class(task).find_labels(task, parts.train))
 
 
 def kind_class(task: TaskDescription, variant: str | None = None) -> type[Kind]:

@@ -68,8 +68,7 @@ def measure(config: RunConfig) -> dict[str, Any]:
         batches = [batch for of_source in run.evaluate_by_batch().values() for batch in of_source]
     labels = list(map(predictions.labels, predictions.held_out()))
     counts, predicted = np.array(list(map(len, labels))), hashlib.sha256(np.concatenate(labels).tobytes())
-    losses = np.array([batch[f"{predictions.term.name}_loss"] for batch in batches])
-    items = items_of(losses, counts)
+    items = items_of(np.array([batch[f"{predictions.term.name}_loss"] for batch in batches]), counts)
     loss, limit = float(items.mean()), gate(config, predictions)
     return found | {"loss": loss, "items": items.tolist(), "gate": limit, "held_out": predicted.hexdigest()}
 

@@ -47,8 +47,7 @@ class TaggedWords:
 
     def controls(self, num_labels: int) -> Tags:
         """Return a tag for each word that is the same in every sentence (Hewitt and Liang 2019, section 2)."""
-        keys = [np.random.default_rng([SEED, *word.encode()]).integers(num_labels) for word in self.words]
-        return np.array(keys)
+        return np.array([np.random.default_rng([SEED, *word.encode()]).integers(num_labels) for word in self.words])
 
 
 def probe(train: TaggedWords, dev: TaggedWords, num_labels: int) -> dict[str, Any]:
@@ -118,8 +117,7 @@ def _fit(vectors: Vectors, tags: Tags, num_labels: int) -> FrozenModel:
 def _batches(count: int) -> Iterator[NDArray[np.int64]]:
     rng = np.random.default_rng(SEED)
     for _ in range(max(EPOCHS, ceil(FEWEST_STEPS / ceil(count / BATCH)))):
-        order = rng.permutation(count)
-        yield from np.split(order, range(BATCH, count, BATCH))
+        yield from np.split(rng.permutation(count), range(BATCH, count, BATCH))
 
 
 @torch.no_grad()

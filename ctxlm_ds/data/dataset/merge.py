@@ -124,8 +124,7 @@ def _write(output: str, parts: Sequence[MergeInput], folder: LockedFolder, overw
                     if part.has_spans:
                         dataset.check_recorded("spans", file_digest(dataset_file(part.prefix, "spans")))
                     dataset.check_recorded("bin", digest)
-                errors = "".join(islice(_error_lines(parts), _MAX_ERROR_LINES))
-                writer.prepare(_merged_metadata(parts), errors)
+                writer.prepare(_merged_metadata(parts), "".join(islice(_error_lines(parts), _MAX_ERROR_LINES)))
                 progress.update(needed)
             folder.check()
             refuse_existing(output, overwrite, _NOT_THESE)  # another program may have written it meanwhile
@@ -344,8 +343,7 @@ def _check_one_input(members: Sequence[tuple[int, MergeInput]], count: int) -> N
     """Require every number of each input that the shards were made of."""
     made_of: dict[str, list[tuple[int, MergeInput]]] = {}
     for number, part in members:
-        facts = json.dumps([part.metadata.get(key) for key in _OF_A_SHARD_SET])
-        made_of.setdefault(facts, []).append((number, part))
+        made_of.setdefault(json.dumps([part.metadata.get(key) for key in _OF_A_SHARD_SET]), []).append((number, part))
     if all(len({number for number, _ in group}) == count for group in made_of.values()):
         return
     (number, first), (other_number, other) = (group[0] for group in list(made_of.values())[:2])

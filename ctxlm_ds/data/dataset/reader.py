@@ -149,8 +149,7 @@ class IndexedDataset:
         """
         digest = hashlib.sha256(f"{METADATA_FORMAT} {self.tokens.nbytes} {self.index_digest}".encode())
         if self.metadata is not None:
-            deciding = {key: self.metadata.get(key) for key in _DECIDING}
-            digest.update(json.dumps(deciding, sort_keys=True).encode())
+            digest.update(json.dumps({key: self.metadata.get(key) for key in _DECIDING}, sort_keys=True).encode())
         return digest.hexdigest()
 
     def __len__(self) -> int:

@@ -154,8 +154,7 @@ def build_rows(
 
     def opened(part: Source) -> SampleIndex:
         place = IndexPlace.of(part, tokenizer, settings, held_out)
-        fill = partial(_write_index, place, tokenizer, workers)
-        is_own = build_once(place.directory, fill)
+        is_own = build_once(place.directory, partial(_write_index, place, tokenizer, workers))
         index = place.open(tokenizer)
         if verify != "none" and not is_own:
             verify_files(index.directory, index.meta, trust=verify == "changed")
@@ -168,9 +167,8 @@ def _write_index(place: IndexPlace, tokenizer: Tokenizer, workers: int, folder: 
     require_room(folder, place)
     counts = _write_samples(folder, place, tokenizer, workers)
     meta = {"format": INDEX_FORMAT, "version": INDEX_VERSION, "key": place.key, "settings": place.settings.to_dict()}
-    prefix, fingerprint, documents = place.dataset.prefix, place.dataset.fingerprint, list(place.documents)
-    dataset = {"prefix": prefix, "fingerprint": fingerprint, "documents": documents}
-    write_meta(folder, meta | {"dataset": dataset} | counts)
+    origin = {"prefix": place.dataset.prefix, "fingerprint": place.dataset.fingerprint}
+    write_meta(folder, meta | {"dataset": origin | {"documents": list(place.documents)}} | counts)
 
 
 def require_room(folder: Path, place: IndexPlace) -> None:
@@ -255,8 +253,7 @@ def excerpt(
         )
     with tempfile.TemporaryDirectory(prefix="samples-") as folder:
         data = settings.data.model_copy(update={"sample_index_dir": folder})
-        part = replace(whole, documents=(0, count))
-        rows = build_rows([part], tokenizer, replace(settings, data=data))
+        rows = build_rows([replace(whole, documents=(0, count))], tokenizer, replace(settings, data=data))
         objective.read_corpus(rows, settings.seed)
         yield rows, title
 

@@ -62,8 +62,7 @@ class NpyAppender:
         self.count += len(values)
 
     def _write_header(self) -> None:
-        description = np.lib.format.dtype_to_descr(self.dtype)
-        header = {"descr": description, "fortran_order": False, "shape": (self.count,)}
+        header = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": (self.count,)}
         np.lib.format.write_array_header_1_0(self._handle, header)
 
     def __enter__(self) -> NpyAppender:

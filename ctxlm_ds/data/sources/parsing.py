@@ -116,8 +116,7 @@ def _decoded(record: bytes) -> str:
 
 
 def _from_text(record: bytes, json_keys: Sequence[str]) -> Document:
-    text = _checked(_decoded(record).strip("\r\n"))
-    return dict.fromkeys(json_keys, text)
+    return dict.fromkeys(json_keys, _checked(_decoded(record).strip("\r\n")))
 
 
 def _from_json(record: bytes, json_keys: Sequence[str]) -> Document:
@@ -171,8 +170,7 @@ def _json_object(record: bytes, json_keys: Sequence[str]) -> dict[str, Any]:
 
 def _from_wikiextractor(record: bytes, json_keys: Sequence[str]) -> Document:
     """Return the text without its title line, as in WikiExtractor's JSON, and without its escapes (--html-safe)."""
-    text = _decoded(record)
-    head, _, body = text.partition("\n")
+    head, _, body = _decoded(record).partition("\n")
     if not head.startswith("<doc "):
         raise _Unfit("outside of <doc> ... </doc>", "")
     if not body.endswith("</doc>"):

@@ -259,8 +259,7 @@ def _rows(batches: Iterable[Any], json_keys: Sequence[str], skip: int) -> Iterat
     for batch in batches:
         for start in range(min(skip, batch.num_rows), batch.num_rows, _BATCH_ROWS):
             part = batch.slice(start, _BATCH_ROWS)
-            columns = [_python_values(part.column(key)) for key in json_keys]
-            for values in zip(*columns, strict=True):
+            for values in zip(*[_python_values(part.column(key)) for key in json_keys], strict=True):
                 yield dict(zip(json_keys, values, strict=True))
         skip = max(0, skip - batch.num_rows)
 

@@ -68,8 +68,7 @@ def with_word_budget(config: RunConfig, rows: RowSource) -> tuple[RunConfig, flo
     training = config.training
     per_row = words_per_row(config.data, training, rows, config.checkpoint.at_words)
     if training.max_words is not None:
-        needed = ceil(training.max_words / per_row)
-        steps = bisect_left(range(STEPS_FOLLOW), needed, key=training.rows_after)
+        steps = bisect_left(range(STEPS_FOLLOW), ceil(training.max_words / per_row), key=training.rows_after)
         if training.max_steps not in (STEPS_FOLLOW, steps):
             raise ConfigError(
                 f"training.max_steps: {training.max_steps:,}, but training.max_words {training.max_words:,} gives "

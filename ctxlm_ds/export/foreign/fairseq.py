@@ -193,8 +193,7 @@ def _joined(tensors: dict[str, torch.Tensor], path: Path) -> dict[str, torch.Ten
         if match is None:
             joined[name] = value
         elif (name := f"{match[1]}in_proj_{match[3]}") not in joined:
-            parts = [required(tensors, f"{match[1]}{part}_proj.{match[3]}", path) for part in "qkv"]
-            joined[name] = torch.cat(parts)
+            joined[name] = torch.cat([required(tensors, f"{match[1]}{part}_proj.{match[3]}", path) for part in "qkv"])
     return joined
 
 

@@ -65,8 +65,7 @@ def read_megatron(path: Path) -> MegatronFiles:
         raise ExportError(
             f"{folder} has no mp_rank_* of Megatron-LM or Megatron-DeepSpeed; give the run's folder or one checkpoint"
         )
-    contents = {place: read_torch_file(_rank_file(folder)) for place, folder in places.items()}
-    return _collect(folder, contents)
+    return _collect(folder, {place: read_torch_file(_rank_file(folder)) for place, folder in places.items()})
 
 
 def _newest(path: Path) -> Path:
@@ -230,8 +229,7 @@ def from_megatron(checkpoint: Path, tokenizer_folder: Path, output: Path) -> Con
     if the folder has no usable tokenizer.
     """
     tokenizer = load_tokenizer(tokenizer_folder)
-    weights = megatron_weights(read_megatron(checkpoint), tokenizer.vocab_size)
-    return write_plain_folder(weights, tokenizer, output)
+    return write_plain_folder(megatron_weights(read_megatron(checkpoint), tokenizer.vocab_size), tokenizer, output)
 
 
 def megatron_weights(files: MegatronFiles, vocab_size: int) -> ForeignWeights:
@@ -243,8 +241,7 @@ def megatron_weights(files: MegatronFiles, vocab_size: int) -> ForeignWeights:
                 f"{files.folder}: the model was trained with {name} {arguments[name]!r}; only {values[0]!r} can be "
                 "converted"
             )
-    names = {name for stage in files.stages for name in stage[0]}
-    is_bert = any("lm_head." in name for name in names)
+    is_bert = any("lm_head." in name for stage in files.stages for name in stage[0])
     family, block = ("megatron_bert", "encoder") if is_bert else ("gpt2", "decoder")
     heads = _number(arguments, "num_attention_heads", files.folder)
     tensors = _complete_tensors(files, block, int(heads))
@@ -293,8 +290,7 @@ def _complete_tensors(files: MegatronFiles, block: str, heads: int) -> Tensors:
 def _joined(name: str, parts: list[torch.Tensor], heads: int, version: float) -> torch.Tensor:
     parts = [part.float() for part in parts]
     if QKV in name:
-        ordered = [_by_kind(part, heads // len(parts), version) for part in parts]
-        return torch.cat(ordered, dim=1).flatten(0, 2)
+        return torch.cat([_by_kind(part, heads // len(parts), version) for part in parts], dim=1).flatten(0, 2)
     if SPLIT_BY_ROWS.fullmatch(name):
         return torch.cat(parts)
     return torch.cat(parts, dim=1) if SPLIT_BY_COLUMNS.fullmatch(name) else parts[0]

@@ -146,8 +146,7 @@ class SentencePieceTokenizer(Tokenizer):
             self._processor = SentencePieceProcessor(model_proto=facts.files[MODEL_FILE])
         except RuntimeError as error:
             raise TokenizerError(f"{facts.source}: {MODEL_FILE} is damaged ({error}); restore the folder") from error
-        pieces = self._processor.id_to_piece(list(range(len(self._processor))))
-        for token_id, piece in enumerate(pieces):
+        for token_id, piece in enumerate(self._processor.id_to_piece(list(range(len(self._processor))))):
             if backend.token_to_id(piece) != token_id:
                 raise TokenizerError(
                     f"{facts.source}: {MODEL_FILE} numbers {piece!r} {token_id}, tokenizer.json "

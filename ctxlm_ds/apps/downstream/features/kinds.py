@@ -318,8 +318,7 @@ def collate(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
     batch: dict[str, Tensor] = {}
     if "labels" in rows[0]:
         labels = [torch.tensor(row["labels"]) for row in rows]
-        is_list = labels[0].ndim > 0
-        batch["labels"] = pad_sequence(labels, True, IGNORED_LABEL) if is_list else torch.stack(labels)
+        batch["labels"] = pad_sequence(labels, True, IGNORED_LABEL) if labels[0].ndim > 0 else torch.stack(labels)
     for name in ("vectors", "static"):
         if name in rows[0]:
             texts = [torch.tensor(text) for row in rows for text in row[name]]

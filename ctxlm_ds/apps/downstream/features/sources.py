@@ -126,8 +126,7 @@ class OwnSource(FeatureSource):
     def block(self, sentences: Sequence[Words]) -> Iterator[Vectors]:
         found: dict[int, Vectors] = {}
         for batch in _by_length([len(words) for words in sentences]):
-            computed = self._layers([sentences[at] for at in batch])
-            found |= zip(batch, computed, strict=True)
+            found |= zip(batch, self._layers([sentences[at] for at in batch]), strict=True)
         for at in range(len(sentences)):
             if not self._separate:
                 yield found[at]
@@ -180,8 +179,7 @@ class TransformersSource(FeatureSource):
     def _hidden(self, rows: dict[str, Any]) -> Vectors:
         """Return all hidden states of a batch, [layers, rows, tokens, width]."""
         inputs = self.tokenizer.pad(rows, return_tensors="pt").to(self.device)
-        states = self.model(**inputs, output_hidden_states=True).hidden_states
-        return torch.stack(states).float().cpu().numpy()
+        return torch.stack(self.model(**inputs, output_hidden_states=True).hidden_states).float().cpu().numpy()
 
 
 def _by_length(lengths: Sequence[int]) -> Iterator[list[int]]:

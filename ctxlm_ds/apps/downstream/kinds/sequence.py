@@ -65,10 +65,9 @@ class Classification(Kind):
         return Features(rows, [{} for _ in rows], examples)
 
     def predict(self, outputs: Any, features: Features) -> list[Prediction]:
-        probabilities = softmax(outputs)
         return [
             Prediction(self.labels[row.argmax()], dict(zip(self.labels, row.tolist(), strict=True)))
-            for row in probabilities
+            for row in softmax(outputs)
         ]
 
     def is_right(self, prediction: Prediction, example: Example) -> bool:

@@ -85,8 +85,7 @@ class QuestionAnswering(Kind):
             normalizers[owner].append(float(np.log(np.exp(start - start.max()).sum()) + start.max()
                                             + np.log(np.exp(end - end.max()).sum()) + end.max()))  # fmt: skip
             if total > best[owner][0]:
-                text = features.examples[owner].text[spans[first][0] : spans[last][1]]
-                best[owner] = (total, text)
+                best[owner] = (total, features.examples[owner].text[spans[first][0] : spans[last][1]])
         return [self._decide(*one, null[at], max(normalizers[at])) for at, one in enumerate(best)]
 
     def _decide(self, total: float, text: str, null: float, normalizer: float) -> Prediction:

@@ -129,8 +129,7 @@ class TextToText(Kind):
         return [self._read(text) for text in self._decode(padded.tolist())]
 
     def _decode(self, rows: Sequence[Sequence[int]]) -> list[str]:
-        texts = self.tokenizer.batch_decode(rows, skip_special_tokens=True)
-        return [" ".join(text.split()) for text in texts]
+        return [" ".join(text.split()) for text in self.tokenizer.batch_decode(rows, skip_special_tokens=True)]
 
     def _read(self, text: str) -> Prediction:
         if self.task.entry.answer == "label":
@@ -165,9 +164,8 @@ class EachExampleOnce(Seq2SeqTrainer):
 
 def mean_over_tokens(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
     """Return the cross-entropy of the targets' tokens, averaged over those of all ranks."""
-    logits = outputs["logits"]
     total = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
+        outputs["logits"].flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
     )
     if num_items_in_batch is None:
         return total / (labels != IGNORED_LABEL).sum()
