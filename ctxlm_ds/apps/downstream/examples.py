@@ -13,10 +13,10 @@ import lzma
 import math
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, TypeVar
 
 from ctxlm_ds.apps.downstream.task import Column, TaskDescription
 from ctxlm_ds.console import counted, logger
@@ -31,6 +31,7 @@ MIN_UNPACKED_BYTES = 1 << 26
 """A packed file of texts is refused if it unpacks to more than both; text takes a fifth of its size."""
 DOCUMENT_START = "-DOCSTART-"
 SPLIT_SEED = 1
+Key, Value = TypeVar("Key"), TypeVar("Value")
 Row = dict[Column, Any]
 """Cells of a line by number and by name."""
 
@@ -76,6 +77,14 @@ class Example:
     def right_texts(self) -> list[str]:
         """Return the right answers, or the label."""
         return [answer for answer, _ in self.answers] or ([] if self.label is None else [self.label])
+
+
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """Return the values of each key, keys and values in their order."""
+    found: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def find_file(data: Path, name: str) -> Path:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 
-from ctxlm_ds.apps.downstream.examples import Example
+from ctxlm_ds.apps.downstream.examples import Example, grouped
 from ctxlm_ds.apps.downstream.kinds.base import Kind, Prediction, check_weights, quiet_transformers, softmax
 from ctxlm_ds.apps.downstream.prepare import read_config
 from ctxlm_ds.apps.downstream.prompt import PromptDescription
@@ -70,9 +70,7 @@ class LanguageModel:
 
         Rows with the same input share a forward pass; the others are batched by length.
         """
-        same: dict[Any, list[int]] = {}
-        for at, row in enumerate(rows):
-            same.setdefault(row[:3], []).append(at)  # what decides the logits
+        same = grouped((row[:3], at) for at, row in enumerate(rows))  # by what decides the logits
         found: list[Values] = [np.empty(0)] * len(rows)
         for batch in self._batches(sorted((rows[places[0]] for places in same.values()), key=_sizes)):
             logits = self.logits(batch).float()

@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.apps.downstream.examples import Example
+from ctxlm_ds.apps.downstream.examples import Example, grouped
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.apps.report.charts import page, svg, table
 from ctxlm_ds.atomic import is_same, read_object, write_text
@@ -143,9 +143,7 @@ def summarize(
     results: Sequence[dict[str, Any]], metric: str, settings: Iterable[str] = tuple(OF_A_POINT)
 ) -> dict[str, Any]:
     """Return median, mean and spread over seeds per point (`settings`), and the point with the best median on dev."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for result in results:
-        groups.setdefault(tuple(result["point"][name] for name in settings), []).append(result)
+    groups = grouped((tuple(result["point"][name] for name in settings), result) for result in results)
     rows = []
     for values, group in sorted(groups.items()):
         row = dict(zip(settings, values, strict=True)) | {"seeds": sorted(one["point"]["seed"] for one in group)}
@@ -202,13 +200,10 @@ def write_report(
 
 def epoch_medians(results: Iterable[Mapping[str, Any]], point: Mapping[str, Any], metric: str) -> Points:
     """Return the medians over seeds of a metric after each epoch of a point; none if its log has no epochs."""
-    values: dict[float, list[float]] = {}
-    for result in results:
-        if all(result.get("point", {}).get(name) == point.get(name) for name in OF_A_POINT):
-            for line in result.get("log", []):
-                if math.isfinite(line.get(f"eval_{metric}", math.nan)):
-                    values.setdefault(line["epoch"], []).append(line[f"eval_{metric}"])
-    return [(epoch, statistics.median(several)) for epoch, several in sorted(values.items())]
+    of_point = [one for one in results if all(one.get("point", {}).get(name) == point.get(name) for name in OF_A_POINT)]
+    key, lines = f"eval_{metric}", (line for result in of_point for line in result.get("log", []))
+    figures = ((line["epoch"], line[key]) for line in lines if math.isfinite(line.get(key, math.nan)))
+    return [(epoch, statistics.median(several)) for epoch, several in sorted(grouped(figures).items())]
 
 
 def result_rows(summary: Mapping[str, Any], settings: Mapping[str, str] = OF_A_POINT) -> list[list[str]]:

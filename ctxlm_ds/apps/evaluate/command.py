@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ctxlm_ds.apps.downstream.examples import grouped
 from ctxlm_ds.apps.downstream.results import PREDICTIONS, RESULT_NAME, is_done, summarize, write_point
 from ctxlm_ds.apps.evaluate.compare import name_of, read_run, show
 from ctxlm_ds.apps.evaluate.suite import HARNESS, NAME, Entry, entries_of, load_suite
@@ -211,9 +212,7 @@ def read_examples(entry: Entry) -> Any:
         return entry.harness_tasks()
     from ctxlm_ds.apps.evaluate.pairs import read_pairs
 
-    kept: dict[str, list[Any]] = {}
-    for pair in read_pairs(entry.data):
-        kept.setdefault(pair.paradigm, []).append(pair)
+    kept = grouped((pair.paradigm, pair) for pair in read_pairs(entry.data))
     return [pair for pairs in kept.values() for pair in pairs[: entry.settings.first_pairs]]
 
 
@@ -375,10 +374,7 @@ def bootstrap(score: Callable[[Places], float], groups: Sequence[object], resamp
     same again.
     """
     generator = np.random.default_rng(1)
-    places: dict[object, list[int]] = {}
-    for at, group in enumerate(groups):
-        places.setdefault(group, []).append(at)
-    found = [np.array(own) for own in places.values()]
+    found = [np.array(own) for own in grouped((group, at) for at, group in enumerate(groups)).values()]
     values = [score(np.concatenate([own[generator.integers(len(own), size=len(own))] for own in found]))
               for _ in range(resamples)]  # fmt: skip
     low, high = np.nanpercentile(values, INTERVAL)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ctxlm_ds.apps.downstream.examples import OPENERS, json_rows, read_text
+from ctxlm_ds.apps.downstream.examples import OPENERS, grouped, json_rows, read_text
 from ctxlm_ds.apps.downstream.language_model import Values
 from ctxlm_ds.apps.evaluate.scorers import BLOCK, SentenceScorer
 from ctxlm_ds.console import byte_progress
@@ -127,10 +127,7 @@ def outcomes_of(scores: Values) -> Values:
 
 def accuracies(outcomes: Values, groups: Iterable[str]) -> dict[str, Accuracy]:
     """Return the accuracy of the outcomes [p] of each group, such as the pairs' paradigms or phenomena, by name."""
-    places: dict[str, list[int]] = {}
-    for at, name in enumerate(groups):
-        places.setdefault(name, []).append(at)
-    found = {name: outcomes[own] for name, own in places.items()}
+    found = {name: outcomes[own] for name, own in grouped((name, at) for at, name in enumerate(groups)).items()}
     return {name: Accuracy(float(own.mean()), float((own == 0.5).mean()), len(own)) for name, own in found.items()}
 
 

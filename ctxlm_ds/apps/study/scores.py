@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ctxlm_ds.apps.downstream.examples import Parts
+from ctxlm_ds.apps.downstream.examples import Parts, grouped
 from ctxlm_ds.apps.downstream.task import TaskDescription, load_task
 from ctxlm_ds.apps.evaluate.suite import PAIRS
 from ctxlm_ds.apps.study.measure import EXPORT
@@ -66,9 +66,7 @@ def score_pairs(model: Path, data: Path) -> dict[str, Any]:
     from ctxlm_ds.apps.evaluate.pairs import score_pairs as scores_of
     from ctxlm_ds.apps.evaluate.scorers import open_scorer
 
-    kept: dict[str, list[Any]] = {}
-    for pair in read_pairs(data):
-        kept.setdefault(pair.paradigm, []).append(pair)
+    kept = grouped((pair.paradigm, pair) for pair in read_pairs(data))
     pairs = [pair for several in kept.values() for pair in several[:PAIRS_OF_PARADIGM]]
     return {"items": outcomes_of(scores_of(open_scorer(model), pairs)).tolist()}
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ctxlm_ds.apps.downstream.examples import Example
+from ctxlm_ds.apps.downstream.examples import Example, grouped
 from ctxlm_ds.apps.downstream.kinds.base import IGNORED_LABEL, Features, Kind, Prediction, check_label, softmax
 from ctxlm_ds.apps.downstream.metrics import tagging_scores
 from ctxlm_ds.apps.downstream.tags import OUTSIDE, best_sequence, legal_transitions, marginals, read_spans, write_tags
@@ -135,11 +135,7 @@ def word_places(sources: Sequence[dict[str, Any]], count: int) -> list[dict[int,
 
 
 def subword_positions(words: Sequence[int | None]) -> dict[int, list[int]]:
-    positions: dict[int, list[int]] = {}
-    for place, word in enumerate(words):
-        if word is not None:
-            positions.setdefault(word, []).append(place)
-    return positions
+    return grouped((word, place) for place, word in enumerate(words) if word is not None)
 
 
 @dataclass
