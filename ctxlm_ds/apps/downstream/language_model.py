@@ -296,9 +296,8 @@ class Prompting:
 
     def predict(self, examples: Sequence[Example], shots: Sequence[Example]) -> list[Prediction]:
         """Return a prediction for each example after the solved examples `shots`."""
-        causal = self.scorer.causal
         fillings = [self._words(one)[self.kind.target(one)] for one in shots]
-        given = self.prompt.demonstrations(shots, fillings, causal)
+        given = self.prompt.demonstrations(shots, fillings, self.scorer.causal)
         probabilities = self._probabilities(examples, given)
         if self.calibrated:
             neutral = self._neutral(examples, given)

@@ -77,8 +77,7 @@ class PromptDescription(Section):
 
     def demonstrations(self, examples: Sequence[Example], fillings: Sequence[str], causal: bool) -> str:
         """Return training examples with their gaps filled, each with the separator behind it."""
-        texts = (self.gapped(example, causal) for example in examples)
-        solved = zip(texts, fillings, strict=True)
+        solved = zip((self.gapped(example, causal) for example in examples), fillings, strict=True)
         return "".join(f"{before}{word}{after}{self.separator}" for (before, after), word in solved)
 
 

@@ -155,9 +155,8 @@ def largest_of_each(runs: Iterable[Run]) -> list[Run]:
 
 def table_records(runs: Sequence[Run]) -> list[Record]:
     """Return a record for each run and published model, those of a task together."""
-    tasks = dict.fromkeys(run.record["task"] for run in runs)
     records: list[Record] = []
-    for task in tasks:
+    for task in dict.fromkeys(run.record["task"] for run in runs):
         of_task = [run for run in runs if run.record["task"] == task]
         published: dict[str, Record] = {}
         for run in of_task:

@@ -99,9 +99,8 @@ def layer_table(runs: StudyRuns, arms: Sequence[ArmResult]) -> list[Row]:
             scores = [found for run in arm.figures if "accuracy" in (found := run["scores"].get(measure, {}))]
             if scores:
                 accuracy = {name: np.mean([one["accuracy"][name] for one in scores]) for name in scores[0]["accuracy"]}
-                mix = accuracy.pop(MIX)
                 code = [one["bits"] / one["uniform_bits"] for one in scores]
-                figures = [mix, np.mean([one["selectivity"] for one in scores]), np.mean(code)]
+                figures = [accuracy.pop(MIX), np.mean([one["selectivity"] for one in scores]), np.mean(code)]
                 layers = " ".join(f"{value:.4f}" for value in accuracy.values())
                 rows.append([arm.name, measure, layers, *(f"{value:.4f}" for value in figures)])
     return rows

@@ -220,8 +220,7 @@ class GivenPairs(TwoSegments):
         places = np.append(table.offsets["value"] >> table.shift, table.stop)
         starts = places[:-1].reshape(-1, SEGMENTS)
         document_ends = table.document_ends if len(table.document_ends) else places[SEGMENTS::SEGMENTS] - table.eod
-        ends = np.stack([starts[:, 1], document_ends], axis=1)
-        kept = longest_first(ends - starts, room)
+        kept = longest_first(np.stack([starts[:, 1], document_ends], axis=1) - starts, room)
         records = np.zeros(len(starts), dtype=SAMPLE_DTYPE)
         for number, name in enumerate("ab"):
             records[f"{name}_start"] = starts[:, number]

@@ -109,10 +109,9 @@ def preview_planned(
     titles: Sequence[str],
 ) -> Iterator[Text]:
     """Yield these rows with exactly their masks in training, each under its title."""
-    builder = BatchBuilder(rows, objective, data, seed, TRAIN_MASKS)
     labels = rows.indexes[0].format.sequence_labels
     render = partial(objective.render, tokenizer=tokenizer)
-    examples, row_starts = builder.examples(planned)
+    examples, row_starts = BatchBuilder(rows, objective, data, seed, TRAIN_MASKS).examples(planned)
     for title, begin, end in zip(titles, row_starts[:-1], row_starts[1:], strict=True):
         sequences = [examples.example(number) for number in range(begin, end)]
         yield render_row(sequences, title, data.seq_length, labels, render)
