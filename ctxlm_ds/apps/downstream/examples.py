@@ -31,7 +31,8 @@ MIN_UNPACKED_BYTES = 1 << 26
 """A packed file of texts is refused if it unpacks to more than both; text takes a fifth of its size."""
 DOCUMENT_START = "-DOCSTART-"
 SPLIT_SEED = 1
-Key, Value = TypeVar("Key"), TypeVar("Value")
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 Row = dict[Column, Any]
 """Cells of a line by number and by name."""
 
