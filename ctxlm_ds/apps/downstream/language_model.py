@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -22,9 +22,11 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 from ctxlm_ds.apps.downstream.examples import Example, grouped
 from ctxlm_ds.apps.downstream.kinds.base import Kind, Prediction, check_weights, quiet_transformers, softmax
 from ctxlm_ds.apps.downstream.prepare import read_config
-from ctxlm_ds.apps.downstream.prompt import PromptDescription
 from ctxlm_ds.console import counted, logger
 from ctxlm_ds.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ctxlm_ds.apps.downstream.prompt import PromptDescription
 
 BATCH_TOKENS = 2048
 """Most positions of a batch."""
