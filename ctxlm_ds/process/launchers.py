@@ -29,7 +29,7 @@ from types import FrameType
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.process.cgroups import read_text
-from ctxlm_ds.process.launch import Launcher, RankInfo, free_port
+from ctxlm_ds.process.launch import Launcher, RankInfo, export_ranks, free_port
 from ctxlm_ds.process.run_lock import process_fields
 from ctxlm_ds.process.signals import STOP_SIGNALS, interrupted
 from ctxlm_ds.process.slurm import SRUN, read_number
@@ -66,8 +66,11 @@ class Environment(Launcher):
     ConfigError if one is missing, is no number, or contradicts another.
     """
 
+    variable = ""
+    """One more variable that a launcher with an entry sets."""
+
     def has_started(self, environ: Mapping[str, str]) -> bool:
-        return "RANK" in environ or "WORLD_SIZE" in environ
+        return ("RANK" in environ or "WORLD_SIZE" in environ) and (not self.variable or self.variable in environ)
 
     def place(self, environ: Mapping[str, str]) -> RankInfo:
         rank, world_size = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
@@ -89,11 +92,9 @@ class Environment(Launcher):
 class Torchrun(Environment):
     """torchrun, which prints the traceback of a SignalException when it is interrupted."""
 
+    variable = "TORCHELASTIC_RUN_ID"
     default_threads = "1"
     second_interrupts = (signal.SIGINT, signal.SIGTERM)
-
-    def has_started(self, environ: Mapping[str, str]) -> bool:
-        return super().has_started(environ) and "TORCHELASTIC_RUN_ID" in environ
 
     def prepare(self, ranks: RankInfo) -> None:
         die_with_launcher(watch_grandparent=False)
@@ -106,8 +107,7 @@ class Torchrun(Environment):
 class DeepSpeed(Environment):
     """The `deepspeed` command, or its per-node launcher."""
 
-    def has_started(self, environ: Mapping[str, str]) -> bool:
-        return super().has_started(environ) and "CROSS_RANK" in environ
+    variable = "CROSS_RANK"
 
     def prepare(self, ranks: RankInfo) -> None:
         die_with_launcher(watch_grandparent=ranks.local_rank == 0)
@@ -118,10 +118,8 @@ class DeepSpeed(Environment):
 class LocalRanks(Environment):
     """This command with `--ranks N`."""
 
+    variable = LOCAL_RANKS
     returns_status = True
-
-    def has_started(self, environ: Mapping[str, str]) -> bool:
-        return super().has_started(environ) and LOCAL_RANKS in environ
 
     def prepare(self, ranks: RankInfo) -> None:
         die_with_launcher(watch_grandparent=False)
@@ -263,11 +261,10 @@ class _Ranks:
         """Signals that came; ranks that are started after them get them too."""
 
     def start(self, command: Sequence[str], num_ranks: int) -> None:
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), LOCAL_RANKS: str(os.getpid())}
-        sizes = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
+        environ, port = os.environ | {LOCAL_RANKS: str(os.getpid())}, free_port()
         for rank in range(num_ranks):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            self._processes.append(subprocess.Popen(command, env={**os.environ, **meeting, **sizes, **place}))
+            export_ranks(RankInfo(rank, num_ranks, rank, num_ranks, "127.0.0.1", port, "", rank), environ)
+            self._processes.append(subprocess.Popen(command, env=environ))
             for number in self._received:
                 self._processes[-1].send_signal(number)
 
