@@ -17,14 +17,8 @@ SHARED_MOUNTS = {"cpu": "cpu,cpuacct"}  # folders in which version 1 may mount a
 
 def available_cores(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> int:
     """Count the cores this process may run on: its affinity, cut by the CPU quota of its cgroups."""
-    cores = len(os.sched_getaffinity(0))
-    quota = cgroup_quota(root, own)
-    return max(1, cores if quota is None else min(cores, math.floor(quota)))
-
-
-def cgroup_quota(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> float | None:
-    """Find the smallest CPU quota, in cores, of this process's cgroups; None without a limit."""
-    return min((quota for _, quota in _limits("cpu", _quota, root, own)), default=None)
+    quotas = (quota for _, quota in _limits("cpu", _quota, root, own))
+    return max(1, int(min(len(os.sched_getaffinity(0)), *quotas, math.inf)))
 
 
 def memory_left(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> dict[str, int]:

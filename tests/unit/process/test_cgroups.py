@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from ctxlm_ds.process.cgroups import available_cores, available_memory, cgroup_quota
+from ctxlm_ds.process.cgroups import available_cores, available_memory
 
 
 def _write(path: Path, text: str) -> None:
@@ -17,31 +17,39 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
+@pytest.fixture
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+
+
+@pytest.mark.usefixtures("eight_cores")
 def test_version_2_takes_the_tightest_ancestor(tmp_path: Path) -> None:
     _write(tmp_path / "own", "0::/slurm/job_7/step_0\n")
     root = tmp_path / "cgroup"
-    assert cgroup_quota(root, tmp_path / "own") is None
+    assert available_cores(root, tmp_path / "own") == 8
     _write(root / "slurm" / "cpu.max", "max 100000\n")
-    assert cgroup_quota(root, tmp_path / "own") is None
+    assert available_cores(root, tmp_path / "own") == 8
     _write(root / "slurm" / "job_7" / "cpu.max", "350000 100000\n")
     _write(root / "slurm" / "job_7" / "step_0" / "cpu.max", "800000 100000\n")
-    assert cgroup_quota(root, tmp_path / "own") == 3.5
+    assert available_cores(root, tmp_path / "own") == 3
 
 
+@pytest.mark.usefixtures("eight_cores")
 def test_version_2_in_a_container_whose_path_is_outside(tmp_path: Path) -> None:
     _write(tmp_path / "own", "0::/../../docker/abc\n")
     _write(tmp_path / "cgroup" / "cpu.max", "150000 100000\n")
-    assert cgroup_quota(tmp_path / "cgroup", tmp_path / "own") == 1.5
+    assert available_cores(tmp_path / "cgroup", tmp_path / "own") == 1
 
 
+@pytest.mark.usefixtures("eight_cores")
 def test_version_1(tmp_path: Path) -> None:
     _write(tmp_path / "own", "5:memory:/x\n4:cpu,cpuacct:/docker/abc\n1:name=systemd:/y\n")
     folder = tmp_path / "cgroup" / "cpu,cpuacct" / "docker" / "abc"
     _write(folder / "cpu.cfs_period_us", "100000\n")
     _write(folder / "cpu.cfs_quota_us", "-1\n")
-    assert cgroup_quota(tmp_path / "cgroup", tmp_path / "own") is None
+    assert available_cores(tmp_path / "cgroup", tmp_path / "own") == 8
     _write(folder / "cpu.cfs_quota_us", "200000\n")
-    assert cgroup_quota(tmp_path / "cgroup", tmp_path / "own") == 2.0
+    assert available_cores(tmp_path / "cgroup", tmp_path / "own") == 2
 
 
 def test_a_quota_below_one_core_still_leaves_a_thread(tmp_path: Path) -> None:
