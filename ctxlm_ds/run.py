@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -297,25 +297,23 @@ def initialize_weights(config: RunConfig, engine: Engine, source: Path | str | N
 
     `source` is the checkpoint of a run that `initialize_from` names.
     """
-    fresh = partial(engine.program.initial_value, seed=config.training.seed)
+    source = source or config.initialize_from
+    if source is not None:
+        take_weights(source, config, engine, 0 if config.initialize_moments else None, layers=config.initialize_layers)
+        return
     held = {fragment.name for fragment in engine.fragments()}
     names = [name for name in engine.program.trained_shapes if name in held]
-    source = source or config.initialize_from
-    if source is None:
-        engine.load_weights((name, fresh(name)) for name in names)
-        return
-    outputs, layers = engine.objective.outputs, config.initialize_layers
-    values = engine.topology.run_on_rank_0_first(
-        lambda: load_initial_weights(source, config.model, outputs, fresh, layers)
-    )
-    take_weights(source, values, config, engine, 0 if config.initialize_moments else None)
+    engine.load_weights((name, engine.program.initial_value(name, config.training.seed)) for name in names)
 
 
-def take_weights(
-    source: str | Path, values: Iterable[tuple[str, torch.Tensor]], config: RunConfig, engine: Engine,
-    updates: int | None,
-) -> None:  # fmt: skip
-    """Set the parameters to `values`, and moments to those of `source` after `updates` updates; None leaves them."""
+def take_weights(source: str | Path, config: RunConfig, engine: Engine, updates: int | None, **how: Any) -> None:
+    """Set the parameters to those of `source`, and moments to those after `updates` updates; None leaves them.
+
+    `how` are further arguments of load_initial_weights.
+    """
+    fresh = partial(engine.program.initial_value, seed=config.training.seed)
+    load_values = partial(load_initial_weights, source, config.model, engine.objective.outputs, fresh, **how)
+    values = engine.topology.run_on_rank_0_first(load_values)
     moments: dict[str, Iterator[tuple[str, torch.Tensor]]] = {}
     if updates is not None:
         load = partial(load_initial_moments, source, config.optimizer.name, engine.program)
@@ -346,13 +344,10 @@ def begin_phase(
         )
     if phase.continues:
         refuse_changed_data(folder, described["data"], data)
-    fresh = partial(engine.program.initial_value, seed=config.training.seed)
-    load = partial(load_initial_weights, folder, config.model, engine.objective.outputs, fresh, compares=False)
-    values = engine.topology.run_on_rank_0_first(load)
     reader, kept = CheckpointReader(folder), phase.phase.moments
     scalars = reader.scalars
     updates = {"keep": int(scalars.get("optimizer_updates", 0)), "recount": 0}
-    take_weights(folder, values, config, engine, updates.get(kept))
+    take_weights(folder, config, engine, updates.get(kept), compares=False)
     if kept == "keep":
         engine.restore_scalars(scalars)
     if phase.continues:
