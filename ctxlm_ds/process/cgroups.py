@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ SHARED_MOUNTS = {"cpu": "cpu,cpuacct"}  # folders in which version 1 may mount a
 def available_cores(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> int:
     """Count the cores this process may run on: its affinity, cut by the CPU quota of its cgroups."""
     quotas = (quota for _, quota in _limits("cpu", _quota, root, own))
-    return max(1, int(min(len(os.sched_getaffinity(0)), *quotas, math.inf)))
+    return max(1, int(min([len(os.sched_getaffinity(0)), *quotas])))
 
 
 def memory_left(root: Path = CGROUP_ROOT, own: Path = OWN_CGROUPS) -> dict[str, int]:
