@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,8 @@ def print_recipes() -> None:
 
 def head(path: Path) -> list[str]:
     """Return the lines of the comment at the head of a recipe."""
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        lines.append(line[1:].removeprefix(" "))
-    return lines
+    lines = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    return [line[1:].removeprefix(" ") for line in lines]
 
 
 def summary(path: Path) -> str:

@@ -224,8 +224,6 @@ def write_recipe(path: Path, text: str, settings: Mapping[str, Setting] | None =
 
 def _source(problem: Problem, settings: Mapping[str, Setting]) -> str:
     """Return the source of the first setting that a problem is about."""
-    for path in (problem.path, *problem.involves):
-        source = next((one.source for key, one in settings.items() if re.match(rf"{re.escape(key)}\b", path)), "")
-        if source:
-            return source
-    return ""
+    paths = (problem.path, *problem.involves)
+    found = (one.source for path in paths for key, one in settings.items() if re.match(rf"{re.escape(key)}\b", path))
+    return next(filter(None, found), "")
