@@ -120,23 +120,17 @@ def _jobs(values: Mapping[str, Any]) -> list[str]:
 
 
 def _status(run_dir: Path, values: Mapping[str, Any], queue: Mapping[str, str]) -> RunStatus:
-    status = RunStatus(str(run_dir))
     if not run_dir.is_dir():
-        status.state = "no such folder"
-        return status
+        return RunStatus(str(run_dir), "no such folder")
     if not values and (run_dir / run_files.FORK_RECORD).is_file():
-        status.state = "not started"
-        status.why = f"`ctxlm pretrain --config {run_dir / 'config.yaml'}` starts it"
-        return status
+        why = f"`ctxlm pretrain --config {run_dir / 'config.yaml'}` starts it"
+        return RunStatus(str(run_dir), "not started", why)
     if not values and is_run(run_dir):
-        status.state = "no status.json"
-        return status
-    for name, kind in KINDS.items():
-        if (value := read_value(values, name, kind)) is not None:
-            setattr(status, name, value)
+        return RunStatus(str(run_dir), "no status.json")
+    known = {name: value for name, kind in KINDS.items() if (value := read_value(values, name, kind)) is not None}
+    status = RunStatus(str(run_dir), *_judge(run_dir, values, queue), **known)
     status.restarts = max(0, (read_value(values, "starts", int) or 1) - 1)
     status.verdict = run_files.read_verdict(values)
-    status.state, status.why = _judge(run_dir, values, queue)
     if (checkpoint := read_value(values, "checkpoint", str)) is not None:
         folder = run_dir / CHECKPOINTS_DIR / Path(checkpoint).name
         status.checkpoint = folder.name
