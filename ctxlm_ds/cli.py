@@ -186,8 +186,6 @@ def build_operators() -> None:
     parser = argparse.ArgumentParser(description=build_operators.__doc__)
     parser.add_argument("--only", nargs="+", choices=every, default=every, metavar="NAME", help=", ".join(every))
     names = parser.parse_args().only
-    from functools import partial
-
     from ctxlm_ds.process.launch import clear_stale_build_locks, use_own_build_folder
 
     folder = use_own_build_folder()
@@ -197,14 +195,9 @@ def build_operators() -> None:
     from ctxlm_ds.errors import KernelError
     from ctxlm_ds.training.engine.runtime import deepspeed_adam, load_async_io
 
-    builds: dict[str, Callable[[], object]] = {
-        "CPUAdam": partial(deepspeed_adam, True),
-        "FusedAdam": partial(deepspeed_adam, False),
-        "async_io": load_async_io,
-    }
     for name in names:
         try:
-            builds[name]()
+            load_async_io() if name == "async_io" else deepspeed_adam(name == "CPUAdam")
         except KernelError as error:
             print(f"{name} is not available: {error}")
 

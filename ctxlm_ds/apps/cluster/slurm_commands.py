@@ -132,11 +132,7 @@ def parse_fields(text: str) -> dict[str, str]:
 
     The first field of a name counts: the texts that a user writes (Command, Comment) come last.
     """
-    fields: dict[str, str] = {}
-    for word in text.partition("\n")[2].split():
-        name, _, value = word.partition("=")
-        fields.setdefault(name, value)
-    return fields
+    return dict(reversed([word.partition("=")[::2] for word in text.partition("\n")[2].split()]))
 
 
 def has_broken(nodes: Sequence[str]) -> bool:
