@@ -45,7 +45,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         Command("plan", "apps.plan.plan_run", "memory and time of every layout on a cluster"),
         Command("verify", "apps.verify.command", "what of a run can be proved without its GPUs"),
         Command("operators", "cli:build_operators", "build DeepSpeed's CPU operators, once"),
-        Command("pretrain", "pretrain:run", "train, or check a recipe with --check"),
+        Command("pretrain", "pretrain", "train, or check a recipe with --check"),
         Command("check", "apps.cluster.submit:check_main", "check a Slurm job before it is queued"),
         Command("submit", "apps.cluster.submit", "check a Slurm job and queue it, or a sweep of settings"),
         Command("status", "apps.cluster.run_status", "state of runs"),

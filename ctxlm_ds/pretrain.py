@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command; a user's mistake ends with one message and exit status 2."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     arguments = parse_arguments(argv)
     if arguments.list:
         return run_command(print_recipes)
@@ -247,10 +248,5 @@ def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) 
         ) from error
 
 
-def run() -> None:
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    main()
-
-
 if __name__ == "__main__":
-    run()
+    main()

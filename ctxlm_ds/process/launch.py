@@ -304,14 +304,13 @@ def quiet_libraries() -> None:
 @contextlib.contextmanager
 def without_known_prints() -> Iterator[None]:
     """Drop what DeepSpeed prints (rather than logs) on every rank while it starts, by its known beginning."""
+    from ctxlm_ds.process.patches import replaced
+
     shown = builtins.print
 
     def print_unknown(*values: Any, **settings: Any) -> None:
         if not str(next(iter(values), "")).startswith(KNOWN_PRINTS):
             shown(*values, **settings)
 
-    builtins.print = print_unknown
-    try:
+    with replaced(builtins, "print", print_unknown):
         yield
-    finally:
-        builtins.print = shown

@@ -40,7 +40,7 @@ HANDOVER_S = 2.0
 HANDOVER_POLL_S = 0.05
 
 
-class RunLock:
+class RunLock(contextlib.AbstractContextManager["RunLock"]):
     """The lock of one run directory, which is made if missing.
 
     `remedy` is advice of a refusal, in addition to waiting and stopping the holder; `on_loss` is called from the
@@ -119,8 +119,7 @@ class RunLock:
 
     def describe_holder(self) -> str:
         """Return who holds the lock now, for a message."""
-        holder = look_at_lock(self._path)
-        return "another process" if holder is None else holder.describe()
+        return (look_at_lock(self._path) or LockRecord()).describe()
 
     def release(self) -> None:
         """Give the lock back; safe to call twice, and without effect in a forked child."""
@@ -133,9 +132,6 @@ class RunLock:
             self._path.unlink(missing_ok=True)
         self._taken = False
         atexit.unregister(self.release)
-
-    def __enter__(self) -> RunLock:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.release()

@@ -169,10 +169,10 @@ def _command(words: Sequence[str]) -> int:
     """Run `-m MODULE ...` or `tools/x.py ...`; return the exit status."""
     try:
         if words[:2] == ["-m", "ctxlm_ds.pretrain"]:
-            from ctxlm_ds.pretrain import run
+            from ctxlm_ds.pretrain import main
 
             sys.argv = ["pretrain.py", *words[2:]]
-            run()
+            main()
         elif words[0] == "-m":
             sys.argv = [*words[1:]]
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
@@ -96,7 +96,8 @@ def rank_of(parallel: ParallelConfig, rank: int, num_ranks: int) -> Iterator[Top
 class Wire:
     """What pipeline stages send each other: a stage's activations become what the next one receives."""
 
-    def __init__(self) -> None:
+    def __init__(self, send: Callable[[torch.Tensor, int], object]) -> None:
+        self._send = send
         self.arriving: list[torch.Tensor] = []
         self._leaving: list[torch.Tensor] = []
         self._next_stage = 0
@@ -106,9 +107,10 @@ class Wire:
         self.arriving, self._leaving, self._next_stage = self._leaving, [], stage + 1
 
     def send(self, tensor: torch.Tensor, stage: int) -> None:
-        """Keep what goes to the next stage."""
+        """Send, and keep what goes to the next stage."""
         if stage == self._next_stage:
             self._leaving.append(tensor.detach().clone())
+        self._send(tensor, stage)
 
     def receive(self, tensor: torch.Tensor, stage: int) -> None:
         """Fill a gradient of the next stage with zeros, and another tensor with what arrives."""
@@ -166,24 +168,19 @@ def count(config: RunConfig, settings: dict[str, Any], layout: Layout) -> Iterat
     planner = Planner(config, Cluster(find_gpu("A100-80"), 1, layout.world_size), {zero_stage: settings}, CPU)
     loads = [planner.load(layout, index) for index in range(layout.pipeline)]
     logged = {**settings, "comms_logger": {"enabled": True, "verbose": False, "prof_all": True}}
-    draws, wire = np.random.default_rng(0), Wire()
+    draws, wire = np.random.default_rng(0), Wire(p2p.send)
     objective = build_objective(config.objective)
     rows = objective.fields(config.data)
     assert config.model.vocab_size is not None
     batches = [Batch.example(rows, 1, draws, config.model.vocab_size) for _ in range(MICRO_BATCHES)]
     counts = dict.fromkeys([term.name for term in objective.terms], 1)
     step = Step(batches, counts, 1, config.training.global_batch_size, 0)
-    send, num_steps = p2p.send, STEPS_OF_STAGE_3 if zero_stage == 3 else STEPS
-
-    def send_and_keep(tensor: torch.Tensor, stage: int) -> None:
-        wire.send(tensor, stage)
-        send(tensor, stage)
-
+    num_steps = STEPS_OF_STAGE_3 if zero_stage == 3 else STEPS
     for stage in range(layout.pipeline):
         with rank_of(config.parallel, stage * (layout.world_size // layout.pipeline), layout.world_size) as topology:
             engine = engine_of(config, logged, topology)
             wire.begin(stage)
-            with replaced(p2p, "send", send_and_keep), replaced(p2p, "recv", wire.receive):
+            with replaced(p2p, "send", wire.send), replaced(p2p, "recv", wire.receive):
                 found, of_layers = messages_of_a_step(engine, [step] * num_steps)
         assert not wire.arriving, f"stage {stage} did not receive all that stage {stage - 1} sent"
         yield {"stage": stage, "sent": [found, of_layers], "planned": list(planned(loads, stage))}

@@ -37,7 +37,7 @@ def test_ranks_send_what_the_planner_counts() -> None:
 def test_a_stage_receives_what_the_one_before_sent() -> None:
     from ctxlm_ds.apps.verify.ranks import Wire
 
-    wire = Wire()
+    wire = Wire(lambda tensor, stage: None)
     wire.begin(0)
     wire.send(torch.arange(3), 1)
     gradient = torch.ones(3)
