@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,6 @@ def inspect() -> None:
 
 def show_objective(args: argparse.Namespace) -> None:
     """Print rows of this dataset as training makes them, without leaving files."""
-    from rich.console import Console
-
     from ctxlm_ds.data.dataset.inspection import open_tokenizer
     from ctxlm_ds.data.dataset.reader import IndexedDataset
     from ctxlm_ds.data.index.build import excerpt
@@ -74,11 +72,18 @@ def show_objective(args: argparse.Namespace) -> None:
     if tokenizer is None:
         raise ConfigError(f"{args.prefix}: names no tokenizer; give its folder with --tokenizer DIR")
     objective = build_objective(config.objective, tokenizer)
-    console, count = Console(soft_wrap=True), args.show or ROWS_OF_A_DATASET
+    count = args.show or ROWS_OF_A_DATASET
     with excerpt(args.prefix, tokenizer, config.row_settings, objective, count) as (rows, source):
         print(source)
-        for text in preview_rows(rows, objective, tokenizer, config.data, config.training, count):
-            console.print(text)
+        _print_rows(preview_rows(rows, objective, tokenizer, config.data, config.training, count))
+
+
+def _print_rows(texts: Iterable[object]) -> None:
+    from rich.console import Console
+
+    console = Console(soft_wrap=True)
+    for text in texts:
+        console.print(text)
 
 
 def merge() -> None:
@@ -131,8 +136,6 @@ def find_stretch(args: argparse.Namespace, events: list[dict[str, Any]]) -> tupl
 
 def show(run_dir: Path, first: int, count: int) -> None:
     """Print the rows, from the run's recipe and tokenizer."""
-    from rich.console import Console
-
     from ctxlm_ds.data.stream.preview import BatchRows, preview_planned
     from ctxlm_ds.data.stream.run_datasets import build_run_rows
     from ctxlm_ds.objectives.base import build_objective
@@ -144,10 +147,8 @@ def show(run_dir: Path, first: int, count: int) -> None:
     objective = build_objective(config.objective, tokenizer)
     rows = build_run_rows(config.row_settings, tokenizer, objective).train
     batch = BatchRows(rows, config.data, config.training)
-    console = Console(soft_wrap=True)
     planned, titles = batch.plan(first, count), batch.titles(first, count)
-    for text in preview_planned(rows, objective, tokenizer, config.data, config.training.seed, planned, titles):
-        console.print(text)
+    _print_rows(preview_planned(rows, objective, tokenizer, config.data, config.training.seed, planned, titles))
 
 
 def batch() -> None:
@@ -196,8 +197,6 @@ def samples() -> None:
     )
     args = parser.parse_args()
     setup_logging()
-    from rich.console import Console
-
     from ctxlm_ds.data.stream.preview import preview_rows
     from ctxlm_ds.data.stream.run_datasets import build_run_rows
     from ctxlm_ds.data.stream.run_plan import plan_lines, summary_lines
@@ -222,6 +221,4 @@ def samples() -> None:
         title = [f"{phase.describe()}:"] if phase.count > 1 else []
         print("\n".join([*title, *summary_lines(indexes | held_out), *plan]))
         if args.show:
-            console = Console(soft_wrap=True)
-            for text in preview_rows(rows.train, objective, tokenizer, config.data, config.training, args.show):
-                console.print(text)
+            _print_rows(preview_rows(rows.train, objective, tokenizer, config.data, config.training, args.show))
