@@ -268,10 +268,9 @@ def _old_enough(path: Path) -> bool:
     """
     if this_process().pid_namespace == FIRST_PID_NAMESPACE and not _is_network_path(path):
         return True
-    try:
+    with contextlib.suppress(OSError):
         return time.time() - path.stat().st_mtime > REMOTE_STALE_S
-    except OSError:
-        return False
+    return False
 
 
 def _is_network_path(path: Path) -> bool:

@@ -40,15 +40,14 @@ GIVE_UP = "give_up"  # the job stopped restarting: why
 def append_event(run_dir: Path, event: str, **values: Any) -> bool:
     """Append one complete line; return False if the disk is full or missing, which does not end the run."""
     line = json.dumps({"time_unix_s": round(time.time(), 6), "event": event, **values}) + "\n"
-    try:
+    with contextlib.suppress(OSError):
         run_dir.mkdir(parents=True, exist_ok=True)
         with open(run_dir / HISTORY_NAME, "ab+", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
             torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
             file.write(("\n" * torn + line).encode())
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 def read_history(run_dir: Path) -> list[dict[str, Any]]:

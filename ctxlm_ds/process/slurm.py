@@ -196,12 +196,10 @@ def interface_of(address: str) -> str | None:
 
 def _address_towards(host: str) -> str:
     """Return the address from which this machine would speak to a host; nothing is sent."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unused:
-            unused.connect((host, _ANY_PORT))
-            return str(unused.getsockname()[0])
-    except OSError:
-        return ""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unused:
+        unused.connect((host, _ANY_PORT))
+        return str(unused.getsockname()[0])
+    return ""
 
 
 def _is_loopback(address: str) -> bool:

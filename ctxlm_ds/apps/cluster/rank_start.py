@@ -170,11 +170,9 @@ def job_log() -> str | None:
 
 def is_known_host(name: str) -> bool:
     """Return whether a node's name in Slurm is a host's name as well; else the ranks need its address."""
-    try:
-        socket.getaddrinfo(name, None)
-    except OSError:
-        return False
-    return True
+    with contextlib.suppress(OSError):
+        return bool(socket.getaddrinfo(name, None))
+    return False
 
 
 def start_srun(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Popen[str]:

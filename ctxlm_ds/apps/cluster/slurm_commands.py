@@ -80,10 +80,9 @@ def stop_delay_s(job: Job, now_s: float) -> float:
 
 
 def _unix_s(text: str, default: float) -> float:
-    try:
+    with contextlib.suppress(ValueError):
         return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
-    except ValueError:
-        return default
+    return default
 
 
 def call(words: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:

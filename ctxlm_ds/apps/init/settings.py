@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -164,10 +165,8 @@ def read_command(words: Sequence[str], scripts: Sequence[str]) -> Translation:
 def plain_value(text: str) -> int | float | str:
     """Return a number for the text of one, else the text."""
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(text)
-        except ValueError:
-            continue
     return text
 
 

@@ -95,11 +95,7 @@ def total_elements(sizes: Counter[int], unit: int = 1, above: int = -1) -> int:
 
 
 def stage_parameters(
-    model: Program,
-    names: Iterable[str],
-    tensor: int,
-    vocab_multiple: int | None = 1,
-    optimizer: OptimizerSection | None = None,
+    model: Program, names: Iterable[str], tensor: int, vocab_multiple: int | None, optimizer: OptimizerSection
 ) -> StageParameters:
     """Count what tensor-parallel rank 0 holds of the named parameters, each once; complete matrices are a group."""
     groups: dict[bool, Counter[int]] = {True: Counter(), False: Counter()}
@@ -109,7 +105,7 @@ def stage_parameters(
         facts, size = model.facts[name], local_elements(model, name, tensor, vocab_multiple)
         if not facts.trained:
             frozen += size
-        elif optimizer is not None and optimizer.matrix_moments is not None and facts.matrix:
+        elif optimizer.matrix_moments is not None and facts.matrix:
             own[size] += 1
             rows, columns = model.shapes[name]
             largest = max(largest, rows * columns)
@@ -120,7 +116,7 @@ def stage_parameters(
     return StageParameters(tuple(group for group in (own, *groups.values()) if group), frozen, own, matrices)
 
 
-def local_elements(model: Program, name: str, tensor: int, vocab_multiple: int | None = 1) -> int:
+def local_elements(model: Program, name: str, tensor: int, vocab_multiple: int | None) -> int:
     """Count the elements of a parameter on tensor-parallel rank 0, padding rows of the vocabulary included."""
     return _local_elements(model.shapes[name], model.facts[name].split, tensor, vocab_multiple)
 
