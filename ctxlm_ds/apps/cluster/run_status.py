@@ -127,7 +127,8 @@ def _status(run_dir: Path, values: Mapping[str, Any], queue: Mapping[str, str]) 
         return RunStatus(str(run_dir), "not started", why)
     if not values and is_run(run_dir):
         return RunStatus(str(run_dir), "no status.json")
-    known = {name: value for name, kind in KINDS.items() if (value := read_value(values, name, kind)) is not None}
+    found = ((name, read_value(values, name, kind)) for name, kind in KINDS.items())
+    known: dict[str, Any] = {name: value for name, value in found if value is not None}
     status = RunStatus(str(run_dir), *_judge(run_dir, values, queue), **known)
     status.restarts = max(0, (read_value(values, "starts", int) or 1) - 1)
     status.verdict = run_files.read_verdict(values)
