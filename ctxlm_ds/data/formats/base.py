@@ -94,6 +94,7 @@ class MadeSamples(NamedTuple):
 class SampleFormat(ABC):
     """The rules by which a dataset becomes samples."""
 
+    name: ClassVar[str]
     section: ClassVar[type[DataSection]]
     makes_pairs: ClassVar[bool] = False
     """True if samples have a second segment; `sequence_label` says what its label means, if it has one."""
@@ -112,15 +113,15 @@ class SampleFormat(ABC):
     sequence_labels: ClassVar[tuple[str, ...]] = ()
     """The meaning of each label of a sequence; empty if sequences have no label."""
 
+    def __init_subclass__(cls) -> None:
+        """Name the class as its settings do."""
+        if "section" in vars(cls):
+            cls.name = cls.section.model_fields["sample_format"].default
+
     def __init__(self) -> None:
         """Import the loops, so that a name that is not there is a ConfigError before data is read."""
         for role in (role for role in ("framing", "chooser") if hasattr(self, role)):
             load_object(getattr(self, role), f"the {role} of data.sample_format {self.name}")
-
-    @property
-    def name(self) -> str:
-        """The format's name in a recipe."""
-        return self.section.model_fields["sample_format"].default
 
     def own_settings(self, data: DataSection) -> dict[str, Any]:
         """Return the settings that change the samples and that other formats do not have."""
