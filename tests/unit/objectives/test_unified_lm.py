@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
+from ctxlm_ds.data.index.build import build_rows
 from ctxlm_ds.data.index.index import RowSource
 from ctxlm_ds.data.sample import NO_LABEL
+from ctxlm_ds.data.stream.blend import PlannedRows
 from ctxlm_ds.data.stream.collate import collate_arrays, split_fields
+from ctxlm_ds.data.stream.loader import TRAIN_MASKS, BatchBuilder
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.recipe.check import check_config
 from tests.ragged import KEY
-from tests.sample_data import FakeTokenizer, build_sample_index, random_documents, write_dataset
+from tests.sample_data import FakeTokenizer, build_sample_index, random_documents, run_config, write_dataset
 from tests.sections import changed_config, objective_section
 from tests.unit.data.index.test_index import BERT, config_of
 
@@ -26,6 +31,17 @@ PUBLISHED = {0: 1 / 3, 2: 1 / 6, 3: 1 / 6, 4: 1 / 3}
 def rows(tmp_path_factory: pytest.TempPathFactory) -> RowSource:
     prefix = write_dataset(tmp_path_factory.mktemp("unified") / "d", random_documents(500, sentences=16, tokens=6))
     return RowSource([build_sample_index(prefix, BERT, config_of("segment_pair", random_next_prob=1 / 6))])
+
+
+def test_static_masks_keep_the_kind_of_a_sequence(tmp_path: Path) -> None:
+    config = run_config(data={"sample_format": "segment_pair"}, objective={"name": "unified_lm", "masking": "static"})
+    rows = build_rows([write_dataset(tmp_path / "d", random_documents(60, sentences=8))], BERT, config.row_settings)
+    objective = build_objective(config.objective, BERT)
+    objective.read_corpus(rows, 7)
+    builder, numbers = BatchBuilder(rows, objective, config.data, 7, TRAIN_MASKS), np.arange(len(rows))
+    first, later = (builder.examples(PlannedRows(numbers, np.full_like(numbers, epoch)))[0] for epoch in (0, 3))
+    assert np.array_equal(first.types, later.types) and np.array_equal(first.ranks, later.ranks)
+    assert np.array_equal(first.examples.input_ids, later.examples.input_ids) and len(set(first.types.tolist())) > 3
 
 
 def test_the_mixture_of_a_dataset(rows: RowSource) -> None:
