@@ -344,7 +344,7 @@ def begin_phase(
         )
     if phase.continues:
         refuse_changed_data(folder, described["data"], data)
-    reader, kept = CheckpointReader(folder), phase.phase.moments
+    reader, kept = engine.topology.run_together(lambda: CheckpointReader(folder)), phase.phase.moments
     scalars = reader.scalars
     updates = {"keep": int(scalars.get("optimizer_updates", 0)), "recount": 0}
     take_weights(folder, config, engine, updates.get(kept), compares=False)
