@@ -105,8 +105,11 @@ def test_ranks_and_resumes_draw_the_same(tmp_path: Path) -> None:
     assert resumed == sorted(map(tuple, alone[8:].tolist()))
 
 
-def test_static_masks_have_them_too(tmp_path: Path) -> None:
-    config = recipe(tmp_path, masking="static")
+@pytest.mark.parametrize("settings", [{}, {"random_tokens": "vocabulary", "count_smoothing": 0.7}])
+def test_static_masks_have_them_too(tmp_path: Path, settings: dict[str, object]) -> None:
+    """Random tokens of the corpus, and weights of counts."""
+    config = recipe(tmp_path, masking="static", **settings)
+    check_config(config, None)
     objective = build_objective(config.objective, TOKENIZER)  # type: ignore[arg-type]
     rows = build_run_rows(config.row_settings, TOKENIZER, objective).train  # type: ignore[arg-type]
     builder = BatchBuilder(rows, objective, config.data, 7, "mask")
