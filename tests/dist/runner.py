@@ -21,6 +21,7 @@ import pickle
 import shutil
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -33,6 +34,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import pytest
 import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
+from torch.distributed import distributed_c10d
 
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from tests.dist.forks import Group, fork_ranks, join_group
@@ -142,11 +144,14 @@ def _answer(
         join_group(store, rank, world_size, timeout_s)
         result = pickle.dumps((True, fn(rank, world_size, *args)))
         _empty_engines()
+        left = list(distributed_c10d._world.pg_map)
         if dist.is_initialized():  # a command leaves its group itself
             # Nobody may leave while another still talks to it through gloo.
             dist.barrier()
             dist.destroy_process_group()
         _put_back(saved)
+        # Each waits some 10 ms for gloo's thread, without Python's lock: together longer than many a case.
+        threading.Thread(target=left.clear).start()
         return result
     except BaseException:
         return pickle.dumps((False, traceback.format_exc()))

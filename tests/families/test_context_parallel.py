@@ -15,7 +15,7 @@ from tests.families.runs import Layout
 from tests.families.test_contract import RECIPES, Results, case, differences
 
 pytestmark = pytest.mark.dist
-NUM_STEPS = 10
+NUM_STEPS = 5
 REFUSED = {
     "elmo": "model.family elmo read complete rows", "xlnet": "model.family xlnet read complete rows",
     "xlnet+memory": "model.family xlnet read complete rows", "bart+mass": "does not divide the .* decoder's row",
