@@ -13,7 +13,7 @@ MUTANTS = (
      "test_collate.py"),
     ("tokens:replacement", "1.0 - rules.random_prob - rules.keep_prob", "1.0 - rules.random_prob", "test_tokens.py"),
     ("tokens:wanted_predictions", "np.floor(expected + uniform(word))", "np.floor(expected)", "test_tokens.py"),
-    ("tokens:choose", "end - begin <= room", "end - begin < room", "test_tokens.py"),
+    ("tokens:choose_units", "end - begin <= room", "end - begin < room", "test_tokens.py"),
     ("tokens:choose_weighted", ") / rate", ") * rate", "test_tokens.py test_corpus_tokens.py"),
     ("spans:geometric_shares", "** np.arange(longest)", "** (np.arange(longest) // 2)", "test_spans.py"),
     ("spans:choose_spans", "room -= not chosen[position]", "room -= 1", "test_spans.py"),

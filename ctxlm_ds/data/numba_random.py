@@ -122,6 +122,13 @@ def below(word: np.uint64, bound: int) -> np.int64:
     return np.int64(((word >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32))
 
 
+@inlined
+def put(into: Any, values: Any) -> None:
+    """Copy values [n] to the beginning of an array; numba compiles an assignment to a slice for three seconds."""
+    for place, value in enumerate(values):
+        into[place] = value
+
+
 @compiled
 def permute(values: Any, size: int, half_bits: int, round_keys: Any) -> None:
     """Replace each value, 0..size-1, by its image under a Feistel network (Permutation)."""

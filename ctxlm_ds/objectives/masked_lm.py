@@ -152,9 +152,9 @@ class Masking(Objective):
         super().__init__(section, tokenizer)
         self.config = section
         if tokenizer is not None:
-            from ctxlm_ds.objectives.corruption.tokens import masking_rules
+            from ctxlm_ds.objectives.corruption.tokens import choice_of, masking_rules
 
-            self._rules = masking_rules(section, tokenizer)
+            self._rules, self._choice = masking_rules(section, tokenizer), choice_of(section)
             self._bounds_rows = self._rules.is_special.copy()
             self._bounds_rows[tokenizer.unk_id] &= section.special_tokens != "spanbert"
 
@@ -193,7 +193,7 @@ class Masking(Objective):
             from ctxlm_ds.objectives.corruption.corpus_tokens import choice_weights
 
             weights = choice_weights(rows, seed, self._rules.is_special, self.config.count_smoothing)
-            self._rules = self._rules._replace(weights=weights)
+            self._choice = self._choice._replace(weights=weights)
 
     def for_evaluation(self, mask_prob: float) -> Masking:
         other = copy(self)
@@ -207,9 +207,9 @@ class Masking(Objective):
         from ctxlm_ds.objectives.corruption.tokens import mask_samples
 
         assert len(self._rules.random_ids), "read_corpus comes first"
-        assert len(self._rules.weights) or not self.config.count_smoothing, "read_corpus comes first"
+        assert self._choice.weights is not None or not self.config.count_smoothing, "read_corpus comes first"
         ids = np.empty_like(samples.input_ids)
-        positions, labels, starts = mask_samples(samples, key, budgets, self._rules, ids)
+        positions, labels, starts = mask_samples(samples, key, budgets, self._rules, self._choice, ids)
         return Examples(ids, samples.starts, samples.second_starts, samples.sequence_labels, positions, labels, starts)
 
     def render(self, example: Example, tokenizer: Tokenizer) -> Text:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ctxlm_ds.data.fields import FITS, MOST_BOUNDARY_TARGETS
-from ctxlm_ds.data.numba_random import compiled
+from ctxlm_ds.data.numba_random import compiled, put
 from ctxlm_ds.data.sample import NO_LABEL, Examples
 
 FieldArray = NDArray[np.int32]
@@ -41,12 +41,10 @@ def fill_tokens(
         first, place = row_starts[row], 0
         for number in range(first, row_starts[row + 1]):
             source = examples.input_ids[examples.starts[number] : examples.starts[number + 1]]
-            end = place + len(source)
-            ids[place:end] = source
-            sequences[place:end] = number - first + 1
-            for position in range(len(source)):
-                positions[place + position] = position
-            place = end
+            sequences[place : place + len(source)] = number - first + 1
+            for position, token in enumerate(source):
+                ids[place + position], positions[place + position] = token, position
+            place += len(source)
 
 
 @compiled
@@ -54,7 +52,7 @@ def fill_values(examples: Examples, row_starts: Starts, values: NDArray[np.int32
     """Write a value [t] of each token at its place."""
     for row in range(len(row_starts) - 1):
         begin, end = examples.starts[row_starts[row]], examples.starts[row_starts[row + 1]]
-        field[row, : end - begin] = values[begin:end]
+        put(field[row], values[begin:end])
 
 
 @compiled

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ctxlm_ds.data.numba_random import below, compiled, inlined, stream, uniform, word_at
+from ctxlm_ds.data.numba_random import below, compiled, inlined, put, stream, uniform, word_at
 from ctxlm_ds.data.sample import NO_LANGUAGE, Ids, Marks, Places, Samples, Shares, TargetExamples, starts_of
 from ctxlm_ds.objectives.encoder_decoder import FRAME, longest_target
 
@@ -118,7 +118,7 @@ def write(
         # With a language its token stands behind the text and the separator, which belongs to the text.
         head = 0 if has_language[number] else 1
         target[0] = rules.cls_id
-        target[head : head + end - begin] = samples.input_ids[begin:end]
+        put(target[head:], samples.input_ids[begin:end])
         target[head + end - begin] = rules.sep_id
         target[-1] = samples.language_ids[number] if has_language[number] else rules.sep_id
         is_start[end - begin] = True
@@ -127,7 +127,7 @@ def write(
             target[head:-1], is_start[:size], replaced[head:-1], limits[number] - 1 - head, state, rules
         )
         examples.input_ids[filled] = rules.cls_id
-        examples.input_ids[filled + head : filled + head + len(text)] = text
+        put(examples.input_ids[filled + head :], text)
         examples.input_ids[filled + head + len(text)] = target[-1]
         examples.starts[number] = len(text) + 1 + head
         filled += examples.starts[number]
@@ -162,7 +162,7 @@ def corrupt_text(
     if rules.mask_ratio > 0.0 and size > 0:
         masks, size = infill(text, is_start, order, state, rules, replaced, noised)
     else:
-        noised[:size] = text[order]
+        put(noised, text[order])
     size = insert(noised, size, masks, MASK_PLACES, state, rules)
     if rules.insert_ratio > 0.0:
         count = np.int64(np.ceil((size + 2) * rules.insert_ratio))

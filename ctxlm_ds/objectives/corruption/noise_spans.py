@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ctxlm_ds.data.numba_random import below, compiled, stream, uniform, word_at
+from ctxlm_ds.data.numba_random import below, compiled, put, stream, uniform, word_at
 from ctxlm_ds.data.sample import Ids, Marks, Places, Samples, Shares, TargetExamples, starts_of
 from ctxlm_ds.objectives.encoder_decoder import END_TOKENS
 
@@ -130,12 +130,12 @@ def write(samples: Samples, key: np.uint64, tables: DenoiserTables, chosen: Plac
             inputs[0] = tables.mode_ids[kind]
             into = 1
         if tables.is_prefix[kind]:
-            inputs[into:-1] = text[:prefix]
-            targets[:-1] = text[prefix:length]
+            put(inputs[into:], text[:prefix])
+            put(targets, text[prefix:length])
             continue
         noise, spans = tables.noise[kind, length], tables.spans[kind, length]
         if spans == 0:
-            inputs[into:-1] = text[:length]
+            put(inputs[into:], text[:length])
             targets[:-1] = tables.sentinels[0]
             continue
         compose(state, FIRST_TOKEN_WORD, noise, replaced[:spans])
@@ -143,11 +143,11 @@ def write(samples: Samples, key: np.uint64, tables: DenoiserTables, chosen: Plac
         begin = np.int64(0)
         for span in range(spans):
             end = begin + kept[span]
-            inputs[into : into + kept[span]] = text[begin:end]
+            put(inputs[into:], text[begin:end])
             into += kept[span] + 1
             inputs[into - 1] = targets[target] = tables.sentinels[span]
             begin = end + replaced[span]
-            targets[target + 1 : target + 1 + replaced[span]] = text[end:begin]
+            put(targets[target + 1 :], text[end:begin])
             target += 1 + replaced[span]
 
 

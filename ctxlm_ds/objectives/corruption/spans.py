@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ctxlm_ds.data.numba_random import below, compiled, inlined, stream, uniform, word_at
+from ctxlm_ds.data.numba_random import below, compiled, inlined, put, stream, uniform, word_at
 from ctxlm_ds.data.sample import Ids, Marks, Places, Samples, Shares
 
 LOW_HALF = np.uint64((1 << 32) - 1)
@@ -28,6 +28,8 @@ HALF_SCALE = 2.0**-32
 class Scratch(NamedTuple):
     """Work space of one sample; `begins` and `ends` are its candidates for prediction."""
 
+    tokens: Ids
+    """Of the sample."""
     begins: Places
     ends: Places
     order: Places
@@ -106,7 +108,8 @@ def choose_ngrams(candidates: int, wanted: int, state: np.uint64, shares: Shares
     the first candidate is marked.
     """
     order, chosen = scratch.order, scratch.chosen
-    order[:candidates] = np.arange(candidates)
+    for number in range(candidates):
+        order[number] = number
     room = wanted
     for turn in range(candidates):
         word = word_at(state, 1 + 2 * turn)
@@ -135,7 +138,8 @@ def choose_skipgrams(candidates: int, wanted: int, state: np.uint64, shares: Sha
     candidate is marked.
     """
     order, chosen = scratch.order, scratch.chosen
-    order[:candidates] = np.arange(candidates)
+    for number in range(candidates):
+        order[number] = number
     marked = 0
     for turn in range(candidates):
         word = word_at(state, 1 + 2 * turn)
@@ -200,7 +204,7 @@ def span_size(length: int, share: float) -> int:
 def mask_spans(samples: Samples, key: np.uint64, rules: SpanRules, input_ids: Ids, masked: Marks) -> None:
     """Write the inputs [t] of samples of t tokens, and True in `masked` [t] at masked tokens."""
     masked[:] = False
-    input_ids[:] = samples.input_ids
+    put(input_ids, samples.input_ids)
     for number in range(len(samples.keys)):
         state = stream(key, samples.keys[number, 0], samples.keys[number, 1], samples.keys[number, 2])
         first, length = samples.starts[number], samples.starts[number + 1] - samples.starts[number]

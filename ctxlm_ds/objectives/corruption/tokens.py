@@ -50,9 +50,7 @@ if TYPE_CHECKING:
 HALF_WORD = np.uint64(32)
 NEAREST, PROBABILISTIC, UP = range(3)
 ROUNDINGS = {"nearest": NEAREST, "probabilistic": PROBABILISTIC, "up": UP}
-SINGLE, SPANS, NGRAMS, SKIPGRAMS = range(4)
 WORD_CHARACTERS = PUNCTUATION | frozenset(string.ascii_lowercase)
-RUNS = {"none": SINGLE, "geometric": SPANS, "ngram": NGRAMS, "skipgram": SKIPGRAMS, "given": SINGLE}
 
 
 class MaskingRules(NamedTuple):
@@ -63,10 +61,6 @@ class MaskingRules(NamedTuple):
     random_prob: float
     rounding: int
     """A value of ROUNDINGS."""
-    runs: int
-    """A value of RUNS."""
-    length_shares: Shares
-    """Share of each length of a run, from 1."""
     replaces_runs: bool
     """Draw mask, random or kept once for all tokens of a run."""
     masks_specials: bool
@@ -82,8 +76,27 @@ class MaskingRules(NamedTuple):
     """[vocabulary] True if a token begins a word; empty without whole_word."""
     is_special: Marks
     """[vocabulary] True for special tokens."""
-    weights: Shares
-    """[vocabulary] weight of a token among the candidates of its sample; empty for equal weights."""
+
+
+class Choice(NamedTuple):
+    """How candidates are chosen: one after another, or in the way that has a value; only that one is compiled."""
+
+    spans: Shares | None = None
+    """Share of each length of a run, from 1, as of n-grams and skip-grams."""
+    ngrams: Shares | None = None
+    skipgrams: Shares | None = None
+    weights: Shares | None = None
+    """[vocabulary] weight of a token among the candidates of its sample."""
+
+
+def choice_of(section: MaskingSection) -> Choice:
+    """Return how a section chooses; weights come from a corpus (corpus_tokens.py)."""
+    longest = section.max_span_length
+    if section.spans == "geometric":
+        return Choice(spans=geometric_shares(section.span_prob, longest))
+    if section.spans == "skipgram":
+        return Choice(skipgrams=skipgram_shares(section.span_prob, longest))
+    return Choice(ngrams=ngram_shares(longest)) if section.spans == "ngram" else Choice()
 
 
 def masking_rules(section: MaskingSection, tokenizer: Tokenizer) -> MaskingRules:
@@ -99,8 +112,6 @@ def masking_rules(section: MaskingSection, tokenizer: Tokenizer) -> MaskingRules
         keep_prob=section.keep_prob,
         random_prob=section.random_prob,
         rounding=ROUNDINGS[section.count_rounding],
-        runs=RUNS[section.spans],
-        length_shares=length_shares(section),
         replaces_runs=section.replace_spans,
         masks_specials=section.special_tokens == "roberta",
         spares_special_ids=section.special_tokens == "distilbert",
@@ -110,7 +121,6 @@ def masking_rules(section: MaskingSection, tokenizer: Tokenizer) -> MaskingRules
         random_ids=ids,
         word_starts=word_starts(section, tokenizer) if section.whole_word else np.empty(0, dtype=np.bool_),
         is_special=is_special,
-        weights=np.empty(0),
     )
 
 
@@ -134,18 +144,9 @@ def word_starts(section: MaskingSection, tokenizer: Tokenizer) -> Marks:
     return starts
 
 
-def length_shares(section: MaskingSection) -> Shares:
-    """Return the share of each length of a run of tokens or words, from 1; empty without runs."""
-    if section.spans == "geometric":
-        return geometric_shares(section.span_prob, section.max_span_length)
-    if section.spans == "skipgram":
-        return skipgram_shares(section.span_prob, section.max_span_length)
-    return ngram_shares(section.max_span_length) if section.spans == "ngram" else np.empty(0)
-
-
 @compiled
 def mask_samples(
-    samples: Samples, key: np.uint64, budgets: Places, rules: MaskingRules, ids: Ids
+    samples: Samples, key: np.uint64, budgets: Places, rules: MaskingRules, choice: Choice, ids: Ids
 ) -> tuple[Ids, Ids, Places]:
     """Choose and replace the predictions of every sample, at most budgets [c] of each.
 
@@ -154,71 +155,73 @@ def mask_samples(
     Returns:
         prediction_positions [q], prediction_labels [q], prediction_starts [c + 1] as in sample.Examples.
     """
-    count, longest, most = len(budgets), 0, 0
-    for number in range(count):
+    longest, most = 0, 0
+    for number in range(len(budgets)):
         length = samples.starts[number + 1] - samples.starts[number]
         longest = max(longest, length)
         most += min(length, budgets[number])
-    scratch = Scratch(
-        np.empty(longest, dtype=np.int64),
-        np.empty(longest, dtype=np.int64),
-        np.empty(longest, dtype=np.int64),
-        np.zeros(longest, dtype=np.bool_),
-    )
+    places, chosen = np.empty((3, longest), dtype=np.int64), np.zeros(longest, dtype=np.bool_)
     positions, labels = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
-    starts = np.zeros(count + 1, dtype=np.int64)
-    for number in range(count):
-        begin, end = samples.starts[number], samples.starts[number + 1]
-        original, special, replaced = samples.input_ids[begin:end], samples.special_mask[begin:end], ids[begin:end]
-        if rules.spares_special_ids:
-            special = special | rules.is_special[original]
+    starts = np.zeros(len(budgets) + 1, dtype=np.int64)
+    for number in range(len(budgets)):
+        begin, end, place = samples.starts[number], samples.starts[number + 1], starts[number]
+        scratch = Scratch(samples.input_ids[begin:end], places[0], places[1], places[2], chosen)
         state = stream(key, samples.keys[number, 0], samples.keys[number, 1], samples.keys[number, 2])
-        wanted = min(wanted_predictions(special, word_at(state, 0), rules), budgets[number])
-        if rules.whole_word or rules.given_spans:
-            continues = samples.continues_span[begin:end] if rules.given_spans else samples.continues_span[:0]
-            candidates = find_units(original, special, continues, rules, scratch)
-        else:
-            candidates = find_tokens(special, rules, scratch)
-        choose_by_rules(original, candidates, wanted, state, rules, scratch)
-        place = starts[number]
-        starts[number + 1] = place + replace_chosen(
-            original, replaced, state, rules, scratch, positions[place:], labels[place:]
-        )
-    return positions[: starts[count]], labels[: starts[count]], starts
+        candidates, wanted = find_candidates(samples, number, word_at(state, 0), rules, scratch)
+        wanted = min(wanted, budgets[number])
+        choose(candidates, wanted, state, scratch, choice.spans, choice.ngrams, choice.skipgrams, choice.weights)
+        count = replace_chosen(ids[begin:end], state, rules, scratch, positions[place:], labels[place:])
+        starts[number + 1] = place + count
+    return positions[: starts[-1]], labels[: starts[-1]], starts
 
 
 @compiled
-def choose_by_rules(
-    original: Ids, candidates: int, wanted: int, state: np.uint64, rules: MaskingRules, scratch: Scratch
-) -> None:
-    """Mark the predictions of a sample in scratch.chosen."""
-    if rules.runs == SPANS:
-        choose_spans(candidates, wanted, state, rules.length_shares, scratch)
-    elif rules.runs == NGRAMS:
-        choose_ngrams(candidates, wanted, state, rules.length_shares, scratch)
-    elif rules.runs == SKIPGRAMS:
-        choose_skipgrams(candidates, wanted, state, rules.length_shares, scratch)
-    elif len(rules.weights):
-        choose_weighted(original, candidates, wanted, state, rules.weights, scratch)
+def find_candidates(
+    samples: Samples, number: int, word: np.uint64, rules: MaskingRules, scratch: Scratch
+) -> tuple[int, int]:
+    """Write the candidates of a sample; return how many there are, and how many tokens should be predicted."""
+    begin, end = samples.starts[number], samples.starts[number + 1]
+    special = samples.special_mask[begin:end]
+    if rules.spares_special_ids:
+        special = special | rules.is_special[scratch.tokens]
+    wanted = wanted_predictions(special, word, rules)
+    continues = samples.continues_span[begin:end] if rules.given_spans else samples.continues_span[:0]
+    return find_units(special, continues, rules, scratch), wanted
+
+
+@compiled
+def choose(
+    candidates: int, wanted: int, state: np.uint64, scratch: Scratch, spans: Shares | None, ngrams: Shares | None,
+    skipgrams: Shares | None, weights: Shares | None,
+) -> None:  # fmt: skip
+    """Mark the predictions of a sample in scratch.chosen, in the way that has a value; numba leaves the others out."""
+    if spans is not None:
+        choose_spans(candidates, wanted, state, spans, scratch)
+    elif ngrams is not None:
+        choose_ngrams(candidates, wanted, state, ngrams, scratch)
+    elif skipgrams is not None:
+        choose_skipgrams(candidates, wanted, state, skipgrams, scratch)
+    elif weights is not None:
+        choose_weighted(candidates, wanted, state, weights, scratch)
     else:
-        choose(candidates, wanted, state, scratch)
+        choose_units(candidates, wanted, state, scratch)
 
 
 @compiled
 def replace_chosen(
-    original: Ids, replaced: Ids, state: np.uint64, rules: MaskingRules, scratch: Scratch, positions: Ids, labels: Ids
+    replaced: Ids, state: np.uint64, rules: MaskingRules, scratch: Scratch, positions: Ids, labels: Ids
 ) -> int:
     """Write the corrupted tokens of a sample, and positions and labels of its predictions; return their number."""
     count, in_run, action = 0, False, np.uint64(0)
-    for position in range(len(original)):
-        replaced[position] = original[position]
+    for position, token in enumerate(scratch.tokens):
+        replaced[position] = token
         if scratch.chosen[position]:
             scratch.chosen[position] = False
             word = word_at(state, 2 + 2 * position)
             if not (rules.replaces_runs and in_run):
                 action = word
-            replaced[position] = replacement(original[position], action, word, rules)
-            positions[count], labels[count] = position, original[position]
+            replaced[position] = replacement(token, action, word, rules)
+            positions[count], labels[count] = position, token
             count += 1
             in_run = True
         else:
@@ -238,26 +241,16 @@ def wanted_predictions(special: Marks, word: np.uint64, rules: MaskingRules) -> 
 
 
 @compiled
-def find_tokens(special: Marks, rules: MaskingRules, scratch: Scratch) -> int:
-    """Find every token that may be predicted, each as one candidate; return how many there are."""
-    count = 0
-    for position in range(len(special)):
-        scratch.begins[count], scratch.ends[count] = position, position + 1
-        count += rules.masks_specials or not special[position]
-    return count
-
-
-@compiled
-def find_units(ids: Ids, special: Marks, continues: NDArray[np.uint8], rules: MaskingRules, scratch: Scratch) -> int:
+def find_units(special: Marks, continues: NDArray[np.uint8], rules: MaskingRules, scratch: Scratch) -> int:
     """Find every word, or given span of complete words, that may be predicted; return how many there are.
 
     A special token is one unit. Without `whole_word` each token outside of a span is one.
     """
     count, begin = 0, 0
-    for position in range(1, len(ids) + 1):
-        is_begin = position == len(ids) or special[position] or special[position - 1]
+    for position in range(1, len(special) + 1):
+        is_begin = position == len(special) or special[position] or special[position - 1]
         if not is_begin and not (len(continues) and continues[position]):
-            is_begin = not rules.whole_word or rules.word_starts[ids[position]]
+            is_begin = not rules.whole_word or rules.word_starts[scratch.tokens[position]]
         if is_begin:
             scratch.begins[count], scratch.ends[count] = begin, position
             count += rules.masks_specials or not special[begin]
@@ -266,7 +259,7 @@ def find_units(ids: Ids, special: Marks, continues: NDArray[np.uint8], rules: Ma
 
 
 @compiled
-def choose(candidates: int, wanted: int, state: np.uint64, scratch: Scratch) -> None:
+def choose_units(candidates: int, wanted: int, state: np.uint64, scratch: Scratch) -> None:
     """Mark candidates in random order while they fit into `wanted` tokens; if none fits, part of the first."""
     room = wanted
     for turn in range(candidates):
@@ -284,9 +277,7 @@ def choose(candidates: int, wanted: int, state: np.uint64, scratch: Scratch) -> 
 
 
 @compiled
-def choose_weighted(
-    original: Ids, candidates: int, wanted: int, state: np.uint64, weights: Shares, scratch: Scratch
-) -> None:
+def choose_weighted(candidates: int, wanted: int, state: np.uint64, weights: Shares, scratch: Scratch) -> None:
     """Mark tokens drawn one after another, each time with probabilities proportional to their weights.
 
     The order of exponential variates with these rates is such a draw (Efraimidis & Spirakis 2006). Word 1 + 2j of the
@@ -294,7 +285,7 @@ def choose_weighted(
     """
     times = np.empty(candidates, dtype=np.float64)
     for number in range(candidates):
-        rate = weights[original[scratch.begins[number]]]
+        rate = weights[scratch.tokens[scratch.begins[number]]]
         times[number] = -np.log(1.0 - uniform(word_at(state, 1 + 2 * number))) / rate
     for number in np.argsort(times)[:wanted]:
         scratch.chosen[scratch.begins[number]] = True

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ctxlm_ds.data.formats.base import SequenceTemplate
 from ctxlm_ds.data.formats.loops.framing import INTACT, Numbers, copy_tokens
 from ctxlm_ds.data.index.record import RECORDS_AT_ONCE, SAMPLE_DTYPE
-from ctxlm_ds.data.numba_random import below, compiled, inlined, stream, uniform, word_at
+from ctxlm_ds.data.numba_random import below, compiled, inlined, put, stream, uniform, word_at
 from ctxlm_ds.data.sample import Samples
 
 SPECIALS = 3
@@ -185,5 +185,5 @@ def copy_text(into: NDArray[np.int32], tokens: NDArray[Any], begin: int, backwar
     """Copy tokens from `begin` on in the direction of reading; return False as copy_tokens does."""
     intact = copy_tokens(into, tokens, begin, begin + len(into), vocab_size)
     if backward:
-        into[:] = into[::-1].copy()
+        put(into, into[::-1].copy())
     return intact

@@ -133,7 +133,7 @@ def test_rare_tokens_are_chosen_more_often(tmp_path: Path) -> None:
     rows = build_run_rows(config.row_settings, TOKENIZER, objective).train  # type: ignore[arg-type]
     tokens = np.concatenate([index.dataset.tokens for index in rows.indexes])
     weights = np.maximum(np.bincount(tokens, minlength=TOKENIZER.vocab_size), 1.0) ** -0.7
-    assert np.array_equal(objective._rules.weights[FIRST_WORD_ID:], weights[FIRST_WORD_ID:])
+    assert np.array_equal(objective._choice.weights[FIRST_WORD_ID:], weights[FIRST_WORD_ID:])
     epochs, rng, number = 4000, np.random.default_rng(3), 5
     samples, _ = rows.samples(np.full(epochs, number), np.arange(epochs))
     examples = objective.corrupt_batch(samples, stream_key(1, "mask"), np.full(epochs, 1000))
