@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+import ast
+import inspect
+from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
+from textwrap import dedent
 from typing import Any, get_origin
 
 from pydantic import BaseModel
@@ -39,15 +43,15 @@ the others.
 def render_reference() -> str:
     """Return the complete page."""
     fields, lists = RunConfig.model_fields, [name for name, one in RunConfig.model_fields.items() if is_list(one)]
-    top = {name: field for name, field in fields.items() if name in lists or section_of(field.annotation) is None}
-    parts = [INTRODUCTION, "## Top level\n", _table(top, "")]
-    for name, field in RunConfig.model_fields.items():
+    top = [name for name, field in fields.items() if name in lists or section_of(field.annotation) is None]
+    parts = [INTRODUCTION, "## Top level\n", _table(RunConfig, "", names=top)]
+    for name, field in fields.items():
         section = section_of(field.annotation)
         if name in CHOICES:
             parts += _parts_of_choice(CHOICES[name])
         elif section is not None:
             prefix = f"{name}[]." if name in lists else f"{name}."
-            parts += [f"## `{name}`\n", f"{_sentence(section.__doc__)}\n", _table(section.model_fields, prefix)]
+            parts += [f"## `{name}`\n", f"{_sentence(section.__doc__)}\n", _table(section, prefix)]
             parts += [_table_below(below, places) for below, places in _sections_below(section, f"{name}.").items()]
     return "\n".join(parts).rstrip() + "\n"
 
@@ -60,13 +64,13 @@ def _parts_of_choice(choice: Choice) -> list[str]:
     """Return a section that depends on a name: common settings, then settings that shipped entries add."""
     prefix, base, registered = f"{choice.section}.", choice.base, choice.classes()
     classes = {name: registered[name] for name in choice.registry.shipped_names()}
-    parts = [f"## `{choice.section}`\n", f"{_sentence(base.__doc__)}\n", _table(base.model_fields, prefix, choice)]
+    parts = [f"## `{choice.section}`\n", f"{_sentence(base.__doc__)}\n", _table(base, prefix, choice)]
     parts.append("\n".join(f"- `{name}`: {_sentence(section.__doc__)}" for name, section in classes.items()) + "\n")
     owners: dict[str, list[str]] = {}
     for name, section in classes.items():
-        for key, field in section.model_fields.items():
+        for key in section.model_fields:
             if key not in base.model_fields:
-                owners.setdefault(_row(f"{prefix}{key}", field), []).append(name)
+                owners.setdefault(_row(section, key, prefix), []).append(name)
     for names in dict.fromkeys(map(tuple, owners.values())):
         rows = [row for row, having in owners.items() if tuple(having) == names]
         parts += [f"### `{choice.path}`: {', '.join(names)}\n", "\n".join([*HEADER, *rows]) + "\n"]
@@ -95,19 +99,38 @@ def _table_below(section: type[BaseModel], places: list[str]) -> str:
     names = [f"each item of `{place[:-2]}`" if place.endswith("[]") else f"`{place}`" for place in places]
     title = ", ".join(names)
     plain = len(places) == 1 and "[]" not in places[0]
-    table = _table(section.model_fields, f"{places[0]}." if plain else "")
+    table = _table(section, f"{places[0]}." if plain else "")
     return f"{title[0].upper()}{title[1:]}: {_sentence(section.__doc__)}\n\n{table}"
 
 
-def _table(fields: Mapping[str, FieldInfo], prefix: str, choice: Choice | None = None) -> str:
-    return "\n".join([*HEADER, *(_row(f"{prefix}{name}", field, choice) for name, field in fields.items())]) + "\n"
+def _table(
+    section: type[BaseModel], prefix: str, choice: Choice | None = None, names: Iterable[str] | None = None
+) -> str:
+    rows = [_row(section, name, prefix, choice) for name in names or section.model_fields]
+    return "\n".join([*HEADER, *rows]) + "\n"
 
 
-def _row(path: str, field: FieldInfo, choice: Choice | None = None) -> str:
+@cache
+def _meanings(section: type[BaseModel]) -> dict[str, str]:
+    """Return the docstring below each field of a section and its bases.
+
+    pydantic can read them too, but would do it when a class is made, which takes a third of a second of each command.
+    """
+    found = dict[str, str]()
+    for one in (one for one in reversed(section.__mro__) if issubclass(one, BaseModel) and one is not BaseModel):
+        body = ast.parse(dedent(inspect.getsource(one))).body[0].body  # type: ignore[attr-defined]
+        for field, text in zip(body, body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                found[ast.unparse(field.target)] = ast.literal_eval(text.value)
+    return found
+
+
+def _row(section: type[BaseModel], name: str, prefix: str, choice: Choice | None = None) -> str:
+    path, field = f"{prefix}{name}", section.model_fields[name]
     default, expects = _default(field), describe_field(field)
     if choice is not None and path == choice.path:
         default, expects = f"`{choice.default}`", f"one of {', '.join(choice.registry.shipped_names())}"
-    meaning = _sentence(field.description).replace("|", "\\|")
+    meaning = _sentence(_meanings(section).get(name)).replace("|", "\\|")
     return f"| `{path}` | {default} | {expects} | {meaning} |"
 
 

@@ -37,7 +37,7 @@ EMA_KIND = "ema"
 class Section(BaseModel):
     """One section of a recipe: unknown keys are errors, values never change after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @property
     def idle_settings(self) -> tuple[str, ...]:
