@@ -7,13 +7,14 @@ An entry of this package is one line here. Other packages add entries through th
 from __future__ import annotations
 
 import difflib
-import importlib
+import importlib.metadata
 from collections.abc import Mapping
-from functools import cached_property
-from importlib.metadata import entry_points
+from functools import cache, cached_property
 from typing import Any
 
 from ctxlm_ds.errors import ConfigError
+
+entry_points = cache(importlib.metadata.entry_points)  # of all groups: it reads a file of every package
 
 
 class Registry:
@@ -54,8 +55,7 @@ class Registry:
                 near = difflib.get_close_matches(name, self.names(), 1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 raise ConfigError(f"no {self.kind} is named {name}{hint} (there are: {', '.join(self.names())})")
-            what = f"{self.kind} {name}"
-            self._loaded[name] = load_object(target, what) if isinstance(target, str) else target
+            self._loaded[name] = load_object(target, f"{self.kind} {name}") if isinstance(target, str) else target
         return self._loaded[name]
 
     def register(self, name: str, entry: Any) -> None:
@@ -68,7 +68,7 @@ class Registry:
     @cached_property
     def _installed(self) -> dict[str, list[str]]:
         """Entries of other packages: name -> the different objects of this name."""
-        points = {(point.name, point.value) for point in entry_points(group=self.group)}
+        points = {(point.name, point.value) for point in entry_points().select(group=self.group)}
         return {name: sorted(value for other, value in points if other == name) for name, _ in sorted(points)}
 
 

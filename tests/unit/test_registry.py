@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     (tmp_path / "entries_of_a_test.py").write_text("FIRST = object()\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "entries_of_a_test", raising=False)
+    monkeypatch.setattr("ctxlm_ds.registry.entry_points", importlib.metadata.entry_points)
     shipped = {"first": "entries_of_a_test:FIRST", "gone": "entries_of_a_test:GONE", "lost": "no_such_module_here:X"}
     return Registry("thing", "ctxlm_ds.tests.things", shipped)
 

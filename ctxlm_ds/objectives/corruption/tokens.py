@@ -126,8 +126,7 @@ def masking_rules(section: MaskingSection, tokenizer: Tokenizer) -> MaskingRules
 
 def text_ids(tokenizer: Tokenizer) -> Ids:
     """Return the ids of a tokenizer that are not special, ascending. Raises ConfigError if there are none."""
-    ids = np.arange(tokenizer.vocab_size, dtype=np.int32)
-    ids = np.setdiff1d(ids, np.array(sorted(tokenizer.special_ids), dtype=np.int32))
+    ids = np.setdiff1d(np.arange(tokenizer.vocab_size, dtype=np.int32), sorted(tokenizer.special_ids))
     if len(ids) == 0:
         raise ConfigError(f"the tokenizer's {tokenizer.vocab_size} tokens are all special; train it on more text")
     return ids
