@@ -46,7 +46,7 @@ MUTANTS = (
     ("running_text:fill_dense_rows", "used > 0 and sentence == first_sentence(table, document)", "used > 0",
      "test_running_text.py"),
     ("running_text:sentence_rows", "place[0] < after", "place[0] < after - 1", "test_running_text.py"),
-    ("row_filling:fill_tokens", "positions[place + position] = position", "positions[place + position] = place",
+    ("row_filling:fill_tokens", "= token, position", "= token, place",
      "test_collate.py"),
     ("row_filling:fill_tokens", "number - first + 1", "1", "test_collate.py"),
     ("row_filling:fill_token_types", "begin + examples.second_starts[number]", "begin",

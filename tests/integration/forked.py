@@ -160,6 +160,7 @@ def _run(words: Sequence[str], environ: Mapping[str, str], folder: Path, output:
 def _find_packages(folders: list[str]) -> None:
     """Find modules and installed entries also in folders that this process has not looked into."""
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
+    ctxlm_ds.registry.entry_points.cache_clear()
     for value in vars(ctxlm_ds.registry).values():
         if isinstance(value, ctxlm_ds.registry.Registry):
             vars(value).pop("_installed", None)
