@@ -71,8 +71,12 @@ CASES = [
     if capability >= (8, 0) or shares_rows or True not in SHARING.get(family, ())
 ]
 """By parts: before Ampere a family runs on shared rows if it can, and on rows of one sequence else."""
-FEW = [case for case in CASES if case.capability == (9, 0) or case.family in OF_EVERY_ROW]
-"""Every family on Hopper, those with all kinds of layers on every device."""
+FEW = [
+    case for case in CASES
+    if case.family in OF_EVERY_ROW
+    or (case.capability == (9, 0) and case.shares_rows == max(SHARING.get(case.family, (False,))))
+]  # fmt: skip
+"""Every family on Hopper, on shared rows if it can; families with all kinds of layers on every device."""
 
 
 class Outcome(NamedTuple):
