@@ -234,10 +234,9 @@ def run_parallel(points: Sequence[Work], jobs: int) -> None:
     missing = [(job, seed) for job, seed in points
                if not any(job.output.glob(f"points/*seed{seed}/{RESULT_NAME}"))]  # fmt: skip
     context, threads = multiprocessing.get_context("spawn"), max(1, len(os.sched_getaffinity(0)) // jobs)
-    for later in (False, True):
-        wave = [point for point in missing if (point[0].entry.settings.start is not None) is later]
-        with ProcessPoolExecutor(jobs, context, _begin_worker, (os.getpid(), threads)) as pool:
-            list(pool.map(run, wave))
+    with ProcessPoolExecutor(jobs, context, _begin_worker, (os.getpid(), threads)) as pool:
+        for later in (False, True):
+            list(pool.map(run, [one for one in missing if (one[0].entry.settings.start is not None) is later]))
 
 
 def _begin_worker(parent: int, threads: int) -> None:
@@ -356,7 +355,8 @@ def interval_of(job: Job, examples: Any, summary: Mapping[str, Any]) -> tuple[fl
         sizes = Counter(paradigms)
         shares = np.array([row["right"] / sizes[row["paradigm"]] for row in rows[0]]) / len(sizes)
         return bootstrap(lambda chosen: shares[chosen].sum(), paradigms, PAIR_RESAMPLES)
-    kind = kind_class(task, task.entry.always)(task, None, examples.labels, task.max_length)
+    one_metric = task.model_copy(update={"metrics": [summary["metric"]]})
+    kind = kind_class(task, task.entry.always)(one_metric, None, examples.labels, task.max_length)
     predictions = [[Prediction(row["prediction"]) for row in of_seed] for of_seed in rows]
 
     def mean_score(chosen: Places) -> float:
