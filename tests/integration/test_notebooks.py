@@ -29,6 +29,8 @@ SMALLER = {
     "sentences": {"sentences[:1536]": "sentences[:320]"},
 }  # fmt: skip
 """What every run of the tests makes less of, by notebook; `make soak` runs them as they are."""
+COMMAND = 'subprocess.run([sys.executable, "-m", "ctxlm_ds.cli", *command.split()], check=True)'
+IN_A_FORK = 'call("forked", 1, "-m", "ctxlm_ds.cli", *command.split(), folder=Path.cwd())'
 
 
 def cells(name: str) -> list[dict[str, Any]]:
@@ -47,6 +49,9 @@ class Folder(NamedTuple):
         for complete, less in SMALLER.get(name, {}).items() if self.is_small else ():
             assert text.count(complete) == 1, complete
             text = text.replace(complete, less)
+        if self.is_small and COMMAND in text:
+            begin = "from pathlib import Path\nfrom tests.integration.route import call\n"
+            text = begin + text.replace(COMMAND, IN_A_FORK)
         (self.path / f"{name}.py").write_text(text)
         words = *launcher("forked", 1)[:2], f"{name}.py"
         return call(*words, folder=self.path, timeout_s=800, PYTHONPATH=str(ROOT), MPLBACKEND="Agg").stdout

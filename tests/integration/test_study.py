@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.study import runs
+from ctxlm_ds.apps.study import probes, runs
 from ctxlm_ds.apps.study.command import main
 from ctxlm_ds.apps.study.runs import Work
 from tests.integration.route import call, call_here, launcher
@@ -52,6 +52,7 @@ def begun(in_forks: None, monkeypatch: pytest.MonkeyPatch) -> list[str]:  # noqa
             one.log.write_text(done.stdout + done.stderr)
 
     monkeypatch.setattr(runs, "execute", execute)
+    monkeypatch.setattr(probes, "FEWEST_STEPS", 20)
     return names
 
 
