@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-WORKERS ?= 2
+WORKERS ?= 3
 # The variable, unlike -c, also limits what packages need for their own build.
 PIP_INSTALL := PIP_CONSTRAINT=$(abspath constraints.txt) $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS)
 # DeepSpeed builds its CPU operators with the ninja of the environment.
@@ -42,7 +42,7 @@ babylm: install ## a BabyLM model of CORPUS=path (file or folder), its checkpoin
 operators: install ## build the CPU operators of DeepSpeed that tests use (minutes, once)
 	@$(BIN)/python tools/build_operators.py --only CPUAdam FusedAdam
 
-test: operators ## every test but the long ones, WORKERS=2 files at a time; ARGS are passed on to pytest
+test: operators ## every test but the long ones, WORKERS=3 files at a time; ARGS are passed on to pytest
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-fast: install ## unit tests of one process that take no seconds, in some minutes; ARGS are passed on to pytest

@@ -283,7 +283,7 @@ def prepare(rank: int, world_size: int, run: Run) -> None:
     single = config.model_copy(update={"training": training})
     rows = build_run_rows(config.row_settings, load_tokenizer(tokenizer), objective).train
     steps = islice(TrainLoader(rows, objective, single.data, single.training), TRAINING_STEPS * ROWS // MICRO_ROWS)
-    recorded(run).write_bytes(pickle.dumps(list(steps)))
+    recorded(run).write_bytes(pickle.dumps([pickle.dumps(step) for step in steps]))
 
 
 def write_teacher(folder: Path, vocab_size: int) -> None:
@@ -304,14 +304,19 @@ def recorded(run: Run) -> Path:
 
 
 @functools.lru_cache(maxsize=2)
-def load_recorded(path: Path) -> list[Step]:
+def read_recorded(path: Path) -> list[bytes]:
     return pickle.loads(path.read_bytes())
+
+
+def load_recorded(path: Path, part: slice) -> list[Step]:
+    """Some of the recorded steps: most cases read few of them."""
+    return [pickle.loads(step) for step in read_recorded(path)[part]]
 
 
 def step_of(path: Path, number: int, rank: int = 0, size: int = 1) -> Step:
     """A data-parallel rank's part of a global batch."""
     count = ROWS // MICRO_ROWS
-    own = load_recorded(path)[number * count : (number + 1) * count][rank::size]
+    own = load_recorded(path, slice(number * count + rank, (number + 1) * count, size))
     return Step(
         micro_batches=[batch for step in own for batch in step.micro_batches],
         counts={term: sum(step.counts[term] for step in own) for term in own[0].counts},

@@ -56,7 +56,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 def held_out(run: Run, count: int) -> dict[str, torch.Tensor]:
     """The fields of rows that no step reads."""
-    batches = [step.micro_batches[0].fields for step in runs.load_recorded(runs.recorded(run))[-count:]]
+    batches = [step.micro_batches[0].fields for step in runs.load_recorded(runs.recorded(run), slice(-count, None))]
     return {name: torch.cat([batch[name] for batch in batches])[-count:] for name in batches[0]}
 
 

@@ -172,6 +172,6 @@ def test_nothing_of_a_phase_stays_in_memory(bert_route: Prepared, tmp_path: Path
         if name == "fresh":
             saved = Path("run", "checkpoints", "step-00000002")
             shutil.copytree(tmp_path / "through-run" / saved, folder / saved)
-        call(*launcher("python", 1), *words, **extra)
+        call(*launcher("forked", 1), *words, **extra)
         counts[name] = [json.loads(line) for line in (tmp_path / name).read_text().splitlines()]
     assert [one["step"] for one in counts["through"]] == [0, 2] and counts["through"][1] == counts["fresh"][0]
