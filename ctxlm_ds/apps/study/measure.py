@@ -16,7 +16,6 @@ import numpy as np
 
 from ctxlm_ds.apps.demo.pretrain_default import CTXLM, run_step
 from ctxlm_ds.apps.evaluate.verdict import Predictions
-from ctxlm_ds.apps.evaluate.word_scorers import NgramModel
 from ctxlm_ds.apps.plan.check_run import parse_arguments
 from ctxlm_ds.apps.study.statistics import items_of
 from ctxlm_ds.atomic import read_object, write_text
@@ -76,6 +75,8 @@ def measure(config: RunConfig) -> dict[str, Any]:
 def gate(config: RunConfig, predictions: Predictions) -> float:
     """Return the loss above which a model is still on its plateau: of a trigram, or GATE_NATS below frequencies."""
     if predictions.objective.shifted:
+        from ctxlm_ds.apps.evaluate.word_scorers import NgramModel  # transformers, seconds for each study
+
         train, held_out = (np.concatenate([np.asarray(IndexedDataset(source.path).tokens) for source in sources])
                            for sources in (config.data.train, config.data.validation))  # fmt: skip
         trigram = NgramModel(train.astype(np.int64), predictions.vocab_size, 3)
