@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# On two cores the third computes while the others wait.
 WORKERS ?= 3
 # The variable, unlike -c, also limits what packages need for their own build.
 PIP_INSTALL := PIP_CONSTRAINT=$(abspath constraints.txt) $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS)
