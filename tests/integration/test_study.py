@@ -108,6 +108,14 @@ def test_a_mistake_is_refused_before_text_is_read(
     assert not (tmp_path / "out" / "data" / "corpus").exists()
 
 
+def test_a_folder_without_files_is_refused_before_text_is_read(begun: list[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(STUDY)
+    words = [tmp_path / "mine.yaml", "--output", tmp_path / "out", "--corpus", tmp_path / "missing.txt"]
+    done = call_here(main, "study", *words, "--data", tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"error: --data {tmp_path}: no folder of conll2003-pos; see --help\n")
+    assert begun == [] and not (tmp_path / "out").exists()
+
+
 def test_a_point_is_one_run(begun: list[str], tmp_path: Path) -> None:
     write_corpus(tmp_path / "mine.txt", num_documents=60, seed=3, format="text")
     (tmp_path / "mine.yaml").write_text(STUDY)

@@ -355,14 +355,13 @@ def interval_of(job: Job, examples: Any, summary: Mapping[str, Any]) -> tuple[fl
         sizes = Counter(paradigms)
         shares = np.array([row["right"] / sizes[row["paradigm"]] for row in rows[0]]) / len(sizes)
         return bootstrap(lambda chosen: shares[chosen].sum(), paradigms, PAIR_RESAMPLES)
-    one_metric = task.model_copy(update={"metrics": [summary["metric"]]})
-    kind = kind_class(task, task.entry.always)(one_metric, None, examples.labels, task.max_length)
+    judged = task.model_copy(update={"metrics": [summary["metric"]]})
+    kind = kind_class(task, task.entry.always)(judged, None, examples.labels, task.max_length)
     predictions = [[Prediction(row["prediction"]) for row in of_seed] for of_seed in rows]
 
     def mean_score(chosen: Places) -> float:
         right = [examples.dev[at] for at in chosen]
-        scores = [kind.score([of_seed[at] for at in chosen], right)[summary["metric"]] for of_seed in predictions]
-        return float(np.mean(scores))
+        return float(np.mean([kind.score([one[at] for at in chosen], right)[summary["metric"]] for one in predictions]))
 
     return bootstrap(mean_score, [0] * len(examples.dev), TASK_RESAMPLES)
 

@@ -41,6 +41,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise ConfigError(f"--size {arguments.size}: {path} has the sizes {', '.join(study.sizes)}")
     from ctxlm_ds.apps.study.report import write_report
     from ctxlm_ds.apps.study.runs import StudyRuns
+    from ctxlm_ds.apps.study.scores import folder_of
+
+    if arguments.data and study.measures and not any(folder_of(one, arguments.data).is_dir() for one in study.measures):
+        raise ConfigError(f"--data {arguments.data}: no folder of {' or '.join(study.measures)}; see --help")
 
     output = arguments.output or Path("runs") / f"study-{path.stem}-{arguments.size}"
     runs = StudyRuns(output, study, study.sizes[arguments.size])
@@ -50,14 +54,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     finally:
         lock.release()
     if arguments.point is not None:
-        num_search = len(runs.search)
-        jobs = runs.search if arguments.point < num_search else runs.compared()
-        place = arguments.point - (0 if arguments.point < num_search else num_search)
-        if place >= len(jobs):
-            raise ConfigError(f"--point {arguments.point}: the study has the points 0 to {num_search + len(jobs) - 1}")
-        runs.train([jobs[place]], 1)
-        if runs.figures(jobs[place]) is None:
-            raise CtxlmError(f"{jobs[place].name} has no result; {runs.log(jobs[place])} says why")
+        jobs = runs.search + (runs.compared() if arguments.point >= len(runs.search) else [])
+        if arguments.point >= len(jobs):
+            raise ConfigError(f"--point {arguments.point}: the study has the points 0 to {len(jobs) - 1}")
+        job = jobs[arguments.point]
+        runs.train([job], 1)
+        if runs.figures(job) is None:
+            raise CtxlmError(f"{job.name} has no result; {runs.log(job)} says why")
         return
     runs.train(runs.search, arguments.jobs)
     runs.train(runs.compared(), arguments.jobs)

@@ -53,12 +53,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_text(arguments.run_dir / SCORES, json.dumps(found, indent=1) + "\n")
 
 
-def score(model: Path, measure: str, data: Path) -> dict[str, Any]:
-    """Return the figures of a model, or of a file of static vectors, on a measure.
+def folder_of(measure: str, data: Path) -> Path:
+    """Return the folder of a measure's files in --data."""
+    return data / ("blimp" if measure == PAIRS else measure.partition("-")[0])
 
-    `items` are the parts of the score: of each pair, or of each sentence by reading.
-    """
-    return score_pairs(model, data / "blimp") if measure == PAIRS else score_layers(model, measure, data)
+
+def score(model: Path, measure: str, data: Path) -> dict[str, Any]:
+    """Return a model's figures on a measure; `items` has the score of each pair, or of each sentence by reading."""
+    return score_pairs(model, folder_of(measure, data)) if measure == PAIRS else score_layers(model, measure, data)
 
 
 def score_pairs(model: Path, data: Path) -> dict[str, Any]:
@@ -76,7 +78,7 @@ def parts_of(task_name: str, data: Path) -> tuple[TaskDescription, Parts]:
     from ctxlm_ds.apps.downstream.prepare import read_parts
 
     _, task = load_task(task_name)
-    parts = read_parts(task, data / task_name.partition("-")[0], TRAIN_SENTENCES)
+    parts = read_parts(task, folder_of(task_name, data), TRAIN_SENTENCES)
     return task, replace(parts, dev=parts.dev[:DEV_SENTENCES], test=None)
 
 
@@ -101,9 +103,8 @@ def read_otherwise(model: Path, reading: str, task_name: str, data: Path, text: 
     other = model.with_name(reading)
     if not other.exists():
         (randomized if reading == "random" else trained_word2vec)(model, other, text, seed)
-    found = score_layers(other / VECTORS if reading == "word2vec" else other, task_name, data)
-    best: list[float] = found["items"]["best-layer"]
-    return best
+    vectors = other / VECTORS if reading == "word2vec" else other
+    return list(score_layers(vectors, task_name, data)["items"]["best-layer"])
 
 
 def fine_tuned(model: Path, task_name: str, data: Path, seed: int) -> list[float]:
@@ -126,8 +127,7 @@ def fine_tuned(model: Path, task_name: str, data: Path, seed: int) -> list[float
         with open(folder / PREDICTIONS.format("dev"), encoding="utf-8") as file:
             predicted = [json.loads(line)["prediction"] for line in file]
         found.append(np.concatenate([np.array(row) == tags for row, tags in zip(predicted, truth, strict=True)]))
-    lengths = np.array([len(one.words) for one in parts.dev])
-    return by_sentence(max(found, key=lambda right: right.mean()), lengths)
+    return by_sentence(max(found, key=lambda right: right.mean()), np.array([len(one.words) for one in parts.dev]))
 
 
 def randomized(model: Path, folder: Path, _: Path, seed: int) -> None:
@@ -138,9 +138,7 @@ def randomized(model: Path, folder: Path, _: Path, seed: int) -> None:
     from ctxlm_ds.apps.downstream.prepare import read_config
 
     with output_folder(folder) as partial:
-        for path in model.iterdir():
-            if path.suffix in (".json", ".txt", ".model"):
-                shutil.copy(path, partial)
+        shutil.copytree(model, partial, ignore=shutil.ignore_patterns("*.safetensors*"), dirs_exist_ok=True)
         torch.manual_seed(seed)
         AutoModel.from_config(read_config(model)).save_pretrained(partial)
 
