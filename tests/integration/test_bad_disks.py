@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ctxlm_ds.checkpoint.folders import REMOVING_SUFFIX
 from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.errors import EXIT_HANG
 from ctxlm_ds.process.failure import read_failures
@@ -76,7 +77,8 @@ def test_a_run_outlives_full_and_read_only_disks(bert_route: Prepared, tmp_path:
                 wait_for(lambda s=step: last_step(log) > s + 5, WAIT_S, "training to go on")
                 assert process.poll() is None
                 assert left and folders(checkpoints) == left and not any("partial" in name for name in left)
-                for name in left:
+                # The disk may turn read-only while rotation removes a checkpoint; the next save removes the rest.
+                for name in (name for name in left if not name.endswith(REMOVING_SUFFIX)):
                     verify(checkpoints / name)
                 mend(fault)
                 wait_for(lambda s=step: saved_after(checkpoints, s), WAIT_S, "a save after the trouble")
