@@ -37,12 +37,14 @@ def test_values_and_gradients_are_those_of_float64(activation: str, dtype: torch
 
 @pytest.mark.parametrize("activation", bias_gelu.REFERENCE_ACTIVATIONS)
 @in_interpreter
-def test_large_numbers_give_no_others_than_torch(activation: str) -> None:
+def test_large_numbers_give_no_others_than_torch_in_float64(activation: str) -> None:
+    """On some CPUs its gelu of infinity in fp32 is not a number."""
     from ctxlm_ds.kernels.triton.activation import triton_gated
 
     gates = torch.tensor([200.0, -200.0, -1e4, 0.0, float("inf"), float("nan")])
     x = torch.cat([gates, torch.ones(6)])[None]
-    torch.testing.assert_close(triton_gated(x, activation), bias_gelu.torch_gated(x, activation), equal_nan=True)
+    wanted = bias_gelu.torch_gated(x.double(), activation).float()
+    torch.testing.assert_close(triton_gated(x, activation), wanted, equal_nan=True)
 
 
 @in_interpreter
