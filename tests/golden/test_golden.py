@@ -55,7 +55,7 @@ def test_rows_are_the_same(golden_data: Path, stream: str) -> None:
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=marks_of(case)) for case in CASES])
 def test_runs_are_the_same(golden_data: Path, case: Case) -> None:
     kept, found = FIGURES["runs"][case.name], run_figures(golden_data, case)
-    bitwise = machine() == kept.get("machine", FIGURES["machine"])
+    bitwise = kept.get("machine", FIGURES["machine"]).items() <= machine().items()
     differing = list(step_differences(kept["steps"], found["steps"], None if bitwise else TOLERANCE[case.precision]))
     assert kept["weights"].keys() == found["weights"].keys()
     if bitwise:
