@@ -11,6 +11,7 @@ from functools import cache
 
 import cpuinfo
 import pytest
+from hypothesis import HealthCheck, settings
 
 from ctxlm_ds.process.launch import use_own_build_folder
 
@@ -27,6 +28,10 @@ os.environ.setdefault("DEEPSPEED_LOG_LEVEL", "warning")
 gc.disable()
 # DeepSpeed asks for each CPU optimizer, and the answer takes a process.
 cpuinfo.get_cpu_info = cache(cpuinfo.get_cpu_info)
+# A time limit or a slow example says more of the machine than of what is tested.
+SLOW_MACHINE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile("any machine", deadline=None, suppress_health_check=SLOW_MACHINE)
+settings.load_profile("any machine")
 # The folder that `make operators` has built into, also for tests that load an operator in this process.
 use_own_build_folder()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
@@ -17,7 +17,7 @@ from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import CheckpointError
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(data=st.data())
 def test_a_mutated_tensor_file_is_an_error_or_reads(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

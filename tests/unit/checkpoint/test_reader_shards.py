@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxlm_ds.checkpoint import reader as reader_module
@@ -53,7 +53,7 @@ def numbered() -> dict[str, torch.Tensor]:
     return {name: torch.arange(float(np.prod(shape))).reshape(shape) for name, shape in SHAPES.items()}
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80)
 @given(data=st.data())
 def test_any_range_of_any_shard_from_any_shards(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("shards")
@@ -155,7 +155,7 @@ def _mutated(document: Any, place: tuple[Any, ...], action: str, junk: Any) -> A
     return copy
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400)
 @given(data=st.data())
 def test_a_mutated_index_is_an_error_or_reads_as_before(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

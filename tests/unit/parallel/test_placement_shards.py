@@ -41,7 +41,7 @@ def mlp_up(rank: int) -> Shard:
     return Shard((8, 3), ((4 * rank, 4 * rank + 4),), (0, 3))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(shard=shards(), data=st.data())
 def test_extract_place_and_rectangles_agree_with_numpy(shard: Shard, data: st.DataObject) -> None:
     expected = local_order(shard)

@@ -137,7 +137,7 @@ SETTINGS = [path for path in all_settings() if "[]" not in path]
 SECTIONS = [name for name, field in RunConfig.model_fields.items() if field.annotation is not None]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(path=st.sampled_from(SETTINGS), position=st.integers(0, 40), kind=st.sampled_from(["drop", "double", "swap"]))
 def test_every_misspelt_setting_is_reported_with_its_path_and_the_right_name(
     path: str, position: int, kind: str, tmp_path_factory: pytest.TempPathFactory

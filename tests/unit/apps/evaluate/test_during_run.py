@@ -66,7 +66,7 @@ class Run:
         self.hook.on_step_end(metrics_of(step))
 
     def settle(self, last_step: int) -> None:
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 90
         while self.hook._running is not None and time.monotonic() < deadline_s:
             time.sleep(0.02)
             self.step(last_step)

@@ -35,7 +35,7 @@ FORMATS = ["segment_pair", "sentence_pair", "full_sentences", "doc_sentences"]
     has_eod=st.booleans(),
     part=st.tuples(st.integers(0, 8), st.integers(0, 8)),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_table_is_what_a_plain_reading_finds(
     tmp_path_factory: pytest.TempPathFactory, shape: list[list[int]], has_eod: bool, part: tuple[int, int]
 ) -> None:

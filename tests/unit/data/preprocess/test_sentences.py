@@ -117,7 +117,7 @@ def test_kept_line_ends() -> None:
     assert split_sentences("One. Two.\n\nThree.", keep_newlines=True) == ["One.", "Two.\n\n", "Three."]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(alphabet=st.sampled_from(list("aAbZ .!?…\"')(\n。1IéVx,[]।؟😀„«¿")), max_size=80))
 def test_nothing_is_lost_and_nothing_is_empty(text: str) -> None:
     sentences = split_sentences(text)

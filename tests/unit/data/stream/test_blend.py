@@ -180,7 +180,7 @@ def test_a_source_without_rows_is_named() -> None:
 
 @given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=9))
 @example([756.0, 2.0, 2.0, 557.0, 560.0, 806.0, 0.001, 0.001, 0.001])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_quotas_are_the_nearest_whole_numbers(weights: list[float]) -> None:
     """One source of most rows gives those by which the least shares are raised to a row."""
     total = cycle_length(weights)

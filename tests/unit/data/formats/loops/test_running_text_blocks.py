@@ -24,7 +24,7 @@ def block_rows(bounds: NDArray[np.int64], seq_length: int, slots: int) -> list[l
     seq_length=st.integers(1, 24),
     slots=st.integers(1, 5),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_token_but_a_texts_first_is_predicted_once_and_rows_are_full(
     lengths: list[int], seq_length: int, slots: int
 ) -> None:
