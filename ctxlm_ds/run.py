@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, Literal
 
 from ctxlm_ds import atomic
 from ctxlm_ds.checkpoint.manager import CheckpointManager
@@ -117,8 +115,8 @@ def build_run(
     recipe = recipe.model_copy(update={**resolved, "teacher": config.teacher}) if recipe.phases else config
     checkpoints = TrainingCheckpoints(manager, engine, config, lock.run_dir / "tokenizer", data.description, recipe)
     phases = run_phases(recipe) if recipe.phases else [phase]
-    place: dict[str, Any] = {"phases": phases, "number": phase.number, "data": data.description}
-    begin = partial(begin_phase, config=config, engine=engine, **place)
+    described, number = data.description, phase.number
+    begin = partial(begin_phase, config=config, engine=engine, phases=phases, number=number, data=described)
     states = RunStates(manager, checkpoints, partial(initialize_weights, config, engine), phase.number, begin)
     state = states.load(newest)
     topology.run_on_rank_0(lambda: write_run_folder(dump_config(recipe), tokenizer, lock.run_dir, state.step))
@@ -306,18 +304,20 @@ def initialize_weights(config: RunConfig, engine: Engine, source: Path | str | N
     engine.load_weights((name, engine.program.initial_value(name, config.training.seed)) for name in names)
 
 
-def take_weights(source: str | Path, config: RunConfig, engine: Engine, updates: int | None, **how: Any) -> None:
+def take_weights(
+    source: str | Path, config: RunConfig, engine: Engine, updates: int | None,
+    layers: Sequence[int] | Literal["spread"] | None = None, compares: bool = True,
+) -> None:  # fmt: skip
     """Set the parameters to those of `source`, and moments to those after `updates` updates; None leaves them.
 
-    `how` are further arguments of load_initial_weights.
+    `layers` and `compares` are those of load_initial_weights.
     """
+    model, outputs = config.model, engine.objective.outputs
     fresh = partial(engine.program.initial_value, seed=config.training.seed)
-    load_values = partial(load_initial_weights, source, config.model, engine.objective.outputs, fresh, **how)
+    load_values = partial(load_initial_weights, source, model, outputs, fresh, layers, compares)
     values = engine.topology.run_on_rank_0_first(load_values)
-    moments: dict[str, Iterator[tuple[str, torch.Tensor]]] = {}
-    if updates is not None:
-        load = partial(load_initial_moments, source, config.optimizer.name, engine.program)
-        moments = engine.topology.run_on_rank_0_first(load)
+    load_moments = partial(load_initial_moments, source, config.optimizer.name, engine.program)
+    moments = {} if updates is None else engine.topology.run_on_rank_0_first(load_moments)
     engine.load_weights(values)
     if not engine.average.kinds:
         moments.pop(EMA_KIND, None)
