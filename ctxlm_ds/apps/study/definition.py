@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ctxlm_ds.apps.downstream.task import load_description
+from ctxlm_ds.apps.downstream.task import load_description, load_task
+from ctxlm_ds.apps.evaluate.suite import NAME, PAIRS
 from ctxlm_ds.recipe.problems import Problem, did_you_mean, raise_problems
 from ctxlm_ds.recipe.sections import PositiveFloat, PositiveSteps, Section
 from ctxlm_ds.recipe.words import Words
 
 STUDY_DIR = Path(__file__).resolve().parent / "studies"
 SIZES = ("tiny", "small", "base")
-NAME = re.compile(r"[\w.-]+")
 LOSS = "loss"
 Reading = Literal["best-layer", "embeddings", "mix", "fine-tuned", "random", "word2vec"]
 MIX = "mix"
@@ -39,12 +38,9 @@ class Budget(Section):
     """Seconds of the device at the rate of each arm, measured once and written to rates.json."""
 
     @property
-    def unit(self) -> str:
-        return next(name for name in type(self).model_fields if getattr(self, name) is not None)
-
-    @property
-    def amount(self) -> float:
-        return float(getattr(self, self.unit))
+    def given(self) -> dict[str, float]:
+        """Return the amounts by unit; a study that is loaded has one."""
+        return {unit: float(amount) for unit, amount in self if amount is not None}
 
 
 class Claim(Section):
@@ -55,8 +51,8 @@ class Claim(Section):
     """Publication and table."""
     order: Annotated[list[str], Field(min_length=2)]
     """Arms as the publication ranks them, the best first; others are not ranked."""
-    equal: bool = False
-    """True if it says that the arms do not differ."""
+    equal_within: PositiveFloat | None = None
+    """Where it says that the arms do not differ: the largest difference that counts as none."""
     seen_at: str = ""
     """Size of the published runs."""
 
@@ -135,13 +131,16 @@ def _problems(study: Study) -> Iterator[Problem]:
         elif study.compare == LOSS and study.arms[name].of is not None:
             yield Problem("claim.order", f"{name} has no loss; set compare to one of measures")
     for name, size in study.sizes.items():
-        given = [unit for unit in Budget.model_fields if getattr(size.budget, unit) is not None]
-        if len(given) != 1:
-            text = f"{' and '.join(given) or 'no unit'}: give exactly one of {', '.join(Budget.model_fields)}"
+        if len(size.budget.given) != 1:
+            given, units = " and ".join(size.budget.given) or "no unit", ", ".join(Budget.model_fields)
+            text = f"{given}: give exactly one of {units}"
             yield Problem(f"sizes.{name}.budget", text)
         if size.budget.seconds is not None and any(arm.needs for arm in study.arms.values()):
             text = "seconds: rates are measured before there are weights to take; give words, tokens or flops"
             yield Problem(f"sizes.{name}.budget", text)
+    for name in study.measures:
+        if name != PAIRS and load_task(name)[1].entry.answer != "tags":
+            yield Problem("measures", f"{name}: give {PAIRS}, or tasks that tag words")
     if study.compare not in (LOSS, *study.measures):
         yield Problem("compare", f"{study.compare}: one of {', '.join((LOSS, *study.measures))}")
 

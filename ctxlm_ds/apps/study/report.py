@@ -6,7 +6,7 @@ import base64
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from itertools import combinations
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 from ctxlm_ds.apps.report.charts import page, table
 from ctxlm_ds.apps.study.definition import LOSS, MIX, UNTRAINED, Arm, Claim
 from ctxlm_ds.apps.study.runs import Job, StudyRuns
-from ctxlm_ds.apps.study.statistics import Difference, Items, difference, holm, interval
+from ctxlm_ds.apps.study.statistics import Difference, Items, difference, interval
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import aligned
 from ctxlm_ds.process.run_files import HELD_OUT, METRICS_NAME, read_lines
@@ -109,53 +109,61 @@ def layer_table(runs: StudyRuns, arms: Sequence[ArmResult]) -> list[Row]:
 def differences(runs: StudyRuns, arms: Sequence[ArmResult]) -> dict[tuple[str, str], Difference]:
     """Return the paired differences of all arms that count, on the measure of the verdict.
 
-    Losses of other held-out tokens (of rows of another form) are paired by seed alone.
+    Losses of other held-out tokens (of rows of another form) are paired by seed alone. p is adjusted for the
+    comparisons of the study (Holm 1979).
     """
+    from statsmodels.stats.multitest import multipletests
+
     usable = {arm.name: items for arm in arms if len(arm.figures) == len(arm.jobs) and arm.is_past_plateau
               and (items := arm.items(runs.study.compare)) is not None}  # fmt: skip
-    predicted = {run["held_out"] for arm in arms if arm.name in usable for run in arm.figures}
+    predicted = {(run["held_out"], len(run["items"])) for arm in arms if arm.name in usable for run in arm.figures}
     if runs.study.compare == LOSS and len(predicted) > 1:
         usable = {name: items.mean(axis=1, keepdims=True) for name, items in usable.items()}
-    return {pair: difference(usable[pair[0]], usable[pair[1]]) for pair in combinations(usable, 2)}
+    found = {pair: difference(usable[pair[0]], usable[pair[1]]) for pair in combinations(usable, 2)}
+    adjusted = multipletests([one.p for one in found.values()], method="holm")[1] if found else ()
+    return {pair: replace(found[pair], p=float(p)) for pair, p in zip(found, adjusted, strict=True)}
 
 
 def difference_table(found: dict[tuple[str, str], Difference]) -> list[Row]:
     rows = [["difference", "mean", "95 % interval", "p (paired t, Holm)", "smallest that would be seen"]]
-    adjusted = holm([one.p for one in found.values()])
-    for (first, second), one, p in zip(found, found.values(), adjusted, strict=True):
+    for (first, second), one in found.items():
         interval = f"[{one.low:+.4f}, {one.high:+.4f}]"
-        rows.append([f"{second} - {first}", f"{one.mean:+.4f}", interval, f"{p:.3g}", f"{one.smallest:.4f}"])
+        rows.append([f"{second} - {first}", f"{one.mean:+.4f}", interval, f"{one.p:.3g}", f"{one.smallest:.4f}"])
     return rows
 
 
 def verdict(claim: Claim, compare: str, found: dict[tuple[str, str], Difference]) -> str:
-    """Say whether the claim's order shows, arm by arm; a difference counts if its interval excludes 0."""
-    better, said = -1.0 if compare == LOSS else 1.0, []
+    """Say whether the claim's order shows, arm by arm.
+
+    A difference counts if it is seen, and as none if its interval is within the claim's bounds for that.
+    """
+    better, none, said = -1.0 if compare == LOSS else 1.0, claim.equal_within or 0.0, []
     for best, worse in zip(claim.order, claim.order[1:], strict=False):
         one = found.get((worse, best))
         sign = better if one is not None else -better
         one = one or found.get((best, worse))
         if one is None:
             said.append((f"{best}, {worse}", "undecided", "an arm has no result that counts"))
-        elif not one.excludes_zero:
-            word = "agrees" if claim.equal else "undecided"
-            said.append((f"{best}, {worse}", word, f"a difference of {one.smallest:.4f} would have been seen"))
+        elif -none < one.low and one.high < none:
+            said.append((f"{best}, {worse}", "agrees", f"less than {none:g} apart"))
+        elif not one.is_seen or max(one.low, -one.high) <= none:
+            said.append((f"{best}, {worse}", "undecided", f"a difference of {one.smallest:.4f} would have been seen"))
         else:
-            agrees = sign * one.mean > 0 and not claim.equal
+            agrees = sign * one.mean > 0 and not none
             said.append((f"{best}, {worse}", "agrees" if agrees else "disagrees", f"{abs(one.mean):.4f} apart"))
     words = {word for _, word, _ in said}
     total = next(word for word in ("disagrees", "undecided", "agrees") if word in words)
     return f"{total} ({'; '.join(f'{pair}: {word}, {why}' for pair, word, why in said)})"
 
 
-def curves_png(runs: StudyRuns, arms: Sequence[ArmResult]) -> bytes:
+def draw_curves(runs: StudyRuns, arms: Sequence[ArmResult], path: Path) -> None:
     """Draw the held-out loss by step: the mean of the seeds of each arm, in a band from lowest to highest."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5))
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot(xlabel="step", ylabel="held-out loss (nats)")
+    axes = figure.add_subplot(xlabel="step", ylabel="held-out loss, all terms (nats)")
     for arm in (one for one in arms if one.settings.of is None):
         curves = [_curve(runs.run_dir(job)) for job in arm.jobs]
         steps = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
@@ -165,9 +173,7 @@ def curves_png(runs: StudyRuns, arms: Sequence[ArmResult]) -> bytes:
             axes.fill_between(steps, values.min(axis=0), values.max(axis=0), alpha=0.2)
     if axes.lines:
         axes.legend()
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=120)
-    return file.getvalue()
+    figure.savefig(path, dpi=120)
 
 
 def _curve(run_dir: Path) -> dict[int, float]:
@@ -186,9 +192,10 @@ def write_report(runs: StudyRuns) -> list[str]:
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows([*rows, [], *pairs, [], *layers, [], *facts])
     write_text(runs.folder / "results.csv", file.getvalue())
-    png = curves_png(runs, arms)
-    (runs.folder / "curves.png").write_bytes(png)
-    image = f'<img alt="held-out loss" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+    picture = runs.folder / "curves.png"
+    draw_curves(runs, arms, picture)
+    encoded = base64.b64encode(picture.read_bytes()).decode()
+    image = f'<img alt="held-out loss" src="data:image/png;base64,{encoded}">'
     sections = {"Claim": [table(["", ""], facts)], "Arms": [table(rows[0], rows[1:])], "Curves": [image],
                 f"Differences of {runs.study.compare}": [table(pairs[0], pairs[1:])]}  # fmt: skip
     if len(layers) > 1:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 RESAMPLES, SEED = 5000, 0
 INTERVAL = (2.5, 97.5)
-POWER = 0.8
+ALPHA, POWER = 0.05, 0.8
 """Chance with which the smallest difference of a comparison would have been seen."""
 Items = NDArray[np.float64]
 
@@ -30,11 +30,12 @@ class Difference:
     p: float
     """Of the paired t test over seeds, two-sided; 1 for one seed."""
     smallest: float
-    """The smallest difference that POWER of such comparisons would have seen."""
+    """The smallest difference that POWER of such tests would have seen."""
 
     @property
-    def excludes_zero(self) -> bool:
-        return self.low > 0 or self.high < 0
+    def is_seen(self) -> bool:
+        """Return whether the interval excludes 0 and so does the test: with few seeds a bootstrap is too narrow."""
+        return (self.low > 0 or self.high < 0) and self.p < ALPHA
 
 
 def items_of(values: Items, weights: NDArray[Any]) -> Items:
@@ -60,9 +61,9 @@ def difference(first: Items, second: Items) -> Difference:
 
     paired = second - first
     mean, (low, high), seeds = float(paired.mean()), interval(paired), paired.mean(axis=1)
-    if len(seeds) == 1 or np.ptp(seeds) == 0:
+    if len(seeds) == 1 or not paired.any():
         return Difference(mean, low, high, 1.0, math.inf)
-    effect = TTestPower().solve_power(nobs=len(seeds), alpha=0.05, power=POWER)
+    effect = TTestPower().solve_power(nobs=len(seeds), alpha=ALPHA, power=POWER)
     p = ttest_rel(second.mean(axis=1), first.mean(axis=1)).pvalue
     return Difference(mean, low, high, float(p), float(effect * seeds.std(ddof=1)))
 
@@ -74,10 +75,3 @@ def _resampled(items: Items) -> NDArray[np.float64]:
     seeds = rng.multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), RESAMPLES) / num_seeds
     columns = rng.multinomial(num_items, np.full(num_items, 1 / num_items), RESAMPLES) / num_items
     return np.asarray(np.einsum("rs,sn,rn->r", seeds, items, columns, optimize=True))
-
-
-def holm(p_values: list[float]) -> list[float]:
-    """Return p values adjusted for the comparisons of one study (Holm 1979)."""
-    from statsmodels.stats.multitest import multipletests
-
-    return [float(one) for one in multipletests(p_values, method="holm")[1]] if p_values else []

@@ -51,8 +51,8 @@ def load(tmp_path: Path, text: str) -> Study:
 
 def test_a_study_of_ones_own(tmp_path: Path) -> None:
     study = load(tmp_path, GOOD)
-    budget = study.sizes["tiny"].budget
-    assert (budget.unit, budget.amount, study.sizes["tiny"].seeds, study.rates) == ("tokens", 1e6, 5, [0.5, 1.0, 2.0])
+    tiny = study.sizes["tiny"]
+    assert (tiny.budget.given, tiny.seeds, study.rates) == ({"tokens": 1e6}, 5, [0.5, 1.0, 2.0])
 
 
 @pytest.mark.parametrize(("old", "new", "message"), [
@@ -61,7 +61,11 @@ def test_a_study_of_ones_own(tmp_path: Path) -> None:
     ("[few, many]", "[few, meny]", "claim.order: meny is no arm; did you mean many"),
     ("arms:", "armes:", "armes.*did you mean arms"),
     ("title: Masks", "title: Masks\ncompare: pairs", "compare: pairs: one of loss"),
+    ("title: Masks", "title: Masks\nmeasures: [sst2]", "measures: sst2: give minimal-pairs, or tasks that tag words"),
+    ("title: Masks", "title: Masks\nmeasures: [conll2003-poss]", "no shipped task; did you mean conll2003-pos"),
     ("few: {set", "'f/w': {set", "arms.f/w: a name has letters"),
+    ("few: {set", "few~size: {set", "arms.few~size: a name has letters"),  # the file of what a size sets for `few`
+    ("few: {set", "'..': {set", r"arms\.\.\.: a name has letters"),
     ("few: {set: {objective: {mask_prob: 0.1}}}", "few: {of: meny}", "few.of: meny is no arm that trains.*many"),
     ("few: {set", "few: {teacher: many, set", "arms.few: it needs the runs of many, which is no earlier arm"),
     ("few: {set", "few: {of: many, set", "arms.few: it reads the runs of many; leave all but reading out"),

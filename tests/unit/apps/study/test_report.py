@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping
+from itertools import accumulate, combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy.stats import ttest_rel
 
 from ctxlm_ds.apps.study.definition import Study
 from ctxlm_ds.apps.study.report import arm_table, differences, layer_table, results_of, verdict, write_report
@@ -53,14 +55,39 @@ def test_losses_of_other_tokens_are_paired_by_seed_alone(runs: StudyRuns, comple
         figures = runs.run_dir(job) / "study.json"
         figures.write_text(figures.read_text().replace('"same"', f'"{job.arm}"'))
     alone = differences(runs, results_of(runs))["few", "many"]
+    for job in runs.compared():
+        figures = runs.run_dir(job) / "study.json"
+        kept = json.loads(figures.read_text())
+        figures.write_text(json.dumps(kept | {"held_out": "same", "items": kept["items"][job.arm == "few" :]}))
+    other_batches = differences(runs, results_of(runs))["few", "many"]
+    assert other_batches.p < 1.0
     assert alone.mean == pytest.approx(paired.mean) and alone.p == pytest.approx(paired.p)
     assert (alone.low, alone.high) != (paired.low, paired.high)
 
 
-def test_an_equal_claim_is_refuted_by_a_difference(runs: StudyRuns, complete: Complete) -> None:
-    finish(runs, complete, {"few": 4.0, "many": 4.2})
-    equal = runs.study.claim.model_copy(update={"equal": True})
-    assert verdict(equal, "loss", differences(runs, results_of(runs))).startswith("disagrees")
+@pytest.mark.parametrize(("apart", "within", "word"), [
+    (0.2, 0.05, "disagrees"), (0.02, 0.05, "agrees"), (0.05, 0.05, "undecided"), (0.0, 1e-6, "undecided"),
+])  # fmt: skip
+def test_an_equal_claim_needs_an_interval_within_its_bounds(
+    apart: float, within: float, word: str, runs: StudyRuns, complete: Complete
+) -> None:
+    finish(runs, complete, {"few": 4.0, "many": 4.0 + apart})
+    equal = runs.study.claim.model_copy(update={"equal_within": within})
+    assert verdict(equal, "loss", differences(runs, results_of(runs))).startswith(word)
+
+
+def test_p_is_that_of_the_paired_test_by_holm(study: Study, tmp_path: Path, complete: Complete) -> None:
+    """Holm 1979: the smallest times 3, the next times 2, none below one before it."""
+    text = study.model_dump(mode="json")
+    text["arms"]["third"] = {}
+    runs = StudyRuns(tmp_path, Study.model_validate(text), study.sizes["tiny"])
+    finish(runs, complete, {"few": 4.0, "many": 4.0005, "third": 4.001})
+    of = {arm.name: [run["loss"] for run in arm.figures] for arm in results_of(runs)}
+    plain = sorted((float(ttest_rel(of[second], of[first]).pvalue), (first, second))
+                   for first, second in combinations(of, 2))  # fmt: skip
+    wanted = list(accumulate((min(1.0, p * factor) for (p, _), factor in zip(plain, (3, 2, 1), strict=True)), max))
+    found = differences(runs, results_of(runs))
+    assert [found[pair].p for _, pair in plain] == pytest.approx(wanted)
 
 
 def test_a_score_is_better_if_higher(runs: StudyRuns, complete: Complete, study: Study) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from ctxlm_ds.apps.study.statistics import Items, difference, holm, interval, items_of
+from ctxlm_ds.apps.study.statistics import Items, difference, interval, items_of
 
 SEEDS, ITEMS = 5, 40
 
@@ -27,11 +27,14 @@ def test_the_interval_holds_the_true_mean_about_as_often_as_it_says() -> None:
     assert 80 <= sum(low < 3.0 < high for low, high in bounds) <= 100
 
 
-def test_a_difference_between_equal_arms_rarely_excludes_zero() -> None:
+@pytest.mark.parametrize("num_items", [1, ITEMS])
+def test_a_difference_between_equal_arms_is_rarely_seen(num_items: int) -> None:
+    """One item: five seeds alone, of which the bootstrap excludes 0 three times as often as it says."""
     rng, seen = np.random.default_rng(2), 0
-    for _ in range(100):
-        shared = parts(rng)
-        seen += difference(arm(rng, 3.0, shared), arm(rng, 3.0, shared)).excludes_zero
+    for _ in range(200):
+        shared = parts(rng)[:, :num_items]
+        first, second = (arm(rng, 3.0)[:, :num_items] + shared for _ in range(2))
+        seen += difference(first, second).is_seen
     assert seen <= 20
 
 
@@ -55,7 +58,7 @@ def test_what_arms_share_does_not_hide_their_difference() -> None:
     first, second = arm(rng, 3.0, shared), arm(rng, 3.2, shared)
     found = difference(first, second)
     assert found.mean == pytest.approx((second - first).mean())
-    assert found.low > 0.1 and found.high < 0.3 and found.excludes_zero
+    assert found.low > 0.1 and found.high < 0.3 and found.is_seen
     assert found.p == ttest_rel(second.mean(axis=1), first.mean(axis=1)).pvalue < 0.01
     assert 0.0 < found.smallest < 0.1
     # Without pairs the items' own spread, ten times the difference, decides.
@@ -65,16 +68,11 @@ def test_what_arms_share_does_not_hide_their_difference() -> None:
 def test_equal_arms_and_one_seed_have_no_test() -> None:
     items = np.random.default_rng(4).normal(size=(SEEDS, ITEMS))
     same = difference(items, items)
-    assert not same.excludes_zero and same.p == 1.0 and same.smallest == np.inf
-    assert difference(items[:1], items[:1] + 1.0).p == 1.0
+    assert not same.is_seen and same.p == 1.0 and same.smallest == np.inf
+    single = difference(items[:1], items[:1] + 1.0)
+    assert single.p == 1.0 and single.low > 0 and not single.is_seen
 
 
 def test_a_repetition_gives_the_same_bits() -> None:
     items = np.random.default_rng(5).normal(size=(2, SEEDS, ITEMS))
     assert difference(*items) == difference(*items)
-
-
-def test_holm() -> None:
-    """Holm 1979: the smallest times 3, the next times 2, none below one before it."""
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([]) == []
