@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
@@ -18,7 +17,7 @@ from ctxlm_ds.apps.demo.pretrain_default import CTXLM, run_step
 from ctxlm_ds.apps.evaluate.verdict import Predictions
 from ctxlm_ds.apps.plan.check_run import parse_arguments
 from ctxlm_ds.apps.study.statistics import items_of
-from ctxlm_ds.atomic import read_object, write_text
+from ctxlm_ds.atomic import write_text
 from ctxlm_ds.checkpoint.folders import find_verified
 from ctxlm_ds.checkpoint.saved_state import read_saved_state
 from ctxlm_ds.console import logger, run_command, setup_logging
@@ -98,11 +97,6 @@ def spent(config: RunConfig, predictions: Predictions | None) -> dict[str, float
         "steps": steps, "words": state["words"], "tokens": state["tokens"], "predicted": round(predicted),
         "flops": useful_flops_per_row(config) * rows / TRILLION, "seconds": median(seconds) * steps,
     }  # fmt: skip
-
-
-def figures_of(run_dir: Path) -> dict[str, Any] | None:
-    """Return the figures of a run; None before it is complete."""
-    return read_object(run_dir / FIGURES)
 
 
 if __name__ == "__main__":

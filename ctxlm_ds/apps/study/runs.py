@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -19,7 +20,7 @@ from ctxlm_ds.apps.demo.pretrain_default import Job as Datasets
 from ctxlm_ds.apps.demo.pretrain_default import run_step, split_corpus
 from ctxlm_ds.apps.init.start import preprocess_options
 from ctxlm_ds.apps.study.definition import LOSS, Size, Study
-from ctxlm_ds.apps.study.measure import EXPORT, TRILLION, figures_of
+from ctxlm_ds.apps.study.measure import EXPORT, FIGURES, TRILLION
 from ctxlm_ds.apps.study.scores import SCORES
 from ctxlm_ds.atomic import is_same, read_object, write_text
 from ctxlm_ds.console import counted, logger
@@ -31,8 +32,9 @@ from ctxlm_ds.process.cgroups import available_cores
 from ctxlm_ds.process.signals import STOP_SIGNALS
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.words import STEPS_FOLLOW
 from ctxlm_ds.recipe.yaml_source import write_yaml
-from ctxlm_ds.registry import FAMILIES
+from ctxlm_ds.registry import FAMILIES, FORMATS
 from ctxlm_ds.tokenizers.load import open_tokenizer
 from ctxlm_ds.training.measure import useful_flops_per_row
 
@@ -104,11 +106,11 @@ class StudyRuns:
         if record.is_file():
             is_same(self.folder, read_object(record), wanted, "choose another --output or remove it", ConfigError)
         for name, arm in self.study.trained.items():
-            base, recipe = self.folder / "recipes" / f"{name}-size.yaml", arm.recipe or self.study.recipe
+            base, recipe = self._recipe(f"{name}~size"), arm.recipe or self.study.recipe
             own = study_path.parent / recipe
             extends = str(own.resolve()) if own.suffix == ".yaml" else recipe
-            self._write(base, {"extends": extends, **self.size.set})
-            self._write(self._recipe(name), {"extends": str(base), **arm.set})
+            write_text(base, write_yaml({"extends": extends, **self.size.set}))
+            write_text(self._recipe(name), write_yaml({"extends": str(base), **arm.set}))
             self._sources[name] = ["tokenizer.path=unused", "data.train=[unused]"]
         self._check()
         write_text(record, json.dumps(wanted, indent=1) + "\n")
@@ -117,6 +119,8 @@ class StudyRuns:
             split_corpus(corpus, shared)
         for name in self.study.trained:
             self._make_datasets(name, shared)
+            if "seconds" in self.size.budget.given:
+                self.steps(name)  # measures its rate, while no other task does
 
     def _check(self) -> None:
         """Raise ConfigError if a recipe has a mistake, or arms cannot be compared or take each other's weights."""
@@ -127,21 +131,19 @@ class StudyRuns:
                 if own != theirs:
                     raise ConfigError(f"arms.{arm}: its tokenizer is {own}, but {other}, whose weights it needs, has "
                                       f"{theirs}; choose families of one tokenizer")  # fmt: skip
-        names = {arm: config.objective.name for arm, config in configs.items()}
+        names = {arm: " of ".join((config.objective.name, *tokenizer_of(config))) for arm, config in configs.items()}
         if self.study.compare == LOSS and len(set(names.values())) > 1:
             listed = ", ".join(f"{arm} {name}" for arm, name in names.items())
-            raise ConfigError(f"compare: losses of different objectives are not comparable ({listed}); name a measure")
-
-    def _write(self, path: Path, settings: dict[str, Any]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, write_yaml(settings))
+            raise ConfigError(f"compare: losses of different objectives or tokenizers are not comparable ({listed}); "
+                              "name a measure")  # fmt: skip
 
     def _recipe(self, arm: str) -> Path:
         return self.folder / "recipes" / f"{arm}.yaml"
 
     def _make_datasets(self, arm: str, corpus: Path) -> None:
         config = self.config(arm)
-        name = "-".join(tokenizer_of(config)) + "".join(preprocess_options(config.data))
+        joins = not config.data.by_sentence or FORMATS.get(config.data.sample_format)().joins_sentences(config.data)
+        name = "-".join(tokenizer_of(config)) + "".join(preprocess_options(config.data)) + "-separate" * (not joins)
         data = Datasets(self.folder / "data" / name, config.model, config.data)
         data.corpus = corpus
         data.make_datasets([], None)
@@ -171,8 +173,8 @@ class StudyRuns:
 
     def figures(self, job: Job) -> dict[str, Any] | None:
         """Return the figures of a run with its scores; None before it is complete."""
-        found, scores = figures_of(self.run_dir(job)), read_object(self.run_dir(job) / SCORES) or {}
-        return found and {**found, "scores": scores}
+        found, scores = (read_object(self.run_dir(job) / name) for name in (FIGURES, SCORES))
+        return found and {**found, "scores": scores or {}}
 
     def command(self, job: Job) -> list[str]:
         """Return the words of the process that trains and measures a run."""
@@ -188,9 +190,9 @@ class StudyRuns:
     def steps(self, arm: str) -> int:
         """Return the steps that the budget gives an arm."""
         if arm not in self._steps:
-            config, budget = self.config(arm), self.size.budget
-            per_row = self._seconds_per_row(arm) if budget.unit == "seconds" else cost_per_row(config, budget.unit)
-            self._steps[arm] = max(1, ceil(budget.amount / (per_row * config.training.global_batch_size)))
+            config, ((unit, amount),) = self.config(arm), self.size.budget.given.items()
+            rows = ceil(amount / (self._seconds_per_row(arm) if unit == "seconds" else cost_per_row(config, unit)))
+            self._steps[arm] = max(1, bisect_left(range(STEPS_FOLLOW), rows, key=config.training.rows_after))
         return self._steps[arm]
 
     def _seconds_per_row(self, arm: str) -> float:
@@ -201,7 +203,7 @@ class StudyRuns:
             run_dir, config = self.folder / "runs" / arm / "rate", self.config(arm)
             settings = [*self._sources[arm], f"run_dir={run_dir}", f"training.max_steps={RATE_STEPS}"]
             run_step(sys.executable, "-m", MODULE, "--config", self._recipe(arm), "--set", *settings)
-            figures = figures_of(run_dir) or {}
+            figures = read_object(run_dir / FIGURES) or {}
             rates[arm] = figures["seconds"] / RATE_STEPS / config.training.global_batch_size
             write_text(record, json.dumps(rates, indent=1) + "\n")
         return rates[arm]
@@ -231,17 +233,14 @@ class StudyRuns:
         """Score the runs that are complete on the measures of the study for which they have no scores."""
         work = []
         for job in jobs:
-            found, readings = self.figures(job), self._readings(job.arm)
+            found = self.figures(job)
+            readings = sorted({other.reading for other in self.study.arms.values() if other.of == job.arm})
             if found is None or all(_has(found["scores"].get(name), readings) for name in self.study.measures):
                 continue
             words = [sys.executable, "-m", "ctxlm_ds.apps.study.scores", str(self.run_dir(job)), "--data", str(data)]
             words += ["--measures", *self.study.measures, "--readings", *readings]
             work.append(Work(job.name, [*words, "--text", str(self.folder / "data/corpus/train.jsonl")], self.log(job)))
         execute(work, parallel)
-
-    def _readings(self, arm: str) -> list[str]:
-        """Return how other arms read the runs of an arm."""
-        return sorted({other.reading for other in self.study.arms.values() if other.of == arm})
 
 
 def _has(score: dict[str, Any] | None, readings: Sequence[str]) -> bool:
@@ -261,7 +260,9 @@ def execute(work: Sequence[Work], parallel: int) -> None:
                 one.log.parent.mkdir(parents=True, exist_ok=True)
                 failure_mark(one.log).unlink(missing_ok=True)
                 with open(one.log, "ab") as log:
-                    process = subprocess.Popen(one.words, stdout=log, stderr=log, env=environ | os.environ)
+                    process = subprocess.Popen(
+                        one.words, stdout=log, stderr=log, env=environ | os.environ, start_new_session=True
+                    )
                 running[process] = one
                 logger.info("%s: begun; %s after it", one.name, counted(len(waiting), "run"))
             time.sleep(POLL_S)
@@ -279,7 +280,7 @@ def failure_mark(log: Path) -> Path:
 
 @contextmanager
 def passed_on(running: Mapping[subprocess.Popen[bytes], Work]) -> Iterator[None]:
-    """Pass signals that ask a run to stop on to the processes inside, then exit as the signal asks.
+    """Pass signals that ask a run to stop on to the processes inside and theirs, then exit as the signal asks.
 
     A second signal kills them.
     """
@@ -288,7 +289,8 @@ def passed_on(running: Mapping[subprocess.Popen[bytes], Work]) -> Iterator[None]
     def stop(number: int, _: object) -> None:
         received.append(number)
         for process in running:
-            process.send_signal(number if len(received) == 1 else signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number if len(received) == 1 else signal.SIGKILL)
         if len(received) > 1:
             return  # to the wait of the first call, which holds a lock of the process
         for process in running:

@@ -45,12 +45,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in arguments.measures:
         try:
             found[name] = found.get(name) or score(model, name, arguments.data)
+            write_text(arguments.run_dir / SCORES, json.dumps(found, indent=1) + "\n")
             missing = set(arguments.readings) - set(found[name]["items"]) if name != PAIRS else ()
             for reading in sorted(missing):
                 found[name]["items"][reading] = read_otherwise(model, reading, name, arguments.data, arguments.text)
+                write_text(arguments.run_dir / SCORES, json.dumps(found, indent=1) + "\n")
         except CtxlmError as error:
             logger.warning("%s: not measured: %s", name, error)
-        write_text(arguments.run_dir / SCORES, json.dumps(found, indent=1) + "\n")
 
 
 def folder_of(measure: str, data: Path) -> Path:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ctxlm_ds.apps.evaluate.verdict import Figures, Predictions
-from ctxlm_ds.apps.study.measure import FIGURES, GATE_NATS, figures_of, gate
+from ctxlm_ds.apps.study.measure import GATE_NATS, gate
 from ctxlm_ds.recipe.load import load_config
 
 
@@ -22,9 +20,3 @@ class Known(Predictions):
 def test_the_gate_of_masks_is_below_word_frequencies() -> None:
     config = load_config("bert-docstrings", ["tokenizer.path=tok", "data.train=[data/x]"])
     assert gate(config, Known()) == 6.5 - GATE_NATS
-
-
-def test_figures_of_a_run_that_is_not_complete(tmp_path: Path) -> None:
-    assert figures_of(tmp_path) is None
-    (tmp_path / FIGURES).write_text('{"loss": 4.5}')
-    assert figures_of(tmp_path) == {"loss": 4.5}

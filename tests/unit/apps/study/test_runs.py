@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ctxlm_ds.apps.study.definition import Budget, Study
@@ -82,6 +83,17 @@ def test_a_budget_in_seconds_takes_the_rate_of_one_run_each(
     assert begun == ["few", "many"]
 
 
+def test_a_batch_that_grows_gets_the_steps_of_its_budget(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = StudyRuns(tmp_path, study, study.sizes["tiny"])
+    grows = load_config("bert-docstrings", [*SOURCES, "training.batch_ramp=[16, 16, 10000]"])
+    monkeypatch.setattr(runs, "config", lambda arm: grows)
+    monkeypatch.setattr("ctxlm_ds.apps.study.runs.cost_per_row", lambda config, unit: 50.0)
+    read = [grows.training.rows_after(steps) for steps in (runs.steps("few") - 1, runs.steps("few"))]
+    assert read[0] < 1_000_000 / 50 <= read[1]
+
+
 def test_runs_come_after_those_whose_weights_they_take(
     study: Study, tmp_path: Path, complete: Complete, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,7 +141,8 @@ def test_a_process_that_fails_leaves_the_others(tmp_path: Path, caplog: pytest.L
 def begin(tmp_path: Path, handler: str) -> subprocess.Popen[bytes]:
     """Start a study with one process, which has this handler of SIGTERM and has begun."""
     (tmp_path / "child.py").write_text(
-        f"import pathlib, signal, sys, time\nsignal.signal(signal.SIGTERM, {handler})\n"
+        f"import pathlib, signal, subprocess, sys, time\nsignal.signal(signal.SIGTERM, {handler})\n"
+        "inner = subprocess.Popen(['sleep', '300'])\npathlib.Path('inner').write_text(str(inner.pid))\n"
         "pathlib.Path('begun').touch()\ntime.sleep(60)\n"
     )
     code = ("from pathlib import Path\nimport sys\nfrom ctxlm_ds.apps.study.runs import Work, execute\n"
@@ -137,6 +150,12 @@ def begin(tmp_path: Path, handler: str) -> subprocess.Popen[bytes]:
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ})
     wait_for(tmp_path / "begun")
     return process
+
+
+def runs_inside(tmp_path: Path) -> bool:
+    """Whether the process inside the one of the study is alive."""
+    inner = int((tmp_path / "inner").read_text())
+    return psutil.pid_exists(inner) and psutil.Process(inner).status() != psutil.STATUS_ZOMBIE
 
 
 def wait_for(path: Path) -> None:
@@ -149,7 +168,7 @@ def test_a_signal_reaches_the_processes_and_ends_the_study(tmp_path: Path) -> No
     process = begin(tmp_path, "lambda *_: (pathlib.Path('stopped').touch(), sys.exit(0))")
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 128 + signal.SIGTERM
-    assert (tmp_path / "stopped").exists()
+    assert (tmp_path / "stopped").exists() and not runs_inside(tmp_path)
 
 
 def test_a_second_signal_kills_a_process_that_hangs(tmp_path: Path) -> None:
@@ -158,4 +177,4 @@ def test_a_second_signal_kills_a_process_that_hangs(tmp_path: Path) -> None:
     wait_for(tmp_path / "ignored")
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=30) == 128 + signal.SIGTERM
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM and not runs_inside(tmp_path)
