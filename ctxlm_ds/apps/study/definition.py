@@ -138,6 +138,8 @@ def _problems(study: Study) -> Iterator[Problem]:
         if size.budget.seconds is not None and any(arm.needs for arm in study.arms.values()):
             text = "seconds: rates are measured before there are weights to take; give words, tokens or flops"
             yield Problem(f"sizes.{name}.budget", text)
+    if len(set(study.rates)) < len(study.rates):
+        yield Problem("rates", "give each factor once")
     for name in study.measures:
         if name != PAIRS and load_task(name)[1].entry.answer != "tags":
             yield Problem("measures", f"{name}: give {PAIRS}, or tasks that tag words")

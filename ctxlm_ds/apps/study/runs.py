@@ -216,13 +216,14 @@ class StudyRuns:
             execute([Work(job.name, self.command(job), self.log(job)) for job in ready], parallel)
 
     def _lacks(self, job: Job, arm: str) -> bool:
-        """Return whether the run of another arm, whose weights a run takes, has no result; then the run has failed."""
+        """Return whether the run of another arm, whose weights a run takes, has no result; this fails as that has."""
         first = self._before(job, arm)
         if self.figures(first) is not None:
             return False
         logger.error("%s: not begun, because %s has no result", job.name, first.name)
-        self.log(job).parent.mkdir(parents=True, exist_ok=True)
-        failure_mark(self.log(job)).touch()
+        if failure_mark(self.log(first)).exists():
+            self.log(job).parent.mkdir(parents=True, exist_ok=True)
+            failure_mark(self.log(job)).touch()
         return True
 
     def _before(self, job: Job, arm: str) -> Job:

@@ -63,6 +63,7 @@ def test_a_study_of_ones_own(tmp_path: Path) -> None:
     ("title: Masks", "title: Masks\ncompare: pairs", "compare: pairs: one of loss"),
     ("title: Masks", "title: Masks\nmeasures: [sst2]", "measures: sst2: give minimal-pairs, or tasks that tag words"),
     ("title: Masks", "title: Masks\nmeasures: [conll2003-poss]", "no shipped task; did you mean conll2003-pos"),
+    ("title: Masks", "title: Masks\nrates: [1, 0.5, 1]", "rates: give each factor once"),
     ("few: {set", "'f/w': {set", "arms.f/w: a name has letters"),
     ("few: {set", "few~size: {set", "arms.few~size: a name has letters"),  # the file of what a size sets for `few`
     ("few: {set", "'..': {set", r"arms\.\.\.: a name has letters"),
