@@ -32,7 +32,7 @@ from ctxlm_ds.apps.downstream.results import PREDICTIONS, RESULT_NAME, is_done, 
 from ctxlm_ds.apps.evaluate.compare import name_of, read_run, show
 from ctxlm_ds.apps.evaluate.suite import HARNESS, NAME, Entry, entries_of, load_suite
 from ctxlm_ds.atomic import is_same, output_folder, read_object, write_text
-from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, find_verified, list_checkpoints, step_of
+from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, find_verified, list_checkpoints
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME
 from ctxlm_ds.console import at_least, logger, setup_logging
 from ctxlm_ds.errors import ConfigError, ExportError
@@ -130,7 +130,7 @@ def find_models(given: Sequence[str], every_step: bool, output: Path) -> list[Mo
     """
     models = []
     for text in given:
-        name, _, path = text.rpartition("=")
+        name, _, path = ("", "", text) if Path(text).is_dir() else text.rpartition("=")
         models += _models_at(Path(path), name, every_step, output / EXPORTS)
     names = [model.name for model in models]
     for model in models:
@@ -147,19 +147,19 @@ def _models_at(path: Path, name: str, every_step: bool, exports: Path) -> list[M
         raise ConfigError(f"{path}: --every-step is for runs, and there is no {CHECKPOINTS_DIR}/step-…")
     place = path.resolve()
     run = name or (place if checkpoints else place.parent.parent).name
-    if not checkpoints and (path / MANIFEST_NAME).is_file():
-        checkpoints, name = {step_of(place): place}, name or f"{run}-{place.name}"
-    elif not checkpoints:
-        return [Model(name or name_of({"model": place}), path)]
-    elif not every_step:
-        newest = find_verified(path)[0]
-        checkpoints, name = {step_of(newest): newest}, run
-        if _is_export(path / EXPORTED, newest):
-            return [Model(name, path / EXPORTED)]
-    folders = {step: exports / f"{run}-{checkpoint.name}" / EXPORTED for step, checkpoint in checkpoints.items()}
     if every_step:
-        return [Model(folder.parent.name, folder, checkpoints[step], step) for step, folder in folders.items()]
-    return [Model(name, folder, checkpoints[step]) for step, folder in folders.items()]
+        names = {step: f"{run}-{one.name}" for step, one in checkpoints.items()}
+        return [Model(names[step], exports / names[step] / EXPORTED, one, step) for step, one in checkpoints.items()]
+    if checkpoints:
+        checkpoint, name = find_verified(path)[0], run
+    elif (path / MANIFEST_NAME).is_file():
+        checkpoint, name = place, name or f"{run}-{place.name}"
+    else:
+        return [Model(name or name_of({"model": place}), path)]
+    folder = exports / f"{run}-{checkpoint.name}" / EXPORTED
+    if checkpoints and not folder.exists() and _is_export(path / EXPORTED, checkpoint):
+        return [Model(name, path / EXPORTED)]
+    return [Model(name, folder, checkpoint)]
 
 
 def _is_export(folder: Path, checkpoint: Path) -> bool:
@@ -306,7 +306,7 @@ def start_of(job: Job) -> Path:
     found = next(earlier.glob(f"points/*-seed{job.entry.start_seed}/model"), None)
     if found is None:
         raise ConfigError(f"{job.entry.name} starts from {earlier.name}, which has no model yet: run its point first")
-    folder = earlier / "start"
+    folder = found.with_name("start")
     if not folder.is_dir():
         with suppress(FileExistsError), output_folder(folder, replace=False) as partial:
             shutil.copytree(found, partial, ignore=shutil.ignore_patterns("*.safetensors*"), dirs_exist_ok=True)
@@ -330,7 +330,7 @@ def finish(job: Job, examples: Any) -> None:
     summary |= {"task": entry.name, "model": job.model.name, "folder": str(job.model.folder), "source": entry.source,
                 "published": known if settings.published is None else settings.published, "step": job.model.step,
                 "metric": entry.metric}  # fmt: skip
-    same = [(one.get("chosen", {}).get("seeds"), one.get("metric")) for one in (before, summary)]
+    same = [json.dumps([one.get("chosen"), one.get("metric")]) for one in (before, summary)]
     is_known = before.get("interval") is not None and same[0] == same[1]
     summary["interval"] = before["interval"] if is_known else interval_of(job, examples, summary)
     write_text(job.output / RESULT_NAME, json.dumps(summary, indent=1) + "\n")
@@ -346,9 +346,10 @@ def interval_of(job: Job, examples: Any, summary: Mapping[str, Any]) -> tuple[fl
     rows = [[json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] for path in files]
     task = job.entry.task
     if job.entry.settings.task == HARNESS:
-        if any(not isinstance(row["value"], (int, float)) for row in rows[0]):
+        values, mean = [row["value"] for row in rows[0]], summary["chosen"]["dev"][summary["metric"]]["mean"]
+        if None in values or not np.isclose(np.mean(values), mean):
             return None  # the metric is no mean over examples
-        counted = np.array([row["value"] for row in rows[0]])
+        counted = np.array(values)
         return bootstrap(lambda chosen: counted[chosen].mean(), [0] * len(counted), PAIR_RESAMPLES)
     if task is None:
         paradigms = [row["paradigm"] for row in rows[0]]

@@ -92,7 +92,7 @@ def read_runs(given: str) -> list[Run]:
 
     Raises ConfigError if it has no results, DataError if a metrics.json is not in the form of these commands.
     """
-    name, _, path = given.rpartition("=")
+    name, _, path = ("", "", given) if Path(given).is_dir() else given.rpartition("=")
     folder = Path(path)
     inside = [folder / RESULT_NAME] if (folder / RESULT_NAME).is_file() else sorted(folder.glob(f"*/*/{RESULT_NAME}"))
     if not inside:

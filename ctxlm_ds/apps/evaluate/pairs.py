@@ -59,6 +59,8 @@ def read_pairs(path: Path) -> list[Pair]:
     file and line if there is no such file, or a line is damaged or lacks a sentence.
     """
     files = [path] if path.is_file() else sorted(one for end in OPENERS for one in path.glob(f"*.jsonl{end}"))
+    if len({file.name.partition(".jsonl")[0] for file in files}) < len(files):
+        raise DataError(f"{path}: has a file twice, compressed in one or another way; leave one of them")
     pairs = [_pair(file, line, row) for file in files for line, row in json_rows(file, read_text(file))]
     if not pairs:
         raise DataError(f"{path}: no minimal pairs; give a file *.jsonl (also .xz or .gz) with an object of "

@@ -144,7 +144,8 @@ class Entry:
         counted, _, chosen = self.metric.partition(",")
         samples = [sample for sample in done["samples"][name] if sample.get("filter", "none") == (chosen or "none")]
         samples.sort(key=lambda sample: int(sample["doc_id"]))
-        return values, [{"id": sample["doc_id"], "value": sample.get(counted)} for sample in samples]
+        numbers = [sample.get(counted) if isinstance(sample.get(counted), (int, float)) else None for sample in samples]
+        return values, [{"id": one["doc_id"], "value": value} for one, value in zip(samples, numbers, strict=True)]
 
 
 @cache
@@ -199,9 +200,11 @@ def _problems(suite: Suite, only: Iterable[str]) -> Iterator[Problem]:
     for name, task in suite.tasks.items():
         if not NAME.fullmatch(name):
             yield Problem(f"tasks.{name}", "a name has letters, digits, hyphens, dots and underscores")
-        tuned = [one for one in ("start", *FineTuning.model_fields) if one in task.model_fields_set]
+        tuned = [one for one in ("start", "seeds", *FineTuning.model_fields) if one in task.model_fields_set]
         if task.task in (PAIRS, HARNESS) and tuned:
             yield Problem(f"tasks.{name}.{tuned[0]}", f"only for tasks of fine-tuning, not for {task.task}")
+        if len(set(task.seeds)) < len(task.seeds):
+            yield Problem(f"tasks.{name}.seeds", "give each seed once")
         for key, kind in {"first_pairs": PAIRS, "harness": HARNESS, "shots": HARNESS}.items():
             if task.task != kind and getattr(task, key) is not None:
                 yield Problem(f"tasks.{name}.{key}", f"only for {kind}")

@@ -56,7 +56,7 @@ def word_surprisals(sentence: str, scored: TokenScores) -> Iterator[tuple[str, f
     sums, begun = [0.0] * len(words), [False] * len(words)
     for value, (start, end) in zip(scored.values.tolist(), scored.spans, strict=True):
         place = bisect_right(ends, end - 1)
-        if place < len(words):
+        if end > 0 and place < len(words):  # a special token ends at 0
             sums[place] -= value
             begun[place] |= start <= ends[place] - len(words[place])
     for word, nats, is_whole in zip(words, sums, begun, strict=True):

@@ -49,8 +49,15 @@ def items_of(values: Items, weights: NDArray[Any]) -> Items:
 
 
 def interval(items: Items) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of an arm [s, n] (Multi-Bootstrap, arXiv:2106.16163, section 3)."""
-    low, high = np.percentile(_resampled(items), INTERVAL)
+    """Return the 95 % interval of the mean of an arm [s, n], of which seeds and items are drawn with replacement.
+
+    This is the Multi-Bootstrap (arXiv:2106.16163, section 3).
+    """
+    rng = np.random.default_rng(SEED)
+    num_seeds, num_items = items.shape
+    seeds = rng.multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), RESAMPLES) / num_seeds
+    columns = rng.multinomial(num_items, np.full(num_items, 1 / num_items), RESAMPLES) / num_items
+    low, high = np.percentile(np.einsum("rs,sn,rn->r", seeds, items, columns, optimize=True), INTERVAL)
     return float(low), float(high)
 
 
@@ -66,12 +73,3 @@ def difference(first: Items, second: Items) -> Difference:
     effect = TTestPower().solve_power(nobs=len(seeds), alpha=ALPHA, power=POWER)
     p = ttest_rel(second.mean(axis=1), first.mean(axis=1)).pvalue
     return Difference(mean, low, high, float(p), float(effect * seeds.std(ddof=1)))
-
-
-def _resampled(items: Items) -> NDArray[np.float64]:
-    """Return means of [s, n] in which seeds and items were both drawn with replacement."""
-    rng = np.random.default_rng(SEED)
-    num_seeds, num_items = items.shape
-    seeds = rng.multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), RESAMPLES) / num_seeds
-    columns = rng.multinomial(num_items, np.full(num_items, 1 / num_items), RESAMPLES) / num_items
-    return np.asarray(np.einsum("rs,sn,rn->r", seeds, items, columns, optimize=True))

@@ -154,7 +154,8 @@ def test_points_in_processes_give_the_same_and_a_task_starts_from_another(data: 
     early, late = (json.loads(path.read_text()) for path in found)
     assert early["chosen"]["seeds"] == [1, 2] and late["chosen"]["seeds"] == [1]
     (tuned,) = data.glob("out/bert/early/points/*seed1/model/model.safetensors")
-    begun = load_file(data / "out" / "bert" / "early" / "start" / "model.safetensors")
+    (start,) = (data / "out" / "bert" / "early" / "points").glob("*-seed1/start")
+    begun = load_file(start / "model.safetensors")
     weights = load_file(tuned)
     assert begun and all((weights[f"bert.{name}"] == value).all() for name, value in begun.items())
     assert not any("classifier" in name for name in begun)
