@@ -74,14 +74,13 @@ class RunStates:
 
     def load(self, folder: Path | None) -> TrainState:
         """Load a checkpoint, the beginning of the phase from the one before it, or the initial weights if none is."""
+        self.checkpoints.engine.forget_updates()
         if folder is not None and saved_state(folder).phase < self.phase:
-            self.checkpoints.engine.forget_updates()
             begun = self.begin_phase(folder)
             self.checkpoints.read_on(folder, begun)
             return begun
         state = self.checkpoints.resume(folder)
         if state is None:
-            self.checkpoints.engine.forget_updates()
             self.initialize(self.checkpoints.beginning)
         return state or TrainState()
 

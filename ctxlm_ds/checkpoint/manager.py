@@ -206,18 +206,15 @@ class CheckpointManager:
         """Make space and an empty folder, on rank 0; return False if the checkpoint exists and verifies."""
         final, partial = self._folders(step)
         self._check_lock()
-        if final.exists():
+        if final.exists() and step not in self._damaged:
             try:
                 verify(final)
                 return False
             except CheckpointError as error:
                 logger.warning("%s; it is written again", error)
         self.directory.mkdir(parents=True, exist_ok=True)
-        if self._lock is not None:
-            # No other save is pending, so what a failed one could not remove can be removed.
-            folders.remove_leftovers(self.directory)
-        elif os.path.lexists(partial):
-            folders.remove_folder(partial)
+        # No other save is pending, so what a failed one could not remove can be removed.
+        folders.remove_leftovers(self.directory)
         self._check_space(step, final, needed_bytes)
         partial.mkdir()
         return True

@@ -93,11 +93,11 @@ def saved_state(folder: Path) -> TrainState:
 
 
 def reached_words(folder: Path) -> int:
-    """Return which of checkpoint.at_words a checkpoint was saved for; 0 for none, or if its state cannot be read."""
+    """Return which of checkpoint.at_words a checkpoint was saved for; 0 for none, 1 if its state cannot be read."""
     try:
         return int(read_saved_state(folder).get("train_state", {}).get("reached_words", 0))
     except CheckpointError:
-        return 0
+        return 1  # kept until it can be
 
 
 def phase_to_train(folder: Path | None, phases: Sequence[RunPhase]) -> int:
@@ -109,7 +109,8 @@ def phase_to_train(folder: Path | None, phases: Sequence[RunPhase]) -> int:
     if folder is None or (len(phases) == 1 and state.phase == 0):
         return 0
     lengths = [phase.config.training.max_steps for phase in phases]
-    before = sum(lengths[: state.phase])
+    ends_early = [getattr(phase.config.schedule, "until_hours", None) is not None for phase in phases]
+    before = STEPS_FOLLOW if any(ends_early[: state.phase]) else sum(lengths[: state.phase])
     if state.phase >= len(phases) or (before < STEPS_FOLLOW and before != state.first_step):
         raise CheckpointError(
             f"{folder} is in phase {state.phase + 1}, which began at step {state.first_step:,}; the recipe has "
@@ -232,11 +233,9 @@ def read_progress(run_dir: Path, config: RunConfig) -> Progress | None:
         config = config.with_values("training", max_steps=saved.training.max_steps)
     refuse_changed_settings(newest, config)
     limits, step = config.training, step_of(newest)
-    words = state.words - state.first_words
-    enough = any(
-        most is not None and done >= most
-        for done, most in ((state.tokens, limits.max_tokens), (words, limits.max_words))
-    )
+    words, hours = state.words - state.first_words, (state.seconds - state.first_seconds) / 3600
+    spent = ((state.tokens, limits.max_tokens), (words, limits.max_words), (hours, phases[state.phase].phase.hours))
+    enough = any(most is not None and done >= most for done, most in spent)
     is_last = number == state.phase == len(phases) - 1
     last_step = recipe.training.max_steps if recipe.phases else state.first_step + limits.max_steps
     return Progress(step, last_step, is_last and (step - state.first_step >= limits.max_steps or enough))

@@ -103,12 +103,12 @@ class TrainingCheckpoints(Saver):
 
         def finish(folder: Path, chunks_by_rank: list[Any]) -> None:
             merge_index(folder, chunks_by_rank, scalars)
-            (folder / STATE_NAME).write_text(described)
+            (folder / STATE_NAME).write_text(described, encoding="utf-8")
             self._read = [*self._read[:-1], *(last.up_to(now) for last in self._read[-1:])]
             write_ledger(folder, self._read)
-            (folder / "config.yaml").write_text(dump_config(self._config))
+            (folder / "config.yaml").write_text(dump_config(self._config), encoding="utf-8")
             if self._recipe.phases:
-                (folder / RECIPE_NAME).write_text(dump_config(self._recipe))
+                (folder / RECIPE_NAME).write_text(dump_config(self._recipe), encoding="utf-8")
             shutil.copytree(self._tokenizer_dir, folder / "tokenizer")
 
         return finish

@@ -80,13 +80,6 @@ class Topology:
         """True if this rank reports losses: the last stage computes them, each context-parallel rank its own."""
         return self.tensor_parallel_rank == 0 and self.pipeline_parallel_rank == self.pipeline_parallel_size - 1
 
-    def barrier(self) -> None:
-        """Wait until every rank is here."""
-        if self.world_size > 1:
-            import torch.distributed as dist
-
-            dist.barrier(group=self.cpu_group)
-
     def all_gather_object(self, value: T) -> list[T]:
         """Return every rank's picklable `value`, by rank. One process gets the value itself, not a copy."""
         if self.world_size == 1:

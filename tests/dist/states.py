@@ -101,7 +101,7 @@ def train_and_save(
     engine = build_engine(config, layout.user_json())
     some_steps(engine, 0, SAVED_STEP)
     (run_dir / "tokenizer").mkdir(parents=True, exist_ok=True)
-    engine.topology.barrier()
+    engine.topology.all_reduce_max([0.0])
     state = TrainState(step=SAVED_STEP, rows_consumed=SAVED_STEP * GLOBAL_BATCH, tokens=77)
     checkpoints_of(engine, config, run_dir).save(state)
     held = {"weights": gather_weights(engine), "moments": gather_moments(engine), "scalars": engine.scalars()}

@@ -34,7 +34,7 @@ WAIT_S = 60.0
 def checkpoints_of(engine: Engine, config: RunConfig, run_dir: Path, **settings: Any) -> TrainingCheckpoints:
     config = config.model_copy(update={"checkpoint": CheckpointConfig(**settings)})
     (run_dir / "tokenizer").mkdir(parents=True, exist_ok=True)
-    engine.topology.barrier()
+    engine.topology.all_reduce_max([0.0])
     manager = CheckpointManager(run_dir, config.checkpoint, engine.topology)
     return TrainingCheckpoints(manager, engine, config, run_dir / "tokenizer", DATA)
 
@@ -162,7 +162,7 @@ def train_beside_a_hanging_disk(rank: int, world_size: int, run_dir: Path, disk:
     assert pending is not None
     busy = engine.topology.all_reduce_max([float(pending.busy)])[0]
     before = names(run_dir)
-    engine.topology.barrier()
+    engine.topology.all_reduce_max([0.0])
     if rank == 0:
         disk.thaw()
     finish(pending)
@@ -238,10 +238,10 @@ def fail_beside_training(rank: int, world_size: int, run_dir: Path, disk: Disk, 
     copy = states.copy
 
     def spoil(act: bool) -> Any:
-        topology.barrier()
+        topology.all_reduce_max([0.0])
         if rank == 0 and act:
             disk.fill() if fault == "full" else disk.remount("ro")
-        topology.barrier()
+        topology.all_reduce_max([0.0])
         return copy()
 
     def step_and_save(step: int, act: bool = False) -> None:
@@ -255,10 +255,10 @@ def fail_beside_training(rank: int, world_size: int, run_dir: Path, disk: Disk, 
         error = "none"
     except CheckpointError as raised:
         error = str(raised)
-    topology.barrier()
+    topology.all_reduce_max([0.0])
     if rank == 0:
         disk.empty() if fault == "full" else disk.remount("rw")
-    topology.barrier()
+    topology.all_reduce_max([0.0])
     step_and_save(3)
     return {"error": error, "good": checkpoints.last_good()}
 

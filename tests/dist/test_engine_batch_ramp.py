@@ -63,7 +63,7 @@ def one_size(
     resume_newest(engine, config, run_dir)
     figures = take(engine, steps)
     (run_dir / "tokenizer").mkdir(parents=True, exist_ok=True)
-    engine.topology.barrier()
+    engine.topology.all_reduce_max([0.0])
     checkpoints_of(engine, config, run_dir).save(TrainState(step=steps.stop))
     return {"figures": figures, "weights": gather_weights(engine), "moments": gather_moments(engine)}
 

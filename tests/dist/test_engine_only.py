@@ -82,7 +82,7 @@ def save_then_train_all(rank: int, world_size: int, run_dir: Path) -> dict[str, 
     start = gather_weights(engine)
     some_steps(engine, 0, SAVED_STEP)
     (run_dir / "tokenizer").mkdir(parents=True, exist_ok=True)
-    engine.topology.barrier()
+    engine.topology.all_reduce_max([0.0])
     from ctxlm_ds.training.loop.state import TrainState
 
     checkpoints_of(engine, config, run_dir).save(TrainState(step=SAVED_STEP))

@@ -30,7 +30,7 @@ def two_phases(rank: int, world_size: int, layout: Layout, config: RunConfig, ru
     engine = build_engine(config, layout.user_json())
     some_steps(engine, 0, SAVED_STEP)
     (run_dir / "tokenizer").mkdir(parents=True, exist_ok=True)
-    engine.topology.barrier()
+    engine.topology.all_reduce_max([0.0])
     checkpoints_of(engine, config, run_dir).save(TrainState(step=SAVED_STEP))
     held = {"weights": gather_weights(engine), "moments": gather_moments(engine)}
     for state in engine._inner.state.values():

@@ -144,7 +144,7 @@ def run_case(layout: Layout, case: Case, folder: Path) -> dict[str, Any]:
         trainer.run()
     except (TrainingError, Killed) as raised:
         error = str(raised) or "killed"
-    engine.topology.barrier()
+    engine.topology.all_reduce_max([0.0])
     trained = {"losses": recorder.losses, "back_to": recorder.back_to, "error": error, "state": trainer.state}
     return {**trained, "history": read_history(folder), **states(engine)}
 

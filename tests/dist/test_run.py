@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from ctxlm_ds.errors import DataError
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.topology import build_topology
 from ctxlm_ds.process.run_lock import RunLock
+from ctxlm_ds.run import RunStates
 from ctxlm_ds.run_data import agreed_data, build_rows_by_node
+from ctxlm_ds.training.loop.state import TrainState
 from tests.dist.forks import RanksFailed, fork_ranks
 from tests.sample_data import FakeTokenizer, random_documents, run_config, write_dataset
 
@@ -90,3 +93,15 @@ def test_a_dataset_missing_on_one_node_ends_every_rank(tmp_path: Path) -> None:
     with pytest.raises(RanksFailed) as failure:
         fork_ranks(_one_rank_fails, 2, str(prefix))
     assert str(failure.value).count("no such file") >= 2
+
+
+def test_a_run_that_goes_back_first_forgets_its_updates() -> None:
+    """The checkpoint of steps that were all skipped has no moments that would replace those of later steps."""
+    done: list[str] = []
+    engine = SimpleNamespace(forget_updates=lambda: done.append("forgotten"))
+    checkpoints: Any = SimpleNamespace(
+        engine=engine, beginning=None, resume=lambda folder: done.append("loaded") or TrainState(step=5)
+    )
+    manager: Any = SimpleNamespace(find_resumable=lambda: None, remove_after=lambda step: done.append(f"after {step}"))
+    states = RunStates(manager, checkpoints, lambda folder: None, 0, lambda folder: TrainState())
+    assert states.load_last_good().step == 5 and done == ["forgotten", "loaded", "after 5"]

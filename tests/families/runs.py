@@ -388,7 +388,7 @@ def save(rank: int, world_size: int, run: Run, run_dir: Path) -> dict[str, Any]:
     initial = gather_weights(engine)
     figures = advance(engine, run, range(STEPS))
     (run_dir / "tokenizer").mkdir(parents=True, exist_ok=True)
-    engine.topology.barrier()
+    engine.topology.all_reduce_max([0.0])
     _checkpoints(engine, run, run_dir).save(TrainState(step=STEPS, rows_consumed=STEPS * ROWS, tokens=7))
     held = {"initial": initial, "weights": gather_weights(engine), "moments": gather_moments(engine)}
     return {**figures, **held, **go_on(engine, run)}

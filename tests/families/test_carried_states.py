@@ -36,7 +36,7 @@ def save(rank: int, world_size: int, layout: Layout, overlap: bool, run_dir: Pat
     some_steps(engine, 0, SAVED)
     engine.evaluate(step_of(engine, 9).micro_batches)
     (run_dir / "tokenizer").mkdir(parents=True, exist_ok=True)
-    engine.topology.barrier()
+    engine.topology.all_reduce_max([0.0])
     pending = checkpoints.begin(TrainState(step=SAVED, rows_consumed=SAVED * GLOBAL_BATCH, tokens=1))
     losses = some_steps(engine, SAVED, LAST)
     while pending is not None and not pending.over:

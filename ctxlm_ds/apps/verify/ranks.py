@@ -56,9 +56,6 @@ Bytes = dict[str, int]
 class LonelyTopology(Topology):
     """A rank that decides alone what ranks agree on outside of a step."""
 
-    def barrier(self) -> None:
-        """Wait for nobody."""
-
     def all_gather_object(self, value: Any) -> list[Any]:
         return [value] * self.world_size
 

@@ -79,7 +79,9 @@ class Trainer:
         """Prepare for the first step; run() calls this."""
         self.began_s = self.began_s or time.monotonic()
         self.engine.first_step = self.state.first_step
-        self._phase_began_s = time.monotonic() - (self.state.seconds - self.state.first_seconds)
+        spent_s = self.state.seconds - self.state.first_seconds
+        self._phase_began_s = time.monotonic() - spent_s
+        self._hours_are_over = self.phase_hours is not None and spent_s >= self.phase_hours * 3600
         # A checkpoint is written after its step's evaluation, so a resumed step has had both.
         self._last_evaluation_step = self.state.step or -1
         self.saves.start(self.state.step, lambda phase: self.hooks.call("on_phase", phase))
@@ -247,7 +249,7 @@ class Trainer:
             if not self.is_last_phase:
                 return f"phase {self.state.phase + 1} is over at step {self.state.step}"
             if self._hours_are_over:
-                return f"the hours of phase {self.state.phase + 1} are over"
+                return f"phases[{self.state.phase}].hours ({self.phase_hours:g}) reached"
             if self.state.decay:
                 return f"schedule.until_hours ({self.schedule.budget_s / 3600:g}) reached"
             return f"training.max_steps ({self.start.last_step}) reached"

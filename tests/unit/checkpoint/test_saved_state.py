@@ -218,6 +218,19 @@ def test_it_goes_on_at_the_newest_that_is_whole(run_dir: Path) -> None:
     assert found is not None and found.step == 10
 
 
+@pytest.mark.parametrize(("seconds", "is_complete"), [(3600.0, True), (3599.0, False)])
+def test_a_last_phase_of_hours_is_complete_after_them(run_dir: Path, seconds: float, is_complete: bool) -> None:
+    phases = "phases=[{steps: 10}, {hours: 1, set: {schedule: {name: constant}}}]"
+    recipe = load_config("bert-laptop", [phases, "model.vocab_size=300"])
+    folder = run_dir / CHECKPOINTS_DIR / step_name(20)
+    (folder / "config.yaml").write_text(dump_config(run_phases(recipe)[1].config))
+    state = TrainState(step=20, rows_consumed=160, phase=1, first_step=10, first_seconds=100.0, seconds=100.0 + seconds)
+    (folder / "state.json").write_text(json.dumps({"train_state": asdict(state), "data": {}, "environment": {}}))
+    write_manifest(folder, 20, hash_files(folder, ["config.yaml", "state.json"]))
+    found = read_progress(run_dir, recipe)
+    assert found is not None and found.complete == is_complete
+
+
 def test_what_cannot_change_is_refused(run_dir: Path) -> None:
     with pytest.raises(CheckpointError, match=r"step-00000020 cannot be continued(.|\n)*model.vocab_size: 300 -> 400"):
         read_progress(run_dir, config(model__vocab_size=400))
@@ -341,6 +354,14 @@ def test_the_phase_that_follows_a_checkpoint(state: TrainState, number: int, tmp
     phases = run_phases(load_config("bert-laptop", [f"phases=[{{steps: 5}}, {hours}, {{steps: 3}}]"]))
     write(tmp_path, {"train_state": asdict(state)})
     assert phase_to_train(tmp_path, phases) == number and phase_to_train(None, phases) == 0
+
+
+def test_a_phase_that_its_schedule_ended_early_was_left_at_any_step(tmp_path: Path) -> None:
+    wsd = "{steps: 1000, set: {schedule: {name: wsd, until_hours: 1, warmup_steps: 0, warmup_fraction: null}}}"
+    then = "{steps: 5, set: {schedule: {name: constant}}}"
+    phases = run_phases(load_config("bert-laptop", [f"phases=[{wsd}, {then}]"]))
+    write(tmp_path, {"train_state": asdict(TrainState(step=703, phase=1, first_step=700))})
+    assert phase_to_train(tmp_path, phases) == 1
 
 
 def test_a_phase_that_was_left_has_its_length(tmp_path: Path) -> None:

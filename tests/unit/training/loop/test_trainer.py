@@ -89,6 +89,7 @@ def run_trainer(
     on_step: Action | None = None,
     steps: Iterator[Step] | None = None,
     stopped: bool = False,
+    phase_hours: float | None = None,
 ) -> dict[str, Any]:
     """One run to its end: its events, how it ended, and the error if there was one.
 
@@ -110,7 +111,7 @@ def run_trainer(
         steps=steps or steps_from(state.step, *place), validation={"held_out": [held_out]},
         saves=Saves(config.checkpoint, RecordingSaver(lambda step: recorder.events.append(("save", step)))),
         recovery=Recovery(config.anomalies, Path(), None, nothing_bad, nothing_bad),
-        hooks=Hooks([recorder]), stop_signal=stop_signal, state=state,
+        hooks=Hooks([recorder]), stop_signal=stop_signal, state=state, phase_hours=phase_hours,
     )  # fmt: skip
     error = None
     try:
@@ -154,6 +155,7 @@ def all_runs(rank: int, world_size: int) -> dict[str, dict[str, Any]]:
         "late signal": run_trainer(engine, config_of(2), on_step=terminate(2)),
         "resumed": run_trainer(engine, config_of(5), TrainState(step=4, rows_consumed=64, tokens=9, seconds=2.0)),
         "complete": run_trainer(engine, config_of(5), TrainState(step=5, rows_consumed=80)),
+        "spent": run_trainer(engine, config_of(50), TrainState(step=5, seconds=3600.0), phase_hours=1),
         "weights": run_trainer(engine, from_weights),
         "stopped": run_trainer(engine, from_weights, stopped=rank == 1),
         **until_hours(engine, rank),
@@ -235,6 +237,7 @@ def test_the_weights_of_a_start_are_evaluated_unless_it_stops(runs: list[dict[st
         ("minutes", [1, 2, 3], [3], [1, 2, 3], True, "training.max_steps"),
         ("late signal", [1, 2], [2], [2], True, ""),  # both evaluate: an evaluation is a collective
         ("complete", [], [], [], True, ""),
+        ("spent", [], [], [], True, "phases[0].hours (1) reached"),  # a restart trains no further step
         ("error", [1, 2], [], [], False, "an error"),
     ],
 )
