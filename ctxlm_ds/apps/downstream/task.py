@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,8 +23,8 @@ Described = TypeVar("Described", bound=Section)
 Column = str | int
 """Name of a column in the header (or key of a JSON object), or its number from 0."""
 
-Text = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, int) else value)]
-"""A label; YAML reads `0` as a number."""
+Text = Annotated[str, BeforeValidator(lambda value: json.dumps(value) if isinstance(value, int) else value)]
+"""A label; YAML reads `0` as a number, `true` as in JSON."""
 
 
 def _known(kind: str) -> str:

@@ -148,10 +148,10 @@ class TransformersSource(FeatureSource):
         self.max_length = longest_input(folder, self.tokenizer, max_length)
         options = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": True}
         try:
-            model = AutoModel.from_pretrained(folder, **options)
+            model, loading = AutoModel.from_pretrained(folder, output_loading_info=True, **options)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{folder}: its model cannot be loaded: {str(error).splitlines()[0]}") from None
-        check_weights(folder, model)
+        check_weights(folder, model, loading["missing_keys"])
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.model = (model.get_encoder() if model.config.is_encoder_decoder else model).eval().to(self.device)
         self.pooling, self._has_names = pooling, False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -113,7 +113,7 @@ class Kind(ABC):
             return (auto_class.from_config if extended is None else extended._from_config)(config, dtype=torch.float32)
         options = {"config": config, "dtype": torch.float32, "use_safetensors": True, "local_files_only": True}
         try:
-            model = (extended or auto_class).from_pretrained(folder, **options)
+            model, loading = (extended or auto_class).from_pretrained(folder, output_loading_info=True, **options)
         except RuntimeError as error:
             if "ignore_mismatched_sizes" not in str(error):
                 raise
@@ -121,7 +121,7 @@ class Kind(ABC):
                 f"--model {folder}: weights of other sizes than the task needs; a model fine-tuned on a task with "
                 "other labels cannot be its start, give the pretrained one"
             ) from None
-        check_weights(folder, model)
+        check_weights(folder, model, loading["missing_keys"], f"{model.base_model_prefix}.")
         return model
 
     def collator(self) -> Any:
@@ -173,8 +173,11 @@ def check_label(label: str, known: Sequence[str], example: Example, word: int | 
         raise DataError(f"{origin}: unknown {noun} {show_value(label)}; the training file has {has}")
 
 
-def check_weights(folder: Path, model: torch.nn.Module) -> None:
-    """Raise ConfigError if a weight of the model is not finite."""
+def check_weights(folder: Path, model: torch.nn.Module, missing: Iterable[str] = (), prefix: str = "") -> None:
+    """Raise ConfigError if a weight is not finite, or one `missing` that begins with `prefix` is no pooler's."""
+    for name in sorted(missing):
+        if name.startswith(prefix) and "pooler" not in name:
+            raise ConfigError(f"{folder}: has no {name}; are its weights those of a wrapped model (module.…)?")
     for name, value in model.named_parameters():
         if not value.isfinite().all():
             raise ConfigError(f"{folder}: {name} has NaN or infinite values; the model is damaged, take an earlier one")

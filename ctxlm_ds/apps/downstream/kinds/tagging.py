@@ -70,7 +70,8 @@ class Tagging(Kind):
                 total = softmax(outputs[at, used]).sum(axis=0)
                 rows[word] = total / total.sum()
             path = best_sequence(np.log(np.maximum(rows, 1e-30)), transitions)
-            predictions.append(Prediction([self.labels[label] for label in path], rows.max(axis=1).tolist()))
+            chances = rows[range(len(path)), path].tolist()
+            predictions.append(Prediction([self.labels[label] for label in path], chances))
         return predictions
 
     def _without_subwords(self, example: Example) -> NDArray[np.float64]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ctxlm_ds.apps.downstream.features.sources import TransformersSource
 from ctxlm_ds.apps.downstream.fit import load_config
 from ctxlm_ds.apps.downstream.language_model import load_scorer
 from ctxlm_ds.apps.downstream.prepare import load_tokenizer, longest_input, make_kind, read_config, read_parts
@@ -62,3 +63,18 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
         kind.model(folder, load_config(folder, kind), random=False)
     with pytest.raises(ConfigError, match=f"{name} has NaN"):
         load_scorer(folder, kind.tokenizer)
+
+
+def test_weights_of_a_wrapped_model_are_refused(tmp_path: Path) -> None:
+    """transformers takes none of them, and draws all."""
+    task, examples = sentiment(8)
+    write_rows(tmp_path / "train.tsv", examples)
+    write_rows(tmp_path / "dev.tsv", examples)
+    folder = write_bert(tmp_path / "model")
+    kind = make_kind(task, folder, read_parts(task, tmp_path))
+    weights = load_file(folder / "model.safetensors")
+    save_file({f"module.{name}": value for name, value in weights.items()}, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"has no bert\.embeddings.* of a wrapped model"):
+        kind.model(folder, load_config(folder, kind), random=False)
+    with pytest.raises(ConfigError, match=r"has no embeddings.* of a wrapped model"):
+        TransformersSource(folder)
