@@ -213,8 +213,11 @@ class CheckpointManager:
             except CheckpointError as error:
                 logger.warning("%s; it is written again", error)
         self.directory.mkdir(parents=True, exist_ok=True)
-        # No other save is pending, so what a failed one could not remove can be removed.
-        folders.remove_leftovers(self.directory)
+        if self._lock is not None:
+            # No other save is pending, so what a failed one could not remove can be removed.
+            folders.remove_leftovers(self.directory)
+        elif os.path.lexists(partial):
+            folders.remove_folder(partial)
         self._check_space(step, final, needed_bytes)
         partial.mkdir()
         return True
