@@ -49,12 +49,18 @@ def test_a_damaged_config_is_refused(tmp_path: Path, content: bytes) -> None:
         read_config(tmp_path)
 
 
-def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+def small_bert(tmp_path: Path) -> tuple[Path, Any]:
+    """A model, and a task for it."""
     task, examples = sentiment(8)
     write_rows(tmp_path / "train.tsv", examples)
     write_rows(tmp_path / "dev.tsv", examples)
     folder = write_bert(tmp_path / "model")
     kind = make_kind(task, folder, read_parts(task, tmp_path))
+    return folder, kind
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    folder, kind = small_bert(tmp_path)
     weights = load_file(folder / "model.safetensors")
     name = next(name for name in weights if name.endswith("value.weight"))
     weights[name][0, 0] = torch.nan
@@ -67,11 +73,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
 
 def test_weights_of_a_wrapped_model_are_refused(tmp_path: Path) -> None:
     """transformers takes none of them, and draws all."""
-    task, examples = sentiment(8)
-    write_rows(tmp_path / "train.tsv", examples)
-    write_rows(tmp_path / "dev.tsv", examples)
-    folder = write_bert(tmp_path / "model")
-    kind = make_kind(task, folder, read_parts(task, tmp_path))
+    folder, kind = small_bert(tmp_path)
     weights = load_file(folder / "model.safetensors")
     save_file({f"module.{name}": value for name, value in weights.items()}, folder / "model.safetensors")
     with pytest.raises(ConfigError, match=r"has no bert\.embeddings.* of a wrapped model"):
