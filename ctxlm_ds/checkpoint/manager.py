@@ -306,7 +306,7 @@ class CheckpointManager:
     def _to_rotate(self, steps: list[int], newest: int) -> list[int]:
         config, at = self._config, {step: self.directory / folders.step_name(step) for step in steps}
         doomed = folders.to_rotate(steps, newest, config.keep_last, config.keep_every_steps, self._damaged)
-        return [step for step in doomed if step in self._damaged or not reached_words(at[step])]
+        return [step for step in doomed if step in self._damaged or reached_words(at[step]) == 0]
 
 
 def _failure(step: int, rank: int, reason: str) -> str:

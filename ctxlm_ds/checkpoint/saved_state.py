@@ -92,12 +92,12 @@ def saved_state(folder: Path) -> TrainState:
     return TrainState.from_dict(read_saved_state(folder).get("train_state", {}))
 
 
-def reached_words(folder: Path) -> int:
-    """Return which of checkpoint.at_words a checkpoint was saved for; 0 for none, 1 if its state cannot be read."""
+def reached_words(folder: Path) -> int | None:
+    """Return which of checkpoint.at_words a checkpoint was saved for; 0 for none, None if its state cannot be read."""
     try:
         return int(read_saved_state(folder).get("train_state", {}).get("reached_words", 0))
     except CheckpointError:
-        return 1  # kept until it can be
+        return None
 
 
 def phase_to_train(folder: Path | None, phases: Sequence[RunPhase]) -> int:

@@ -39,7 +39,7 @@ def export_babylm(run: Path, output: Path) -> list[str]:
         ConfigError: the run has no such checkpoints, or its model cannot be judged by the challenge.
         CheckpointError, ExportError: as `to_hf`.
     """
-    found = {reached_words(path): path for path in list_checkpoints(run / CHECKPOINTS_DIR).values()}
+    found = {reached_words(path) or 0: path for path in list_checkpoints(run / CHECKPOINTS_DIR).values()}
     folders = {f"chck_{short_words(words)}": path for words, path in sorted(found.items()) if words}
     if not folders:
         raise ConfigError(

@@ -16,6 +16,7 @@ from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, step_name
 from ctxlm_ds.checkpoint.manifest import hash_files, write_manifest
 from ctxlm_ds.checkpoint.saved_state import (
     phase_to_train,
+    reached_words,
     read_progress,
     read_saved_state,
     refuse_changed_data,
@@ -44,6 +45,14 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     found = read_saved_state(write(tmp_path, {"train_state": STATE, "data": data}))
     assert found == {"train_state": STATE, "data": data, "environment": {}}
     assert asdict(TrainState.from_dict(found["train_state"])) == STATE
+
+
+def test_a_state_that_cannot_be_read_says_nothing_of_words(tmp_path: Path) -> None:
+    """The checkpoint may be one that is kept for ever; 0 would say that it is not."""
+    assert reached_words(write(tmp_path, {"train_state": {**STATE, "reached_words": 10**6}})) == 10**6
+    assert reached_words(write(tmp_path, {"train_state": {}})) == 0
+    (tmp_path / "state.json").write_text("{")
+    assert reached_words(tmp_path) is None
 
 
 def test_imported_weights_have_none(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import lzma
 from collections.abc import Iterator
@@ -70,6 +71,13 @@ def test_nothing_is_no_pairs(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none.jsonl", write(tmp_path / "empty.jsonl", [""])):
         with pytest.raises(DataError, match="no minimal pairs"):
             read_pairs(path)
+
+
+def test_a_file_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    content = write(tmp_path / "a.jsonl", ROWS).read_bytes()
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(content))
+    with pytest.raises(DataError, match="has a file twice"):
+        read_pairs(tmp_path)
 
 
 def test_ties_count_half() -> None:

@@ -53,6 +53,8 @@ def test_a_task_that_starts_from_another_one_is_behind_it(tmp_path: Path) -> Non
         ({"task": "cola", "start": "tow"}, r"tasks.one.start: tow: name a fine-tuned task .*did you mean two\?"),
         ({"task": "cola", "first_pairs": 3}, "tasks.one.first_pairs: only for minimal-pairs"),
         ({"task": "minimal-pairs", "epochs": 3}, "tasks.one.epochs: only for tasks of fine-tuning"),
+        ({"task": "minimal-pairs", "seeds": [1, 2]}, "tasks.one.seeds: only for tasks of fine-tuning"),
+        ({"task": "cola", "seeds": [1, 2, 1]}, "tasks.one.seeds: give each seed once"),
     ],
 )
 def test_a_problem_is_one_error(tmp_path: Path, task: dict[str, Any], message: str) -> None:

@@ -22,6 +22,8 @@ def test_a_word_is_the_sum_of_its_tokens_wherever_their_white_space_is() -> None
     late = TokenScores(np.array([-2.0, -4.0]), [(2, 4), (4, 8)])
     (first, second) = word_surprisals("good day", late)
     assert math.isnan(first[1]) and second == ("day", 4.0)
+    ended = TokenScores(np.array([-1.0, -2.0, -4.0]), [(0, 4), (4, 8), (0, 0)])  # the last is a special token
+    assert list(word_surprisals("good day", ended)) == [("good", 1.0), ("day", 2.0)]
 
 
 def test_the_file_equals_a_plain_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

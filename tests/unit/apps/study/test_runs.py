@@ -14,7 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ctxlm_ds.apps.study.definition import Budget, Study
+from ctxlm_ds.apps.downstream.task import shipped
+from ctxlm_ds.apps.study.definition import STUDY_DIR, Budget, Study, load_study
 from ctxlm_ds.apps.study.runs import Job, StudyRuns, Work, execute, failure_mark
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.load import load_config
@@ -81,6 +82,20 @@ def test_a_budget_in_seconds_takes_the_rate_of_one_run_each(
             timed._sources[arm] = list(SOURCES)
         assert [timed.steps(arm) for arm in study.arms] == [150, 75]
     assert begun == ["few", "many"]
+
+
+@pytest.mark.parametrize("name", shipped(STUDY_DIR))
+def test_arms_of_shipped_studies_can_be_compared(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, study = load_study(name)
+    monkeypatch.setattr(StudyRuns, "_make_datasets", lambda *_: None)
+    for size, settings in study.sizes.items():
+        StudyRuns(tmp_path / size, study, settings).prepare(path, [])
+
+
+def test_losses_of_other_tokenizers_are_refused(tmp_path: Path) -> None:
+    path, study = load_study("depth-width-sharing")
+    with pytest.raises(ConfigError, match="losses of different objectives or tokenizers .*shared masked_lm of albert"):
+        StudyRuns(tmp_path, study.model_copy(update={"compare": "loss"}), study.sizes["tiny"]).prepare(path, [])
 
 
 def test_a_batch_that_grows_gets_the_steps_of_its_budget(

@@ -68,6 +68,16 @@ def test_predicted_tags_are_legal_for_any_logits(tmp_path: Path, read_from: str)
         assert len(tags) == 16 and isinstance(read_spans(tags, "iob2"), list)
 
 
+def test_the_probability_is_that_of_the_tag(tmp_path: Path) -> None:
+    """A span cannot begin inside one, so the best tag of the word alone is none."""
+    examples = [Example("t:1", words=("Ann",), tags=("I-A",))]
+    kind = make(tmp_path, examples)
+    logits = np.log(np.tile([0.25, 0.05, 0.7], (1, 16, 1)))
+    assert kind.labels == ["O", "B-A", "I-A"]
+    (prediction,) = kind.predict(logits, kind.features(examples))
+    assert prediction.value == ["O"] and prediction.probabilities == pytest.approx([0.25])
+
+
 def test_a_word_without_subwords_is_outside_of_spans(tmp_path: Path) -> None:
     examples = [Example("t:1", words=("Ann", "\x01", "films"), tags=("I-A", "O", "I-A"))]
     plain = make(tmp_path, examples)
