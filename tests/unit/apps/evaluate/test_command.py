@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,23 @@ def test_results_of_an_earlier_export_are_refused(data: Path) -> None:
             main(options)
     with pytest.raises(ConfigError, match="checkpoint step-1 -> step-2; choose another --output"):
         main(options)
+
+
+def test_an_interval_is_that_of_its_scores(data: Path) -> None:
+    """Also where the points of an older result were removed, as the error says."""
+    options = [str(write_bert(data / "bert")), *suite(data, pairs={"task": "minimal-pairs", "files": "pairs.jsonl"})]
+    result = data / "out" / "bert" / "pairs" / "metrics.json"
+
+    def interval() -> list[float]:
+        main(options)
+        return json.loads(result.read_text())["interval"]
+
+    before = interval()
+    write_pairs(data / "pairs.jsonl", [PAIRS[0]] * 2)
+    shutil.rmtree(result.with_name("points"))
+    after = interval()
+    shutil.rmtree(data / "out")
+    assert after == interval() != before
 
 
 def test_the_first_pairs_of_each_paradigm(data: Path) -> None:

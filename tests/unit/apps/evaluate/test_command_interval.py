@@ -65,3 +65,21 @@ def test_predictions_of_each_kind_are_scored_again(
     assert exact == (1.0, 1.0)
     low, high = interval_of(job, examples, {"chosen": {"seeds": [1, 2]}, "metric": metric})
     assert low == high == 1.0 if metric == "mse" else 0.5 <= low < high <= 1.0
+
+
+@pytest.mark.parametrize(("values", "mean", "has_one"), [
+    ([0.0, 1.0, 1.0, 0.0], 0.5, True), ([-2.0, -4.0, -3.0, -3.0], 20.1, False), ([None] * 4, 0.5, False),
+])  # fmt: skip
+def test_a_metric_that_is_no_mean_over_examples_has_none(
+    tmp_path: Path, values: list[float | None], mean: float, has_one: bool
+) -> None:
+    """The harness's perplexity is exp of the negative mean of log-likelihoods, its correlations are of all examples."""
+    (tmp_path / "suite.yaml").write_text('{"tasks": {"mine": {"task": "lm-eval", "harness": "some"}}}')
+    (entry,) = entries_of(*load_suite(str(tmp_path / "suite.yaml")), tmp_path)
+    folder = tmp_path / "points" / "seed0"
+    folder.mkdir(parents=True)
+    lines = (json.dumps({"id": at, "value": value}) + "\n" for at, value in enumerate(values))
+    (folder / "dev_predictions.jsonl").write_text("".join(lines))
+    summary = {"chosen": {"seeds": [0], "dev": {"acc": {"mean": mean}}}, "metric": "acc"}
+    found = interval_of(Job(Model("m", tmp_path), entry, tmp_path, "babylm", None), None, summary)
+    assert (found is not None) == has_one
