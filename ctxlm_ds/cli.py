@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -126,26 +125,6 @@ COMPLETION_HELP = """Print the completion of `ctxlm` for a shell.
 
 It completes subcommands, their options, the names of recipes after --config and of DeepSpeed's JSON files.
 """
-BASH = r"""_ctxlm() {
-    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]} command=${COMP_WORDS[1]} words=
-    if [ "$COMP_CWORD" -eq 1 ]; then
-        words="@commands@ --help --version"
-    elif [ "$previous" = --config ] || [ "$command" = recipes ]; then
-        words="@recipes@"
-        [ "$command" = recipes ] && words="show diff $words"
-    elif [ "$previous" = --deepspeed_config ] || [ "$previous" = --deepspeed-config ]; then
-        words="@jsons@"
-    elif [ "${current#-}" != "$current" ]; then
-        words=$(ctxlm "$command" --help 2>/dev/null | grep -oE -e '--[a-zA-Z][a-zA-Z0-9_-]*' | sort -u)
-    fi
-    COMPREPLY=($(compgen -W "$words" -- "$current"))
-}
-complete -o default -F _ctxlm ctxlm
-"""
-FISH_OPTIONS = (
-    "complete -c ctxlm -n 'string match -q -- \"-*\" (commandline -ct)' "
-    "-a '(ctxlm (commandline -opc)[2] --help 2>/dev/null | string match -ar -- \"--[a-zA-Z][a-zA-Z0-9_-]*\" | sort -u)'"
-)
 
 
 def completion() -> None:
@@ -158,18 +137,13 @@ def completion_script(shell: str) -> str:
     """Return the script for a shell; zsh reads that for bash."""
     from ctxlm_ds.installed import shipped_folder
 
-    recipes = _stems(Path(__file__).resolve().parent / "recipes")
-    jsons = _stems(shipped_folder("ds_configs"))
-    if shell != "fish":
-        script = BASH.replace("@commands@", " ".join(COMMANDS)).replace("@recipes@", recipes).replace("@jsons@", jsons)
-        return script if shell == "bash" else f"autoload -U +X bashcompinit && bashcompinit\n{script}"
-    lines = [
-        f"complete -c ctxlm -f -n __fish_use_subcommand -a {command.name} -d {shlex.quote(command.help)}"
-        for command in COMMANDS.values()
-    ]
-    for option, names in (("config", recipes), ("deepspeed_config", jsons), ("deepspeed-config", jsons)):
-        lines.append(f"complete -c ctxlm -l {option} -x -a {shlex.quote(names)}")
-    return "\n".join([*lines, FISH_OPTIONS]) + "\n"
+    package = Path(__file__).resolve().parent
+    script = (package / "completion" / f"ctxlm.{'fish' if shell == 'fish' else 'bash'}").read_text(encoding="utf-8")
+    names = {"commands": " ".join(COMMANDS), "recipes": _stems(package / "recipes"),
+             "jsons": _stems(shipped_folder("ds_configs"))}  # fmt: skip
+    for name, filled in names.items():
+        script = script.replace(f"@{name}@", filled)
+    return script if shell != "zsh" else f"autoload -U +X bashcompinit && bashcompinit\n{script}"
 
 
 def _stems(folder: Path) -> str:

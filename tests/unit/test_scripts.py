@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPTS = sorted(
     path.relative_to(ROOT)
-    for folder, patterns in {"slurm": ("**/*.sh", "**/*.sbatch"), "tests/slurm": ("*.sh",), ".ci": ("run",)}.items()
+    for folder, patterns in {"slurm": ("**/*.sh", "**/*.sbatch"), "tests/slurm": ("*.sh",), ".ci": ("run",),
+                             "ctxlm_ds/completion": ("*.bash",)}.items()
     for pattern in patterns
     for path in (ROOT / folder).glob(pattern)
 )

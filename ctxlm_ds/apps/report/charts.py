@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from ctxlm_ds.recipe.problems import shortened
@@ -20,20 +21,7 @@ LEFT, RIGHT, TOP, BOTTOM = 56, 150, 12, 28
 LETTER, LINE, LONGEST = 7.5, 14, 80
 """Pixels that a letter and a line of a label take, about, and the most letters of a curve's name."""
 COLOURS = 8
-STYLE = """
-:root { --ink: #1d2630; --paper: #fdfdfc; --grid: #dfe3e6; --c0: #9db8d9; --c1: #0b5cad; --c2: #b3470b;
-  --c3: #2e8b57; --c4: #8e5bb5; --c5: #b08a1e; --c6: #d0588a; --c7: #3d9aa8 }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #dfe5ea; --paper: #14181c; --grid: #2e363d; --c0: #4d6f99; --c1: #6cb2ff; --c2: #ff9d5c }
-}
-body { font: 15px/1.5 sans-serif; color: var(--ink); background: var(--paper); max-width: 60rem; margin: 2rem auto }
-table { border-collapse: collapse; }
-th, td { text-align: left; vertical-align: top; padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--grid); }
-pre { overflow-x: auto; padding: .6rem; border: 1px solid var(--grid); }
-svg { max-width: 100%; height: auto; font-size: 12px; fill: var(--ink); }
-.grid { stroke: var(--grid); }
-.curve { fill: none; stroke-width: 1.8; }
-"""
+STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 
 
 def run_charts(records: Sequence[Mapping[str, Any]], term: str) -> list[Chart]:
