@@ -23,9 +23,10 @@ from ctxlm_ds.apps.downstream.kinds.entries import CRF_FORM, GPT1_FORM, TEXT_FOR
 from ctxlm_ds.apps.downstream.metrics import check_packages
 from ctxlm_ds.apps.downstream.results import FitSettings, Point, Tuning
 from ctxlm_ds.apps.downstream.task import TaskDescription, data_folder, load_task
-from ctxlm_ds.atomic import write_text
+from ctxlm_ds.atomic import read_object, write_text
 from ctxlm_ds.console import aligned, at_least, counted, logger, program, run_command, setup_logging
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.export.hf_config import EXPORT_RECORD
 from ctxlm_ds.process.launch import clear_stale_build_locks, quiet_libraries
 from ctxlm_ds.recipe.deepspeed import deepspeed_for_trainer
 
@@ -124,6 +125,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     wanted = {
         "task": task.recorded(),
         "model": str(source.resolve()),
+        "export": read_object(source / EXPORT_RECORD),
         "data": str(arguments.data.resolve()),
         "settings": asdict(settings),
         "max_train_examples": arguments.max_train_examples,

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
+EXPORT_RECORD = "exported_from.json"
+"""What a Hugging Face folder was made of, so that a finished export is recognised."""
 TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 OTHER_TOKENIZER = (
     "if tokens were added to the model's tokenizer, add rows with transformers (model.resize_token_embeddings, "

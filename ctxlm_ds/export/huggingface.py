@@ -25,7 +25,7 @@ from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ExportError
 from ctxlm_ds.export.base import CardText, FamilyExport, OwnFormat, Tensors, export_of, own_format_in, own_format_of
-from ctxlm_ds.export.hf_config import OTHER_TOKENIZER, to_hf_config
+from ctxlm_ds.export.hf_config import EXPORT_RECORD, OTHER_TOKENIZER, to_hf_config
 from ctxlm_ds.export.key_maps import KeyMap, Row
 from ctxlm_ds.export.model_card import CARD_MARK, write_model_card
 from ctxlm_ds.export.safetensors_files import DEFAULT_SHARD_BYTES, HEADS_FILE, write_heads, write_model
@@ -50,8 +50,6 @@ from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.untrusted_json import read_json_object
 
 DEFAULT_SEQ_LENGTH = DataSection.model_fields["seq_length"].default
-EXPORT_RECORD = "exported_from.json"
-"""What a Hugging Face folder was made of, so that a finished export is recognised."""
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from ctxlm_ds.export.hf_config import EXPORT_RECORD
 from ctxlm_ds.finetune import main
 from tests.downstream_models import sentiment, write_bert, write_task
 from tests.integration.route import Finished, call, call_here, launcher
@@ -47,6 +49,24 @@ def test_a_grid_is_run_reported_and_not_run_again(files: Path) -> None:
     assert "run 1 of" not in second.stderr and second.stdout == first.stdout
     other = call_here(main, "finetune", *command, "--lora", 2)
     assert other.returncode == 2 and "choose another --output" in other.stderr
+
+
+def test_scores_of_an_earlier_export_are_refused(files: Path, tmp_path: Path) -> None:
+    """Another checkpoint may be exported to the same folder; a result that names no export is taken as it is."""
+    model = shutil.copytree(files / "model", tmp_path / "model")
+    command = ["--task", files / "mine.yaml", "--model", model, "--data", files / "data", "--output", tmp_path / "out",
+               "--epochs", 1]  # fmt: skip
+    assert call_here(main, "finetune", *command).returncode == 0
+    (settings,) = tmp_path.glob("out/points/*/settings.json")
+    known = json.loads(settings.read_text())
+    settings.write_text(json.dumps({name: value for name, value in known.items() if name != "export"}))
+    (model / EXPORT_RECORD).write_text('{"manifest": "first"}')
+    assert "1 point of 1 have a result already" in call_here(main, "finetune", *command).stderr
+    settings.write_text(json.dumps(known | {"export": {"manifest": "first"}}))
+    assert call_here(main, "finetune", *command).returncode == 0
+    (model / EXPORT_RECORD).write_text('{"manifest": "second"}')
+    refused = call_here(main, "finetune", *command)
+    assert refused.returncode == 2 and 'export {"manifest": "first"} -> {"manifest": "second"}' in refused.stderr
 
 
 @pytest.mark.parametrize(

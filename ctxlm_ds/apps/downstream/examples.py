@@ -120,6 +120,9 @@ def read_files(task: TaskDescription, data: Path) -> Parts:
     if not train:
         raise DataError(f"{data / task.train}: no examples are left for training; lower validation_share")
     test = None if task.test is None else read_examples(task, find_file(data, task.test), labelled=False)
+    unlabelled = [] if task.unanswerable else [one for one in test or () if not one.shown_label()]
+    if unlabelled and len(unlabelled) < len(test or ()):
+        raise DataError(f"{unlabelled[0].origin}: no label, but other examples have one; give all of them or none")
     return Parts(train, dev, test)
 
 
@@ -318,7 +321,7 @@ def _read_conll(task: TaskDescription, path: Path, text: str) -> Iterator[Exampl
     tags: list[str] = []
     start = 1
     for line, content in enumerate([*text.split("\n"), ""], 1):
-        cells = content.split("\t") if "\t" in content else content.split()
+        cells = content.split("\t") if "\t" in content else [cell for cell in content.rstrip("\r").split(" ") if cell]
         if cells and cells[0] != DOCUMENT_START:
             if max(word_column, tag_column) >= len(cells):
                 raise DataError(f"{path}:{line}: {len(cells)} columns; words are in column {word_column}, "

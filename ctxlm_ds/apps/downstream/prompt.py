@@ -17,9 +17,10 @@ from typing import Any
 from ctxlm_ds.apps.downstream import results
 from ctxlm_ds.apps.downstream.examples import Example
 from ctxlm_ds.apps.downstream.task import FIELD, TaskDescription, Text, data_folder, load_description, load_task
-from ctxlm_ds.atomic import output_folder, write_text
+from ctxlm_ds.atomic import output_folder, read_object, write_text
 from ctxlm_ds.console import aligned, at_least, counted, logger, setup_logging
 from ctxlm_ds.errors import ConfigError
+from ctxlm_ds.export.hf_config import EXPORT_RECORD
 from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.recipe.problems import Problem, did_you_mean, raise_problems
 from ctxlm_ds.recipe.sections import Section
@@ -118,6 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     wanted = {
         "task": task.recorded(), "prompt": prompt.model_dump(mode="json"),
         "model": str(arguments.model.resolve()), "data": str(arguments.data.resolve()), "score": arguments.score,
+        "export": read_object(arguments.model / EXPORT_RECORD),
         "calibrate": arguments.calibrate, "max_length": arguments.max_length,
     }  # fmt: skip
     seeds = arguments.seeds if arguments.shots else [0]

@@ -104,12 +104,11 @@ def is_done(folder: Path, wanted: dict[str, Any]) -> bool:
     if not (folder / RESULT_NAME).is_file():
         return False
     recorded = read_object(folder / "settings.json")
+    recorded = recorded and {"export": wanted.get("export"), **recorded}  # earlier versions did not record it
     return is_same(folder, recorded, wanted, "choose another --output or remove it", ConfigError)
 
 
-def prediction_rows(
-    kind: Kind, predictions: Sequence[Prediction], examples: Sequence[Example]
-) -> list[dict[str, Any]]:
+def prediction_rows(kind: Kind, predictions: Sequence[Prediction], examples: Sequence[Example]) -> list[dict[str, Any]]:
     """Return the lines of a file of predictions: inputs, label, prediction, probabilities."""
     rows = []
     for prediction, example in zip(predictions, examples, strict=True):

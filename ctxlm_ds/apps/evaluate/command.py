@@ -19,6 +19,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,8 @@ from ctxlm_ds.atomic import is_same, output_folder, read_object, write_text
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, find_verified, list_checkpoints
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME
 from ctxlm_ds.console import at_least, logger, setup_logging
-from ctxlm_ds.errors import ConfigError, ExportError
+from ctxlm_ds.errors import ConfigError, CtxlmError, ExportError
+from ctxlm_ds.export.hf_config import EXPORT_RECORD
 from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.process.launchers import die_with_launcher
 from ctxlm_ds.registry import load_object
@@ -179,7 +181,6 @@ def check(jobs: Sequence[Job]) -> dict[str, Any]:
     from ctxlm_ds.apps.downstream.metrics import check_packages
     from ctxlm_ds.apps.downstream.prepare import check_class, kind_class
     from ctxlm_ds.apps.evaluate.scorers import choose_scorer
-    from ctxlm_ds.export.huggingface import EXPORT_RECORD
 
     if any(job.entry.task for job in jobs):
         check_packages()
@@ -236,7 +237,11 @@ def run_parallel(points: Sequence[Work], jobs: int) -> None:
     context, threads = multiprocessing.get_context("spawn"), max(1, len(os.sched_getaffinity(0)) // jobs)
     with ProcessPoolExecutor(jobs, context, _begin_worker, (os.getpid(), threads)) as pool:
         for later in (False, True):
-            list(pool.map(run, [one for one in missing if (one[0].entry.settings.start is not None) is later]))
+            try:
+                list(pool.map(run, [one for one in missing if (one[0].entry.settings.start is not None) is later]))
+            except BrokenProcessPool:
+                raise CtxlmError(f"--jobs {jobs}: a process was killed, perhaps for memory; with fewer jobs the same "
+                                 "command continues") from None  # fmt: skip
 
 
 def _begin_worker(parent: int, threads: int) -> None:

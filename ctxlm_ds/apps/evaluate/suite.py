@@ -114,11 +114,13 @@ class Entry:
             near = did_you_mean(name, _harness_manager(files, True).all_subtasks)
             raise ConfigError(f"harness: {name}: no task of lm-evaluation-harness or of {files}{near}")
         try:
-            known = manager.load(name)["tasks"][name].aggregation()
+            task = manager.load(name)["tasks"][name]
+            known = [f"{key},{one['name']}".removesuffix(HARNESS_FILTER) for key in task.aggregation()
+                     for one in task.config.filter_list or [{"name": "none"}]]  # fmt: skip
         except Exception as error:  # datasets raises any exception
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise DataError(f"harness: {name}: its data cannot be read: {reason}") from error
-        if self.metric.partition(",")[0] not in known:
+        if self.metric not in known:
             raise ConfigError(f"harness: {name}: has no metric {self.metric}; there are {', '.join(known)}")
         return manager
 

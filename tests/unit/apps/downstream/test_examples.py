@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.apps.downstream.examples import find_file, grouped, read_examples
+from ctxlm_ds.apps.downstream.examples import find_file, grouped, read_examples, read_files
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.errors import DataError
 
@@ -83,6 +83,8 @@ def test_sentences_and_paragraphs_are_read(tmp_path: Path) -> None:
         (("EU", "rejects"), ("I-ORG", "O")),
         (("Peter",), ("I-PER",)),
     ]
+    path.write_text("10\u00a0000  O\r\nEUR O\r\n\r\nin O\n", encoding="utf-8")  # columns end at spaces that break lines
+    assert [one.words for one in read_examples(task(**TAGS), path)] == [("10\u00a0000", "EUR"), ("in",)]
     path.write_text(squad("Ann met Bob.", ("Bob", 8)))
     assert read_examples(task(**ANSWERS), path)[0].answers == (("Bob", 8),)
 
@@ -146,6 +148,15 @@ def test_a_test_file_may_lack_labels(tmp_path: Path) -> None:
     assert read_examples(task(**TEXTS), path, labelled=False)[0].label is None
     with pytest.raises(DataError, match="no y; the line has s"):
         read_examples(task(**TEXTS), path)
+    for name, rows in {"train": "a\t1\n", "dev": "a\t0\n", "test": "a\t1\nb\t\n"}.items():
+        (tmp_path / name).write_text("s\ty\n" + rows)
+    with pytest.raises(DataError, match="test:3: the label is empty"):
+        read_files(task(**TEXTS, test="test"), tmp_path)
+    lines = TEXTS | {"format": "jsonl"}
+    for name in ("train", "dev", "test"):
+        (tmp_path / name).write_text('{"s": "a", "y": "1"}\n{"s": "b"}\n'[: None if name == "test" else 21])
+    with pytest.raises(DataError, match="test:2: no label, but other examples have one"):
+        read_files(task(**lines, test="test"), tmp_path)
 
 
 def test_doubtful_examples_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from ctxlm_ds.apps.evaluate.command import main
 from ctxlm_ds.apps.evaluate.compare import main as compare
 from ctxlm_ds.apps.evaluate.pairs import outcomes_of, read_pairs, score_pairs
 from ctxlm_ds.apps.evaluate.suite import entries_of, load_suite
-from ctxlm_ds.errors import ConfigError, DataError
+from ctxlm_ds.errors import ConfigError, CtxlmError, DataError
 from tests.checkpoints import make_config, make_tokenizer, random_weights, write_run
 from tests.downstream_models import sentiment, write_bert, write_gpt2, write_task
 
@@ -179,6 +181,16 @@ def test_points_in_processes_give_the_same_and_a_task_starts_from_another(data: 
     assert not any("classifier" in name for name in begun)
     with pytest.raises(ConfigError, match="--point 3: the suite has the points 0 to 2"):
         main([model, *options, "--point", "3"])
+
+
+def be_killed(_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_process_is_one_error(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "run", be_killed)
+    with pytest.raises(CtxlmError, match="--jobs 2: a process was killed, perhaps for memory"):
+        main([str(write_bert(data / "bert")), *suite(data, early=TUNED | {"seeds": [1, 2]}), "--jobs", "2"])
 
 
 def test_what_is_wrong_is_one_error_before_a_model_is_loaded(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,8 +77,9 @@ def test_what_is_wrong_is_told_before_a_model_is_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"scored by babylm"):
         main([str(write_bert(tmp_path / "bert")), *suite(tmp_path)])
     model = str(write_gpt2(tmp_path / "gpt"))
-    with pytest.raises(ConfigError, match=r"harness: rivers: has no metric f1; there are acc, acc_norm"):
-        main([model, *suite(tmp_path, metric="f1")])
+    for metric in ("f1", "acc,first"):
+        with pytest.raises(ConfigError, match=f"harness: rivers: has no metric {metric}; there are acc, acc_norm"):
+            main([model, *suite(tmp_path, metric=metric)])
     write_task(tmp_path / "tasks", dataset_kwargs={"data_files": {"validation": str(tmp_path / "none.jsonl")}})
     with pytest.raises(DataError, match="harness: rivers: its data cannot be read: .*none.jsonl"):
         main([model, *suite(tmp_path)])
