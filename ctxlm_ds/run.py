@@ -108,7 +108,9 @@ def build_run(
     # A mistake in the model ends the run before the sample indexes are built.
     build_engine = engine_builder(config, deepspeed_config, build_objective(config.objective, tokenizer), topology)
     data = build_data(config, tokenizer, topology)
-    config, words = topology.run_together(partial(with_word_budget, config, data.rows.train))
+    begun = saved_state(newest) if newest is not None else TrainState()
+    begun = begun if begun.phase == phase.number else begun.begin_phase(phase.number, phase.continues)
+    config, words = topology.run_together(partial(with_word_budget, config, data.rows.train, begun.first_row))
     engine = build_engine()
     resolved = {"model": recipe.model.model_copy(update={"vocab_size": config.model.vocab_size})}
     recipe = recipe.model_copy(update={**resolved, "teacher": config.teacher}) if recipe.phases else config

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -160,13 +161,20 @@ def _steps_of(config: RunConfig, recipes: Sequence[RunConfig]) -> list[int]:
             least = (ends[number - 1] if number else 0) + 1
             ends[number] = min(max(ends[number], least), total - (len(ends) - 1 - number))
         return [end - (ends[number - 1] if number else 0) for number, end in enumerate(ends)]
-    return [_own_steps(phase, one) for phase, one in zip(phases, recipes, strict=True)]
+    lengths, row = list[int](), 0
+    for number, (phase, one) in enumerate(zip(phases, recipes, strict=True)):
+        if number and (phase.data == "restart" or not same_rows(recipes[number - 1], one)):
+            row = 0
+        lengths.append(_own_steps(phase, one, row))
+        row = one.training.rows_after(lengths[-1], row)
+    return lengths
 
 
-def _own_steps(phase: Phase, recipe: RunConfig) -> int:
+def _own_steps(phase: Phase, recipe: RunConfig, row: int) -> int:
+    """Return the steps of a phase that begins at a row; a batch ramp may be over there."""
     if phase.tokens is not None:
-        rows = -(-phase.tokens // recipe.data.seq_length)
-        return bisect_left(range(STEPS_FOLLOW), rows, key=recipe.training.rows_after)
+        end = row + -(-phase.tokens // recipe.data.seq_length)
+        return bisect_left(range(STEPS_FOLLOW), end, key=partial(recipe.training.rows_after, rows_read=row))
     return phase.steps or STEPS_FOLLOW
 
 
@@ -204,6 +212,8 @@ def _change_problems(
     if phase.data == "continue" and number and not same_rows(before, now):
         yield Problem(f"{name}.data", "continue, but its settings change the rows; set restart")
     open_length = lengths[number] == STEPS_FOLLOW and phase.words is None
+    if number and getattr(before.schedule, "until_hours", None) and not phase.set.get("schedule"):
+        yield Problem(f"{name}.set.schedule", "missing: the schedule ends with until_hours in the phase before")
     shared, by_time = now.schedule.total_steps == STEPS_FOLLOW, getattr(now.schedule, "until_hours", None)
     if now.schedule.decays_to_the_end and (open_length or shared) and not by_time:
         remedy = "set constant, wsd with until_hours, or a schedule of the phase"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import ceil
 
 import numpy as np
@@ -58,8 +59,8 @@ def words_per_row(data: DataSection, training: TrainingConfig, rows: RowSource, 
     return per_row
 
 
-def with_word_budget(config: RunConfig, rows: RowSource) -> tuple[RunConfig, float]:
-    """Return the recipe with the steps that training.max_words gives, and the words that a row reads.
+def with_word_budget(config: RunConfig, rows: RowSource, first_row: int = 0) -> tuple[RunConfig, float]:
+    """Return the recipe with the steps that training.max_words gives from a row on, and the words that a row reads.
 
     Raises:
         ConfigError: training.max_steps is another number, or a source is read more often than data.max_epochs.
@@ -68,7 +69,8 @@ def with_word_budget(config: RunConfig, rows: RowSource) -> tuple[RunConfig, flo
     training = config.training
     per_row = words_per_row(config.data, training, rows, config.checkpoint.at_words)
     if training.max_words is not None:
-        steps = bisect_left(range(STEPS_FOLLOW), ceil(training.max_words / per_row), key=training.rows_after)
+        end = first_row + ceil(training.max_words / per_row)
+        steps = bisect_left(range(STEPS_FOLLOW), end, key=partial(training.rows_after, rows_read=first_row))
         if training.max_steps not in (STEPS_FOLLOW, steps):
             raise ConfigError(
                 f"training.max_steps: {training.max_steps:,}, but training.max_words {training.max_words:,} gives "

@@ -31,6 +31,7 @@ class LearningRateSchedule:
         """`peak`: highest learning rate; `max_steps`: optimizer steps of this run."""
         self.settings = settings
         self.peak = peak
+        self.max_steps = max_steps
         self.total_steps = total_schedule_steps(settings, max_steps)
         self.warmup_steps = warmup_schedule_steps(settings, max_steps)
         self._decay: Decay = SCHEDULES.get(settings.name)(settings, self.total_steps, self.warmup_steps)
@@ -47,7 +48,7 @@ class LearningRateSchedule:
             text = f"{position} of {self.warmup_steps} steps of warmup fit before the decay"
             raise TrainingError(f"schedule.until_hours {self.budget_s / 3600:g}: {text}; shorten it or give more hours")
         left = max(1, int((self.budget_s - used_s) / used_s * step))
-        return [step, min(step + left, self.total_steps - self.settings.start_step)]
+        return [step, min(step + left, self.max_steps, self.total_steps - self.settings.start_step)]
 
     def at(self, step: int, decay: Sequence[int] = ()) -> float:
         """Return the learning rate of the update after `step` completed updates; `decay` is what `plan` returned."""

@@ -51,11 +51,22 @@ def test_lengths_become_steps() -> None:
     ramp = phases_of("[{tokens: 1000000}]", FREE, "training.batch_ramp=[32, 32, 3200]")[0].config.training
     needed = -(-1_000_000 // 128)
     assert ramp.rows_after(ramp.max_steps - 1) < needed <= ramp.rows_after(ramp.max_steps)
+    more = "[{tokens: 1000000}, {tokens: 500000}, {tokens: 500000, data: restart}]"
+    first, second, third = phases_of(more, FREE, "training.batch_ramp=[32, 32, 3200]")
+    assert first.config.training == ramp  # the ramp is over in the second, and begins again in the third
+    assert second.config.training.max_steps == -(-500_000 // (64 * 128)) < third.config.training.max_steps
     until = "{hours: 2, set: {schedule: {name: wsd, until_hours: 2, warmup_fraction: null}}}"
     assert phases_of(f"[{{steps: 3}}, {until}]", FREE)[1].config.schedule.decays_to_the_end
     words, hours = phases_of("[{words: 5M}, {hours: 2}]", FREE, "schedule.name=constant")
     assert words.config.training.max_words == 5_000_000
     assert words.config.training.max_steps == hours.config.training.max_steps == STEPS_FOLLOW
+
+
+def test_a_schedule_by_wall_time_ends_with_its_phase() -> None:
+    wsd = ("schedule.name=wsd", "schedule.until_hours=1", "schedule.warmup_fraction=null")
+    told = problem_of("[{steps: 700}, {steps: 300}]", FREE, *wsd)
+    assert "phases[1].set.schedule: missing: the schedule ends with until_hours in the phase before" in told
+    phases_of("[{steps: 700}, {steps: 300, set: {schedule: {name: constant}}}]", FREE, *wsd)
 
 
 @pytest.mark.parametrize("total", [2, 3, 10, 1000])

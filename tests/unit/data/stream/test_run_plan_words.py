@@ -65,6 +65,8 @@ def test_the_steps_are_the_fewest_that_read_the_budget(folder: Path) -> None:
     grown, _ = with_word_budget(budget(config, 25_000, batch_ramp=ramp), rows)
     read = [grown.training.rows_after(grown.training.max_steps - back) * per_row for back in (0, 1)]
     assert read[0] >= 25_000 > read[1] and grown.training.max_steps > steps
+    later, _ = with_word_budget(budget(config, 25_000, batch_ramp=ramp), rows, first_row=65)  # the ramp is over
+    assert later.training.max_steps == steps
     again, _ = with_word_budget(found, rows)  # the run's own config.yaml
     assert again == found
     with pytest.raises(ConfigError, match=f"training.max_steps: 9, but training.max_words 25,000 gives {steps} steps"):

@@ -156,6 +156,8 @@ def test_a_decay_by_wall_time_is_planned_from_the_speed() -> None:
     assert schedule.plan(30, 27.0) == [30, 40] and schedule.plan(42, 27.0) == [42, 56]
     assert schedule.plan(43, 28.0) == [43, 55] and schedule.plan(50, 27.0) == []  # it decays since step 43 of 60
     assert schedule.plan(9, 99.0) == [9, 10]
+    first = LearningRateSchedule(choices.SCHEDULE.make(**settings, total_steps=STEPS), PEAK, max_steps=10)
+    assert first.plan(9, 27.0) == [9, 10]  # the run, or its phase, is shorter than its schedule
     with pytest.raises(TrainingError, match="6 of 7 steps of warmup fit before the decay; shorten it or give more"):
         schedule.plan(6, 27.0)
 
