@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -241,11 +240,7 @@ def train(trainer: Trainer, watchdog: Watchdog, run_dir: Path, ranks: RankInfo) 
     except TrainingError as error:
         good = trainer.saves.saver.last_good()
         kept = f"the last good checkpoint {good} is intact" if good else "no checkpoint has been written"
-        raise TrainingError(
-            f"{error}\nTraining stopped; {kept}. ctxlm batch {shlex.quote(str(run_dir))} lists the batch. Start "
-            "again with a lower learning rate, gradient clipping, or precision bf16/fp32; or skip such batches with "
-            "anomalies.non_finite skip or rollback (docs/reliability.md)."
-        ) from error
+        raise TrainingError(f"{error}.\nTraining stopped; {kept}.") from error
 
 
 if __name__ == "__main__":

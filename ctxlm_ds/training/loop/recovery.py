@@ -7,6 +7,7 @@ restart.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,11 @@ class Recovery:
         if action == "stop":
             self._warn(state, step, f"{why}: the update was not applied, the run stops")
             self._record(ANOMALY, state, step, result, why)
-            raise TrainingError(why)
+            raise TrainingError(
+                f"{why}. ctxlm batch {shlex.quote(str(self.run_dir))} lists the batch. Start again with a lower "
+                "learning rate, gradient clipping, or precision bf16/fp32; or skip such batches with "
+                "anomalies.non_finite skip or rollback (docs/reliability.md)"
+            )
         if action == "skip":
             state.skips_in_a_row += 1
             state.skipped_rows.append(batch)

@@ -112,7 +112,7 @@ class Trainer:
         state, over, failed = self.state, self.phase_is_over(), error is not None
         completed = (over and self.is_last_phase) or self._tokens_reached()
         next_phase = over and not completed and not failed and not self._signal_number
-        stopped_by = self._signal_number if self._stopped_by_signal and not completed else 0
+        stopped_by = 0 if completed or failed else self._signal_number
         end = RunEnd(reason, state.step, state.tokens, state.seconds, completed, failed, stopped_by, next_phase)
         self.hooks.call("on_run_end", end)
         return end
@@ -142,6 +142,8 @@ class Trainer:
                 continue
             reason = self._limit_reached() or self._asked_to_stop()
             self.hooks.call("on_step_end", metrics)
+            if self._signal_number:  # an evaluation may take longer than the notice
+                self.saves.last(self.state)
             interval_steps = self.evaluation.interval_steps
             if interval_steps and self.state.step % interval_steps == 0:
                 self._evaluate_once()

@@ -90,6 +90,7 @@ def run_trainer(
     steps: Iterator[Step] | None = None,
     stopped: bool = False,
     phase_hours: float | None = None,
+    is_last_phase: bool = True,
 ) -> dict[str, Any]:
     """One run to its end: its events, how it ended, and the error if there was one.
 
@@ -112,6 +113,7 @@ def run_trainer(
         saves=Saves(config.checkpoint, RecordingSaver(lambda step: recorder.events.append(("save", step)))),
         recovery=Recovery(config.anomalies, Path(), None, nothing_bad, nothing_bad),
         hooks=Hooks([recorder]), stop_signal=stop_signal, state=state, phase_hours=phase_hours,
+        is_last_phase=is_last_phase,
     )  # fmt: skip
     error = None
     try:
@@ -152,6 +154,10 @@ def all_runs(rank: int, world_size: int) -> dict[str, dict[str, Any]]:
         "hours": run_trainer(engine, config_of(50, max_hours=1e-9)),
         "minutes": run_trainer(engine, config_of(3, minutes=1e-9)),
         "signal": run_trainer(engine, config_of(50), on_step=terminate(2)),
+        "signal before an evaluation": run_trainer(engine, config_of(50, evaluate=3), on_step=terminate(2)),
+        "signal in the last step of a phase": run_trainer(
+            engine, config_of(3), on_step=terminate(2), is_last_phase=False
+        ),
         "late signal": run_trainer(engine, config_of(2), on_step=terminate(2)),
         "resumed": run_trainer(engine, config_of(5), TrainState(step=4, rows_consumed=64, tokens=9, seconds=2.0)),
         "complete": run_trainer(engine, config_of(5), TrainState(step=5, rows_consumed=80)),
@@ -227,6 +233,16 @@ def test_the_weights_of_a_start_are_evaluated_unless_it_stops(runs: list[dict[st
         assert rank["stopped"]["events"] == []
         assert (rank["stopped"]["end"].signal_number, rank["weights"]["end"].signal_number) == (signal.SIGTERM, 0)
         assert rank["signal"]["end"].signal_number == signal.SIGTERM
+
+
+def test_a_signal_saves_first(runs: list[dict[str, dict[str, Any]]]) -> None:
+    """An evaluation may take longer than the notice; a run that is stopped between two phases is not over."""
+    for rank in runs:
+        for name in ("signal before an evaluation", "signal in the last step of a phase"):
+            end = rank[name]["end"]
+            kinds = [event[:2] for event in rank[name]["events"]]
+            assert kinds == [("step", 1), ("step", 2), ("step", 3), ("save", 3), ("evaluation", 3)]
+            assert (end.signal_number, end.completed, end.phase_over) == (signal.SIGTERM, False, False)
 
 
 @pytest.mark.parametrize(
