@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ctxlm_ds.recipe.deepspeed_rules import AUTO, deepspeed_keys, type_problem
 from ctxlm_ds.recipe.problems import Problem, did_you_mean, nearest_name, show_value
-from ctxlm_ds.training.optimizers.base import AdamSection, Optimizer
+from ctxlm_ds.training.optimizers.base import AdamSection, GroupKind, Optimizer
 
 ELEMENTWISE = ("Adam", "AdamW", "Lion", "SGD", "RMSprop", "RAdam", "Adamax", "Adadelta", "Rprop")
 """Optimizers that update each element independently, so that ZeRO may split parameters anywhere."""
@@ -53,7 +53,7 @@ class FromDeepSpeedConfigSection(AdamSection):
 
     @property
     def idle_settings(self) -> tuple[str, ...]:
-        return ("betas", "eps", "weight_decay", "decay_biases")
+        return ("betas", "eps", "weight_decay")
 
     def hand_over(self, settings: dict[str, Any]) -> Iterator[Problem]:
         section = settings.get("optimizer", AUTO)
@@ -86,6 +86,10 @@ class FromDeepSpeedConfig(Optimizer):
     """DeepSpeed builds and steps it."""
 
     section = FromDeepSpeedConfigSection
+
+    def group_settings(self, kind: GroupKind) -> dict[str, Any]:
+        settings = super().group_settings(kind)  # an entry of a group is in place of the JSON's weight_decay
+        return settings if kind == "fixed" or not settings["weight_decay"] else {}
 
 
 def _parameter_problems(kind: str, params: dict[str, Any]) -> Iterator[Problem]:

@@ -7,13 +7,24 @@ from typing import Any
 import torch
 
 from ctxlm_ds.recipe import choices
-from ctxlm_ds.training.optimizers.from_ds_config import ELEMENTWISE, REFUSED
+from ctxlm_ds.training.optimizers.from_ds_config import ELEMENTWISE, REFUSED, FromDeepSpeedConfig
 from tests.each import each
 
 
 def refusals(kind: str) -> list[str]:
     settings: dict[str, Any] = {"optimizer": {"type": kind, "params": {}}}
     return [problem.line() for problem in choices.OPTIMIZER.make("from_ds_config").hand_over(settings)]
+
+
+def test_weight_decay_is_that_of_the_json() -> None:
+    """A value in a group would hide it; biases and LayerNorm have none all the same."""
+    optimizer = FromDeepSpeedConfig(choices.OPTIMIZER.make("from_ds_config", weight_decay=0.01))
+    groups = [{"params": [torch.nn.Parameter(torch.ones(2))], **optimizer.group_settings(kind)}
+              for kind in ("matrices", "weights", "rest", "fixed")]  # fmt: skip
+    built = torch.optim.SGD(groups, lr=0.1, weight_decay=0.3)
+    assert [group["weight_decay"] for group in built.param_groups] == [0.3, 0.3, 0.0, 0.0]
+    every = choices.OPTIMIZER.make("from_ds_config", weight_decay=0.01, decay_biases=True)
+    assert FromDeepSpeedConfig(every).group_settings("rest") == {}
 
 
 @each("kind", sorted(REFUSED))
