@@ -63,7 +63,8 @@ def compiled(function: Any, **options: Any) -> Any:
     def compile_once(signature: Any) -> Any:
         # Numba's lock comes first: a thread that waits for another process lets no thread wait that it could block.
         folder.mkdir(mode=0o700, exist_ok=True)
-        with global_compiler_lock, open(folder / name, "a") as lock:
+        place = folder if folder.lstat().st_uid == os.getuid() else Path(tempfile.mkdtemp())  # another user's: no waits
+        with global_compiler_lock, open(place / name, "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 return compile_here(signature)
@@ -118,7 +119,9 @@ def uniform(word: np.uint64) -> float:
 
 @inlined
 def below(word: np.uint64, bound: int) -> np.int64:
-    """Return a word as an integer in 0..bound-1 (bound up to 2^32; off uniform by at most bound / 2^32)."""
+    """Return a word as an integer in 0..bound-1, off uniform by at most bound / 2^32, above 2^32 by bound / 2^53."""
+    if bound > 1 << 32:
+        return min(np.int64(uniform(word) * bound), np.int64(bound - 1))
     return np.int64(((word >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32))
 
 

@@ -231,7 +231,7 @@ class IndexedDatasetWriter:
             counts = {"documents": self.num_documents, "sequences": self.num_sequences, "tokens": self.num_tokens}
             head = {"format": METADATA_FORMAT, "version": METADATA_VERSION}
             complete = {**head, **metadata, **counts, "dtype": self.dtype.name, "sha256": digests}
-            contents["json"] = (json.dumps(complete, indent=2, ensure_ascii=False) + "\n").encode()
+            contents["json"] = (json.dumps(complete, indent=2, ensure_ascii=False) + "\n").encode(errors="replace")
             digests = digests | {"json": hashlib.sha256(contents["json"]).hexdigest()}
         contents["sha256"] = dataset_manifest(self.prefix, digests).encode()
         for extension, content in contents.items():

@@ -30,7 +30,8 @@ from ctxlm_ds.data.sample import Samples, empty_samples, starts_of
 from ctxlm_ds.errors import DataError
 from ctxlm_ds.registry import FORMATS
 
-LONGEST_SAMPLE = 1 << 16
+LONGEST_SAMPLE = 1 << 23
+"""More than a sample of the longest rows has."""
 
 
 class SampleReader:

@@ -156,9 +156,9 @@ class _Cutter:
         num_bytes, num_lines = len(buffer), buffer.count(b"\n")
         bad_records: tuple[BadRecord, ...] = ()
         if num_bytes - begin > MAX_RECORD_BYTES:
-            in_line = not buffer.endswith(b"\n")
+            in_line, record_lines = not buffer.endswith(b"\n"), buffer.count(b"\n", begin)
             bad_records = (self._cut_off(buffer, begin, f"longer than {MAX_RECORD_BYTES:,} bytes"),)
-            skipped_bytes, skipped_lines = self._skip_record(in_line)
+            skipped_bytes, skipped_lines = self._skip_record(in_line, record_lines)
             num_bytes, num_lines = num_bytes + skipped_bytes, num_lines + skipped_lines
         elif self._ended and self._decompressor is not None and self._decompressor.damage:
             reason = f"damaged or not {self._source.compression} data; the rest of the file is lost"
@@ -202,9 +202,12 @@ class _Cutter:
         del buffer[begin:]
         return BadRecord(self._source.path, place, unit, reason, excerpt, detail)
 
-    def _skip_record(self, in_line: bool) -> tuple[int, int]:
-        """Skip the rest of a record. Returns its bytes and lines."""
+    def _skip_record(self, in_line: bool, lines: int) -> tuple[int, int]:
+        """Skip the rest of a record, of which `lines` are complete. Returns its bytes and lines."""
         sizes = [_skip_line(self._stream)[1]] if in_line else []
+        number = int(self._source.format.partition(":")[2] or 0)
+        while lines + len(sizes) < number and (num_bytes := _skip_line(self._stream)[1]):
+            sizes.append(num_bytes)
         while self._source.format == "wikiextractor":
             head, num_bytes = _skip_line(self._stream)
             sizes.append(num_bytes)

@@ -25,7 +25,7 @@ from ctxlm_ds.data.sources.types import (
 
 _BOM = b"\xef\xbb\xbf"
 _DOC_START = b"<doc "
-_ATTRIBUTE = re.compile(r'(\w+)="(.*?)"(?=\s+\w+="|\s*>\s*$)')
+_ATTRIBUTE = re.compile(r'\b(\w+)="(.*?)"(?=\s+\w+="|\s*>\s*$)')
 _JSON_TYPES = {bool: "true or false", str: "a string", list: "a list", dict: "an object", type(None): "null"}
 _JSON_TYPES |= {int: "a number", float: "a number"}
 
@@ -134,6 +134,8 @@ def _from_spanned_json(record: bytes, json_keys: Sequence[str], spans_key: str) 
 def _spans(value: Any, text: str, key: str) -> Spans:
     """Return the spans of a text without white space around them."""
     found = []
+    if value is not None and not isinstance(value, list):
+        raise _Unfit(f"{key!r} is not a list of [first, after the last]", str(value)[:60])
     for pair in value or []:
         if not (isinstance(pair, list) and len(pair) == 2 and all(type(place) is int for place in pair)):
             raise _Unfit(f"{key!r} is not a list of [first, after the last]", f"{str(pair)[:60]}")

@@ -3,8 +3,8 @@
 Without a blend all rows follow a RowOrder. A blend decides in two steps. An order of sources gives the source of a
 position and its number among all rows of that source. That number is epoch number // rows of the source, in which it is
 place number % rows of a permutation keyed by (seed, source, epoch). So all rows of a source come once before any comes
-again, and their masks change with the source's epoch. Every position is computed by itself, so that a resume needs one
-number.
+again (`concatenate` mixes the passes of `epochs` above 1), and their masks change with the source's epoch. Every
+position is computed by itself, so that a resume needs one number.
 """
 
 from __future__ import annotations

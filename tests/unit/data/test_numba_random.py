@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from multiprocessing import get_context
@@ -73,6 +75,28 @@ def test_one_of_several_processes_compiles(tmp_path: Path, monkeypatch: pytest.M
     assert sorted(misses.get() for _ in processes) == [0, 0, 1]
     for process in processes:
         process.join()
+
+
+def test_no_lock_is_taken_in_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    user = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: user)
+    folder = tmp_path / f"ctxlm-{user}"
+    folder.mkdir()
+    loop = compiled(draw.py_func)
+    loop(np.uint64(1), 2, 3, 4, 5)
+    assert not list(folder.iterdir()) and len(list(tmp_path.glob("tmp*/*"))) == 1
+
+
+def test_numbers_below_a_bound_reach_it() -> None:
+    """Above 2^32 (tokens of a large dataset) too, where 32 bits of a word are too few."""
+    words = np.random.default_rng(0).integers(0, 2**64, 10_000, dtype=np.uint64)
+    for bound in (1, 10, 1 << 32, (1 << 32) + 1, 33 * 10**9, 1 << 45):
+        found = np.array([below(word, bound) for word in words[: 1000 if bound < 1 << 32 else None]])
+        assert found.min() >= 0 and found.max() < bound
+        assert abs(found.mean() / bound - (1 - 1 / bound) / 2) < 0.02
+    assert below(np.uint64(2**64 - 1), (1 << 33) + 1) == 1 << 33
 
 
 def test_keys_depend_on_every_part_and_its_type() -> None:

@@ -72,6 +72,15 @@ def test_writer_leaves_nothing_when_abandoned_and_replaces_only_when_told(prefix
     assert read_documents(IndexedDataset(prefix)) == [[[7, 8]]]
 
 
+def test_a_name_that_is_not_utf_8_is_recorded(tmp_path: Path) -> None:
+    """A shell passes names of files as they are on the disk."""
+    with DatasetWriter(tmp_path / "data", "uint16") as writer:
+        writer.add_sequence([1])
+        writer.end_document()
+        writer.finalize({"inputs": ["caf\udce9.txt"]})
+    assert (IndexedDataset(tmp_path / "data").metadata or {})["inputs"] == ["caf?.txt"]
+
+
 def test_lengths_that_were_damaged_on_the_way_are_not_sealed(tmp_path: Path) -> None:
     with DatasetWriter(tmp_path / "data", "uint16") as writer:
         writer.add_sequence([1, 2, 3])

@@ -86,6 +86,14 @@ def test_packed_rows(tmp_path: Path) -> None:
         assert sum(len(sample.input_ids) for sample in samples) <= 64
 
 
+@pytest.mark.parametrize(("sample_format", "seq_length"), [("blocks", 1 << 17), ("bidirectional_lanes", 1 << 16)])
+def test_the_longest_rows_are_read(tmp_path: Path, sample_format: str, seq_length: int) -> None:
+    document = [np.random.default_rng(0).integers(5, 1000, 300_000).tolist()]
+    prefix = write_dataset(tmp_path / "d", [document], eod_id=SEP if sample_format == "blocks" else None)
+    index = build_sample_index(prefix, BERT, config_of(sample_format, seq_length))
+    assert max(map(len, ids_of(index))) >= seq_length
+
+
 def test_rows_of_several_datasets_are_one_space(tmp_path: Path) -> None:
     prefixes = [write_dataset(tmp_path / name, random_documents(10, seed=seed)) for seed, name in enumerate("abc")]
     config = config_of("full_sentences")

@@ -144,6 +144,8 @@ def test_a_span_inside_of_tokens_covers_them() -> None:
         ([[3, 3]], "outside of the text"),
         ([[0, 2.5]], "not a list of"),
         ([[3, 4]], "white space"),
+        (5, "'spans' is not a list of"),
+        (True, "'spans' is not a list of"),
         ("missing", "has no key 'spans'"),
     ],
 )

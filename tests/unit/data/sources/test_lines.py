@@ -17,7 +17,7 @@ from tests.unit.data.sources.documents import parsed, texts_of
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-@pytest.mark.parametrize("format", ["jsonl", "text", "wikiextractor"])
+@pytest.mark.parametrize("format", ["jsonl", "text", "wikiextractor", "lines:3"])
 def test_too_long_records_are_passed_over(
     tmp_path: Path, format: str, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -27,10 +27,12 @@ def test_too_long_records_are_passed_over(
         "jsonl": [json.dumps({"text": "x" * size}).encode() + b"\n" for size in (10, 9_000, 20, 4_000)],
         "text": [b"x" * size + b"\n\n" for size in (10, 9_000, 20, 4_000)],
         "wikiextractor": [b'<doc id="1">\n' + b"xx\n" * (size // 2) + b"</doc>\n" for size in (10, 9_000, 20, 4_000)],
+        "lines:3": [b"y\n" + b"x" * size + b"\ny\n" for size in (10, 9_000, 20, 4_000)],
     }[format]
     path = tmp_path / f"corpus{suffix}"
     path.write_bytes(gzip.compress(b"".join(records)) if suffix else b"".join(records))
-    chunks = list(read_chunks(find_sources([str(path)], format)))
+    sources = find_sources([str(path)], *(("text", format) if ":" in format else (format,)))
+    chunks = list(read_chunks(sources))
     items = [item for chunk in chunks for item in parse_chunk(chunk, ["text"])]
     assert [item["text"].count("x") for item in items if isinstance(item, dict)] == [10, 20, 4_000]
     bad = [item for item in items if isinstance(item, BadRecord)]
