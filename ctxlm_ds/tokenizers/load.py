@@ -31,6 +31,8 @@ from ctxlm_ds.tokenizers.base import (
 from ctxlm_ds.untrusted_json import read_json_object
 
 _CONFIG_FILE = "tokenizer_config.json"
+_MAX_BYTES = 1 << 28
+"""Of a JSON file; MAX_ID words of ELMo's have a tokenizer.json of half of it."""
 _VOCABULARIES = ("vocab.txt", "vocab.json", "*-vocab.json", "*.model")
 _WHOLE = ("tokenizer.json", TRAINING_FILE)
 """Files of a complete tokenizer; a folder that has lost one of them is not a bare vocabulary."""
@@ -196,7 +198,7 @@ def _load_backend(folder: Path) -> Any:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    return read_json_object(file, TokenizerError) if file.exists() else {}
+    return read_json_object(file, TokenizerError, _MAX_BYTES) if file.exists() else {}
 
 
 def _check_ids(folder: Path) -> None:

@@ -22,10 +22,9 @@ from typing import Any
 from ctxlm_ds.atomic import is_full_disk, is_same
 from ctxlm_ds.console import logger
 from ctxlm_ds.errors import ConfigError, TokenizerError
-from ctxlm_ds.tokenizers.base import Tokenizer, TokenizerType
+from ctxlm_ds.tokenizers.base import MAX_ID, Tokenizer, TokenizerType
 from ctxlm_ds.tokenizers.load import load_tokenizer, tokenizer_kinds, training_record
 
-MOST_TOKENS = 10_000_000
 MOST_OCCURRENCES = 10**12
 MOST_UNKNOWN = 0.01
 """Share of unknown tokens above which training warns."""
@@ -40,8 +39,8 @@ _REPORT_BYTES = 2_000_000
 """Training text for the report in the folder."""
 _REMEDY = "choose another --output-dir, or remove it first"
 _LIMITS = {
-    "min_frequency": (1, MOST_OCCURRENCES), "limit_alphabet": (1, MOST_TOKENS), "extra_ids": (0, MOST_TOKENS),
-    "input_words": (0, MOST_TOKENS),
+    "min_frequency": (1, MOST_OCCURRENCES), "limit_alphabet": (1, MAX_ID), "extra_ids": (0, MAX_ID),
+    "input_words": (0, MAX_ID),
 }  # fmt: skip
 
 
@@ -184,14 +183,14 @@ def _checked_settings(type: str, vocab_size: int | None, settings: dict[str, Any
         least, most = _LIMITS.get(name, (value, value))
         if not least <= value <= most:
             raise ConfigError(f"--{name.replace('_', '-')} {value}: a number from {least} to {most:,} is needed")
-    if vocab_size is not None and not kind.least_vocab_size <= vocab_size <= MOST_TOKENS:
-        raise ConfigError(
-            f"--vocab-size {vocab_size}: {type} needs at least {kind.least_vocab_size} tokens, at most {MOST_TOKENS:,}"
-        )
+    size = vocab_size or kind.default_vocab_size + settings.get("extra_ids", 0)
+    least = kind.least_vocab_size + len(settings.get("special_tokens", ()))
+    most = MAX_ID - (settings.get("input_words") or 0)  # which have ids behind those of the output
+    if not least <= size <= most:
+        raise ConfigError(f"--vocab-size {size}: {type} needs at least {least} tokens, at most {most:,}")
     names = {
         name: _checked_names(name, settings[name]) for name in ("special_tokens", "language_codes") if name in settings
     }
-    size = vocab_size or kind.default_vocab_size + settings.get("extra_ids", 0)
     return kind.settings(vocab_size=size, **kind.defaults | kind.fixed | settings | names)
 
 

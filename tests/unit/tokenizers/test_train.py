@@ -114,8 +114,12 @@ def test_impossible_settings(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a sample of 0 bytes"):
         train_tokenizer("bpe", TEXTS, 500, tmp_path / "a", max_sample_bytes=0)
     for size in (200, 999_999_999_999):
-        with pytest.raises(ConfigError, match=f"--vocab-size {size}: bpe needs at least 261 tokens, at most 10,"):
+        with pytest.raises(ConfigError, match=f"--vocab-size {size}: bpe needs at least 261 tokens, at most 4,194,304"):
             train_tokenizer("bpe", TEXTS, size, tmp_path / "a")
+    with pytest.raises(ConfigError, match="--vocab-size 4: elmo needs at least 6 tokens"):
+        train_tokenizer("elmo", TEXTS, 4, tmp_path / "a", special_tokens=["<a>", "<b>"])
+    with pytest.raises(ConfigError, match="--vocab-size 793471: elmo needs at least 4 tokens, at most 194,304"):
+        train_tokenizer("elmo", TEXTS, None, tmp_path / "a", input_words=4_000_000)
     for setting in ("min_frequency", "limit_alphabet"):
         for value in (0, 10**20):
             with pytest.raises(ConfigError, match=f"--{setting.replace('_', '-')} {value}: a number from 1 to "):
