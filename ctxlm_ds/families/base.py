@@ -240,9 +240,7 @@ def exchange_problems(model: HeadsSection, size: int, tensor: int, prefix: str =
             f"{size} does not divide model.{setting} {getattr(model, setting)}{of}{also}: attention exchanges the "
             f"positions of a row for heads; {fitting} would do"
         )
-        yield Problem(
-            "parallel.context_parallel_size", text, (f"model.{setting}", "parallel.tensor_parallel_size")
-        )
+        yield Problem("parallel.context_parallel_size", text, (f"model.{setting}", "parallel.tensor_parallel_size"))
 
 
 def nearest_divisor(number: int, wanted: int) -> int:

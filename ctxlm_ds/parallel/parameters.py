@@ -151,9 +151,7 @@ def initial_value(name: str, shape: Sequence[int], init: Init, seed: int) -> Ten
     return value
 
 
-def initialize_parameters(
-    module: nn.Module, seed: int, facts: Mapping[str, ParameterFacts] | None = None
-) -> None:
+def initialize_parameters(module: nn.Module, seed: int, facts: Mapping[str, ParameterFacts] | None = None) -> None:
     """Set every parameter of a complete model to its initial value, rounded to its type; skip `meta` parameters.
 
     `facts` are in place of those that the modules declare.

@@ -213,9 +213,7 @@ class Attention(nn.Module):
             (query,), (key, value) = to_heads((query,), self.parallel), to_heads((key, value), self.parallel)
         return to_positions(self._attend(query, key, value, sequences, bias), self.parallel)
 
-    def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, bias: Tensor | None
-    ) -> Tensor:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, bias: Tensor | None) -> Tensor:
         """Return the context of complete rows."""
         p, keys = self.dropout if self.training else 0.0, None
         if p > 0.0 and self.draws_by_key:
