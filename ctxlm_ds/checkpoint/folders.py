@@ -20,6 +20,8 @@ from ctxlm_ds.untrusted_json import read_text
 
 CHECKPOINTS_DIR = "checkpoints"
 LATEST_NAME = "latest"
+AVERAGE_NAME = "average.json"
+"""In an average of checkpoints: what it is made of, and the progress of the newest."""
 PARTIAL_SUFFIX = ".partial"
 REMOVING_SUFFIX = ".removing"
 _STEP_NAME = re.compile(r"step-(\d{8,})")

@@ -205,7 +205,8 @@ def model_files(folder: Path) -> list[Path]:
             )
         neither = f"neither {SINGLE_FILE} nor {INDEX_FILE}"
         raise ExportError(f"{folder} has {neither}: give a folder written by save_pretrained")
-    paths = [folder / name for name in (_indexed_files(index) if index.exists() else [SINGLE_FILE])]
+    is_single = (folder / SINGLE_FILE).exists()  # which transformers reads first
+    paths = [folder / name for name in ([SINGLE_FILE] if is_single else _indexed_files(index))]
     missing = [path for path in paths if not path.exists()]
     if missing:
         raise ExportError(f"{missing[0]} is missing although {index.name} lists it: copy the folder again")

@@ -158,7 +158,7 @@ def is_exported(checkpoint: Path, output: Path, dtype: str, max_shard_bytes: int
     if recorded is not None and recorded == _export_record(newest, dtype, max_shard_bytes, averaged):
         return True
     wanted = _export_record(find_verified(checkpoint)[0], dtype, max_shard_bytes, averaged)
-    return is_same(output, recorded, wanted, "replace it with --overwrite, or give another --output", ExportError)
+    return is_same(output, recorded, wanted, "remove it (to-hf: --overwrite), or give another --output", ExportError)
 
 
 def _export_record(checkpoint: Path, dtype: str, max_shard_bytes: int, averaged: bool) -> dict[str, Any]:

@@ -21,15 +21,6 @@ MARKUP = re.compile(r"[\\`*<>&\[\]|#~]")
 CARD_MARK = "\n- ctxlm_ds\n"
 """The tag by which a card of this project is known."""
 UNKNOWN = "not recorded"
-CITATION = f"""## Citation
-
-```bibtex
-@software{{ctxlm_ds,
-  title = {{ctxlm_ds: pretraining of contextual language models on DeepSpeed}},
-  version = {{{version("ctxlm_ds")}}}
-}}
-```
-"""
 
 
 def write_model_card(
@@ -49,49 +40,17 @@ def write_model_card(
     evaluation = read_evaluation(run / METRICS_NAME, step) if train_state else {}
     figures = {key.removeprefix(HELD_OUT): value for key, value in evaluation.items()}
     measured = f"Measured during training, last at or before step {step:,}.\n\n{_table(figures)}"
-    return f"""---
-{_header(config.name, config.data.train, text, figures)}
----
-
-# {_escape(config.name)}
-
-A {text.kind} with {num_layers or source.model.num_blocks} layers ({num_parameters:,} parameters, stored in {dtype}), \
-{origin} with ctxlm_ds and exported as the plain `{hf_class}` of transformers. {text.heads} Its logits were \
-compared with those of the trained model on random ids and on real text when it was exported.{start}
-
-## How to load it
-
-```python
-from transformers import AutoTokenizer, {hf_class}{", pipeline" if text.task else ""}
-
-folder = "."  # this folder
-model = {hf_class}.from_pretrained(folder)
-tokenizer = AutoTokenizer.from_pretrained(folder)
-{text.usage}```
-
-## Training data
-
-{_training_data(config.data.train) if train_state else "Not recorded."}
-
-## Held-out figures
-
-{measured if figures else "None were recorded up to this checkpoint."}
-
-## Model
-
-{_table(source.model.model_dump())}
-
-## Training
-
-{_table(_training_rows(source, train_state) if train_state else {"source": "imported weights"})}\
-{_resumes(run, step) if train_state else ""}
-
-## Limits
-
-{_trained_length(source)}A {text.language_model} language model completes text as its training data would; it repeats \
-that data's errors and biases and states no facts. Check it on your own task before you rely on it.
-
-{CITATION}"""
+    trained = _table(_training_rows(source, train_state)) + _resumes(run, step)
+    return Path(__file__).with_suffix(".md").read_text(encoding="utf-8").format(
+        header=_header(config.name, config.data.train, text, figures), name=_escape(config.name), kind=text.kind,
+        num_layers=num_layers or source.model.num_blocks, num_parameters=num_parameters, dtype=dtype, origin=origin,
+        hf_class=hf_class, heads=text.heads, start=start, pipeline=", pipeline" if text.task else "", usage=text.usage,
+        training_data=_training_data(config.data.train) if train_state else "Not recorded.",
+        held_out=measured if figures else "None were recorded up to this checkpoint.",
+        model=_table(source.model.model_dump()),
+        training=trained if train_state else _table({"source": "imported weights"}), limits=_trained_length(source),
+        language_model=text.language_model, version=version("ctxlm_ds"),
+    )  # fmt: skip
 
 
 def _trained_length(source: CheckpointSource) -> str:

@@ -16,7 +16,7 @@ import torch
 
 from ctxlm_ds.atomic import read_object
 from ctxlm_ds.checkpoint.chunk_index import INDEX_NAME
-from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, find_verified
+from ctxlm_ds.checkpoint.folders import AVERAGE_NAME, CHECKPOINTS_DIR, find_verified
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, verify
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.checkpoint.saved_state import read_saved_state
@@ -245,7 +245,8 @@ def open_checkpoint(path: Path, with_moments: bool = False, averaged: bool = Fal
     model = config.model.model_copy(update={"vocab_size": reader.shape(table)[0]})
     if model.vocab_size != config.model.vocab_size:
         program = plain_program(model, outputs)
-    train_state = read_saved_state(folder).get("train_state", {})
+    progress = read_saved_state(folder) or read_object(folder / AVERAGE_NAME) or {}
+    train_state = progress.get("train_state") or {}
     return CheckpointSource(folder, config, model, outputs, train_state, reader, program)
 
 

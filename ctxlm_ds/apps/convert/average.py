@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING
 
 from ctxlm_ds.atomic import output_folder
 from ctxlm_ds.checkpoint.chunk_index import write_weights
-from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, check_output, find_verified, list_checkpoints
+from ctxlm_ds.checkpoint.folders import AVERAGE_NAME, CHECKPOINTS_DIR, check_output, find_verified, list_checkpoints
 from ctxlm_ds.checkpoint.ledger import join_ledgers
 from ctxlm_ds.checkpoint.reader import READ_ELEMENTS, CheckpointReader
+from ctxlm_ds.checkpoint.saved_state import read_saved_state
 from ctxlm_ds.console import at_least, logger, setup_logging
 from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.recipe.load import load_saved_config
@@ -30,8 +31,6 @@ from ctxlm_ds.tokenizers.load import load_tokenizer
 
 if TYPE_CHECKING:
     import torch
-
-RECORD = "average.json"
 
 
 def main() -> None:
@@ -79,7 +78,8 @@ def average(checkpoints: Sequence[Path], weights: Sequence[float] | None, output
     for path in checkpoints:
         check_output(output, path)
     verified = [find_verified(path) for path in checkpoints]
-    readers = [CheckpointReader(folder) for folder, _ in verified]
+    sources = [folder for folder, _ in verified]
+    readers = list(map(CheckpointReader, sources))
     refuse_other_models(readers)
     newest, manifest = max(verified, key=lambda one: one[1].step)
     logger.info("averaging %s", ", ".join(str(reader.path) for reader in readers))
@@ -88,8 +88,10 @@ def average(checkpoints: Sequence[Path], weights: Sequence[float] | None, output
         shutil.copyfile(newest / "config.yaml", folder / "config.yaml")
         record = [{"checkpoint": str(path.resolve()), "step": found.step, "share": share}
                   for (path, found), share in zip(verified, shares, strict=True)]  # fmt: skip
-        (folder / RECORD).write_text(json.dumps({"average of": record}, indent=1) + "\n", encoding="utf-8")
-        join_ledgers(folder, [each for each, _ in verified])
+        trained = read_saved_state(newest).get("train_state") if all(map(read_saved_state, sources)) else None
+        text = json.dumps({"average of": record, "train_state": trained}, indent=1)
+        (folder / AVERAGE_NAME).write_text(text + "\n", encoding="utf-8")
+        join_ledgers(folder, sources)
         shapes = {name: readers[0].shape(name) for name in readers[0].names()}
         write_weights(folder, manifest.step, shapes, partial(mean, readers, shares))
 

@@ -7,6 +7,7 @@ ModernBERT-base (Warner 2024, arXiv:2412.13663, section 2.2.2).
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
@@ -28,6 +29,7 @@ from ctxlm_ds.export.weights import FRESH_SEED, CheckpointSource, check_finite, 
 from ctxlm_ds.installed import check_extra
 from ctxlm_ds.models.program import Program, plain_program
 from ctxlm_ds.recipe.load import dump_config, load_config
+from ctxlm_ds.recipe.schema import ParallelConfig
 from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.tokenizers.base import SPECIAL_ROLES, Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
@@ -104,7 +106,8 @@ def write_model(
     with output_folder(output) as folder:
         tokenizer.save(folder / "tokenizer")
         config = source.config.with_values("tokenizer", path=str(output / "tokenizer"))
-        config = config.model_copy(update={"model": model})
+        teacher = config.teacher.model_copy(update={"model": None})  # nothing of a run fits the new shape by itself
+        config = config.model_copy(update={"model": model, "teacher": teacher, "parallel": ParallelConfig()})
         (folder / "config.yaml").write_text(dump_config(config), encoding="utf-8")
         join_ledgers(folder, [source.folder])
         write_weights(folder, 0, program.shapes, read)
@@ -204,7 +207,8 @@ def grow(checkpoint: Path, settings: Sequence[str], output: Path) -> list[str]:
     """
     check_output(output, checkpoint)
     source = open_checkpoint(checkpoint)
-    config = load_config(source.folder / "config.yaml", settings)
+    any_layout = [f"parallel.{name}={json.dumps(value)}" for name, value in ParallelConfig().model_dump().items()]
+    config = load_config(source.folder / "config.yaml", [*settings, *any_layout])
     model = config.model.model_copy(update={"vocab_size": config.model.vocab_size or source.model.vocab_size})
     _check_settings(source.model, model, settings)
     program, axes = plain_program(model, source.outputs), list(_head_axes(source.model, model))

@@ -158,6 +158,8 @@ def _wsd(result: Translation, names: Names) -> None:
     steps = result.value("schedule.total_steps") or result.value("training.max_steps")
     if result.has(names[0]) and steps:
         result.set("schedule.decay_fraction", result.number(names[0]) / steps, result.given(*names))
+    if result.value("schedule.name") == "wsd" and not result.has("--lr-wsd-decay-style"):
+        result.notes.append("--lr-wsd-decay-style: Megatron's default is exponential, which no schedule here has")
 
 
 def _precision(result: Translation, names: Names) -> None:
@@ -221,7 +223,7 @@ def _hf_model(result: Translation, names: Names) -> None:
         except ExportError as error:
             raise ConfigError(str(error).replace(f"{temporary}: ", "").replace(temporary, kind or "")) from error
     for key, value in section.model_dump(mode="json").items():
-        if value is not None and key != "vocab_size":
+        if value is not None and (key != "vocab_size" or result.has("--model_name_or_path")):
             result.set(f"model.{key}", value, f"config of {kind or folder}")
     path = result.tokenizer or result.text("--tokenizer_name") or folder or "tokenizer"
     result.set("tokenizer.path", path, result.given("--tokenizer_name"))
@@ -272,8 +274,10 @@ def _text_file(result: Translation, names: Names) -> None:
 
 
 def _warmup(result: Translation, names: Names) -> None:
-    steps = result.number(names[0])
-    if steps:
+    steps = next((float(result.number(name)) for name in names if result.has(name) and result.number(name)), 0.0)
+    if steps and result.text("--lr_scheduler_type") == "constant":
+        result.notes.append(f"{result.given(*names)}: constant has no warmup; constant_with_warmup has")
+    elif steps:
         key = "schedule.warmup_fraction" if steps < 1 else "schedule.warmup_steps"
         result.set(key, steps if steps < 1 else int(steps), result.given(*names))
 

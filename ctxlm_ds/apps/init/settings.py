@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -206,19 +207,19 @@ def write_recipe(path: Path, text: str, settings: Mapping[str, Setting] | None =
 
     Raises ConfigError if the recipe is not valid; then the file stays as it was.
     """
-    before = path.read_bytes() if path.exists() else None
-    write_text(path, text)
+    tried = path.with_name(f".{path.stem}.tried.yaml")  # in its folder, which `extends` may need
     try:
-        return load_config(path)
-    except BaseException as error:
-        if before is None:
-            path.unlink()
-        else:
-            path.write_bytes(before)
-        if settings is not None and isinstance(error, ProblemsError):
+        write_text(tried, text)
+        load_config(tried)
+        os.replace(tried, path)
+    except ProblemsError as error:
+        if settings is not None:
             title = f"{path} is not written, because the recipe would not be valid"
             raise_problems(title, [replace(one, where=_source(one, settings)) for one in error.problems])
         raise
+    finally:
+        tried.unlink(missing_ok=True)
+    return load_config(path)
 
 
 def _source(problem: Problem, settings: Mapping[str, Setting]) -> str:

@@ -24,7 +24,7 @@ T = TypeVar("T")
 PICKLES_OF_OLD_FORMAT = 5
 """Before torch 1.6: magic number, protocol, system, the object, and the names of storages, then raw numbers."""
 
-MOST_LEVELS = 20
+MOST_LEVELS, MOST_ENTRIES = 20, 1_000_000
 UNPICKLER_MARK = "WeightsUnpickler error:"
 END_OF_ADVICE = "from a trusted source."
 
@@ -88,20 +88,27 @@ def _global_names(path: Path) -> set[str]:
     return {name.replace("__builtin__.", "builtins.", 1) for name in names}
 
 
-def flatten(values: dict[str, Any], prefix: str = "", depth: int = MOST_LEVELS) -> dict[str, torch.Tensor]:
+def flatten(values: dict[str, Any]) -> dict[str, torch.Tensor]:
     """Return the tensors of nested dicts, named by their keys joined with dots; other values are left out.
 
-    Raises ExportError if there are more than `depth` levels, as in a dict that contains itself.
+    Raises ExportError if there are more than MOST_LEVELS levels or MOST_ENTRIES entries, as in a dict that contains
+    itself or one dict many times, or if a tensor repeats its storage.
     """
-    if depth == 0:
-        raise ExportError(f"{prefix:.80}: more than {MOST_LEVELS} levels of dicts; this is not a checkpoint's model")
     found: dict[str, torch.Tensor] = {}
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict):
-            found |= flatten(value, f"{name}.", depth - 1)
-        elif isinstance(value, torch.Tensor):
-            found[name] = value
+    waiting, num_entries = [("", values, 1)], 0
+    for prefix, inner, level in waiting:
+        num_entries += len(inner)
+        if level > MOST_LEVELS or num_entries > MOST_ENTRIES:
+            limits = f"{MOST_LEVELS} levels or {MOST_ENTRIES:,} entries of dicts"
+            raise ExportError(f"{prefix:.80}: more than {limits}; this is not a checkpoint's model")
+        for key, value in inner.items():
+            name = f"{prefix}{key}"
+            if isinstance(value, dict):
+                waiting.append((f"{name}.", value, level + 1))
+            elif isinstance(value, torch.Tensor):
+                if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+                    raise ExportError(f"{name:.80}: a tensor larger than what the file stores of it; save it complete")
+                found[name] = value
     return found
 
 

@@ -28,6 +28,7 @@ from transformers import (
 
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import CheckpointError, ExportError
+from ctxlm_ds.export.hf_config import model_files
 from ctxlm_ds.export.huggingface import from_hf, to_hf
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
@@ -177,6 +178,10 @@ def test_shards_hold_every_tensor_once_and_load(tmp_path: Path, wordpiece_folder
     model, info = BertForPreTraining.from_pretrained(tmp_path / "many", output_loading_info=True)
     assert not info["missing_keys"] and model.cls.predictions.bias.equal(whole["cls.predictions.bias"])
     from_hf(tmp_path / "many", tmp_path / "ours")
+    shutil.copy(tmp_path / "one" / "model.safetensors", tmp_path / "many")  # as transformers saves again
+    (tmp_path / "many" / files[0]).unlink()
+    assert [path.name for path in model_files(tmp_path / "many")] == ["model.safetensors"]
+    assert not BertForPreTraining.from_pretrained(tmp_path / "many", output_loading_info=True)[1]["missing_keys"]
 
 
 def test_a_run_gives_its_newest_and_falls_back_past_a_damaged_one(tmp_path: Path, wordpiece_folder: Path) -> None:

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from ctxlm_ds.apps.convert.average import RECORD, average, last_of, main
-from ctxlm_ds.checkpoint.folders import list_checkpoints
+from ctxlm_ds.apps.convert.average import average, last_of, main
+from ctxlm_ds.checkpoint.folders import AVERAGE_NAME, list_checkpoints
 from ctxlm_ds.checkpoint.ledger import read_ledger
 from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.checkpoint.reader import CheckpointReader
 from ctxlm_ds.errors import CheckpointError, ConfigError
-from ctxlm_ds.export.huggingface import to_hf
+from ctxlm_ds.export.huggingface import from_hf, to_hf
+from ctxlm_ds.export.weights import open_checkpoint
 from ctxlm_ds.recipe.load import load_saved_config
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.checkpoints import make_config, make_tokenizer, random_weights, write_run
@@ -56,11 +57,24 @@ def test_the_mean_is_that_of_float64(
     for name in found.names():
         parts = [share * reader.read_full(name).double() for share, reader in zip((1, 2, 5), readers, strict=True)]
         torch.testing.assert_close(found.read_full(name), (sum(parts) / 8).float(), rtol=1e-7, atol=0)
-    shares = [one["share"] for one in json.loads((tmp_path / "mean" / RECORD).read_text())["average of"]]
+    shares = [one["share"] for one in json.loads((tmp_path / "mean" / AVERAGE_NAME).read_text())["average of"]]
     assert shares == [1 / 8, 2 / 8, 5 / 8]
     assert read_ledger(tmp_path / "mean") == read_ledger(checkpoint(runs[0]))
     largest = max(each.relative for each in to_hf(tmp_path / "mean", tmp_path / "hf").comparisons)
     assert largest < 1e-6
+
+
+def test_an_average_exports_as_its_run_does(make: Callable[..., Path], tmp_path: Path) -> None:
+    """With the length that the run trained on; an average of imported weights has trained nothing."""
+    run = make("a")
+    average([run, run], None, tmp_path / "mean")
+    found, own = open_checkpoint(tmp_path / "mean"), open_checkpoint(run)
+    assert found.train_state == own.train_state and found.train_state["step"]
+    assert found.trained_length == own.trained_length
+    to_hf(run, tmp_path / "hf")
+    from_hf(tmp_path / "hf", tmp_path / "import")
+    average([tmp_path / "import"], None, tmp_path / "imported")
+    assert open_checkpoint(tmp_path / "imported").train_state == {}
 
 
 def test_one_checkpoint_is_its_own_average(make: Callable[..., Path], tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ from ctxlm_ds.errors import CheckpointError, ConfigError, ExportError
 from ctxlm_ds.export.huggingface import to_hf
 from ctxlm_ds.export.initial_weights import load_initial_weights
 from ctxlm_ds.export.weights import open_checkpoint
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import RunConfig, TeacherConfig
 from ctxlm_ds.registry import FAMILIES
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
-from tests.checkpoints import WORDS, make_tokenizer, random_weights, write_random_run, write_run
+from tests.checkpoints import WORDS, make_config, make_tokenizer, random_weights, write_random_run, write_run
+from tests.sections import objective_section
 
 WORD = "hillside"
 """Of the new text alone, so that the old tokenizer has pieces of it."""
@@ -81,6 +82,15 @@ def test_every_table_and_bias_follows_and_the_model_exports(family: str, tmp_pat
     assert max(each.relative for each in to_hf(tmp_path / "out", tmp_path / "hf").comparisons) < 1e-5
     loaded = dict(load_initial_weights(tmp_path / "out", changed.model, changed.outputs, dict[str, torch.Tensor]().pop))
     assert all(torch.equal(loaded[name], changed.reader.read_full(name)) for name in changed.reader.names())
+
+
+def test_a_student_has_no_teacher_of_the_old_vocabulary(tmp_path: Path) -> None:
+    config = make_config("distilbert", make_tokenizer("wordpiece", tmp_path / "old"))
+    teacher = TeacherConfig(path="teacher", model=config.model.model_copy(update={"family": "bert"}))
+    config = config.model_copy(update={"objective": objective_section(name="distillation"), "teacher": teacher})
+    run = write_run(tmp_path / "run", config, random_weights(config))
+    change_tokenizer(run, retrained("wordpiece", tmp_path / "new"), tmp_path / "out", "random")
+    assert open_checkpoint(tmp_path / "out").model.vocab_size == load_tokenizer(tmp_path / "new").vocab_size
 
 
 def test_sparsemax_is_the_nearest_point_of_the_simplex() -> None:

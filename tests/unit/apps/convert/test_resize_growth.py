@@ -14,7 +14,8 @@ from ctxlm_ds.export.huggingface import from_hf, to_hf
 from ctxlm_ds.export.initial_weights import load_initial_weights
 from ctxlm_ds.export.weights import open_checkpoint
 from ctxlm_ds.models.program import plain_program
-from tests.checkpoints import make_tokenizer, write_random_run
+from ctxlm_ds.recipe.schema import ParallelConfig
+from tests.checkpoints import make_config, make_tokenizer, random_weights, write_random_run, write_run
 from tests.sections import model_section
 
 LARGER = ["model.hidden_size=56", "model.num_attention_heads=7", "model.intermediate_size=201", "model.num_layers=5"]
@@ -102,6 +103,13 @@ def test_equal_sizes_change_nothing_and_an_import_grows(tmp_path: Path) -> None:
             found = after.read_full(f"encoder.{layer}.{part}")
             assert torch.equal(found, before.read_full(f"encoder.{source}.{part}"))
     assert "parameters became" in lines[0]
+
+
+def test_the_layout_of_the_run_does_not_matter(tmp_path: Path) -> None:
+    layout = ParallelConfig(pipeline_parallel_size=2, pipeline_layers=[1, 1])
+    config = make_config("bert", make_tokenizer("wordpiece", tmp_path / "tok"), parallel=layout)
+    grow(write_run(tmp_path / "run", config, random_weights(config)), ["model.num_layers=3"], tmp_path / "out")
+    assert open_checkpoint(tmp_path / "out").model.num_blocks == 3
 
 
 @pytest.mark.parametrize(

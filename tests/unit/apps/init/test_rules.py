@@ -91,8 +91,20 @@ def test_run_clm_takes_a_folder(tmp_path):
     recipe, result = _recipe(f"run_clm.py --model_name_or_path {folder} --bf16 --block_size 64", tmp_path)
     assert (recipe.model.family, recipe.model.num_layers, recipe.data.seq_length) == ("gpt2", 2, 64)
     assert (recipe.initialize_from, recipe.tokenizer.path) == (str(folder), str(folder))
-    assert not recipe.data.reset_at_documents
+    assert not recipe.data.reset_at_documents and recipe.model.vocab_size == 300  # also if the tokenizer has fewer
     assert "give --data PREFIX" in result.notes[-1]
+
+
+def test_schedules_are_those_of_the_original(tmp_path):
+    text = f"run_mlm.py --model_type bert --config_overrides {TINY} --tokenizer_name tok --max_steps 9"
+    for name, warmup in (("constant", 0.0), ("constant_with_warmup", 0.5)):
+        config, result = _recipe(f"{text} --warmup_ratio 0.5 --lr_scheduler_type {name}", tmp_path)
+        assert config.schedule.name == "constant" and (config.schedule.warmup_fraction or 0.0) == warmup
+        assert any("constant has no warmup" in note for note in result.notes) == (not warmup)
+    words = ["--lr-decay-style", "WSD", "--lr-wsd-decay-iters", "10", "--train-iters", "100"]
+    for style, notes in (([], 1), (["--lr-wsd-decay-style", "linear"], 0)):
+        found = translate("megatron", read_command(["pretrain_bert.py", *words, *style], ["pretrain_bert.py"])).notes
+        assert len([note for note in found if "default is exponential" in note]) == notes
 
 
 @pytest.mark.parametrize(

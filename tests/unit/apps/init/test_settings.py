@@ -57,7 +57,7 @@ def test_nothing_is_overwritten_and_nothing_invalid_stays(tmp_path):
     check_output(path, force=True)
     with pytest.raises(ConfigError, match=r"max_steps"):
         write_recipe(path, "training: {max_steps: -1}\n")
-    assert path.read_text() == "mine"
+    assert path.read_text() == "mine" and [one.name for one in tmp_path.iterdir()] == ["x.yaml"]
     with pytest.raises(ConfigError, match=r"ends in .yaml"):
         check_output(tmp_path / "x.txt", force=True)
 

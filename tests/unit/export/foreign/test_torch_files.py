@@ -91,5 +91,18 @@ def test_flatten_joins_names() -> None:
 def test_a_dict_that_contains_itself_is_one_error() -> None:
     values: dict[str, Any] = {}
     values["a"] = values
-    with pytest.raises(ExportError, match="levels of dicts"):
+    with pytest.raises(ExportError, match="levels or 1,000,000 entries of dicts"):
         flatten(values)
+
+
+def test_a_small_file_of_very_much_is_one_error() -> None:
+    """One dict many times, whose entries would never end, and a tensor of one number many times."""
+    inner: dict[str, Any] = {}
+    for _ in range(18):
+        inner = {str(number): inner for number in range(10)}
+    with pytest.raises(ExportError, match="levels or 1,000,000 entries of dicts"):
+        flatten(inner)
+    with pytest.raises(ExportError, match="model.weight: a tensor larger than what the file stores"):
+        flatten({"model": {"weight": torch.zeros(1).expand(10**7, 10**7)}})
+    part = torch.ones(4, 4)[1:, 1:]
+    assert flatten({"a": part}) == {"a": part}
