@@ -140,7 +140,7 @@ class Supervisor:
         self._tries += 1
         again = f", restart {context.restarts}" if context.restarts else ""
         log(f"start {name} on {context.node_list}{again}; {record.describe()}")
-        if signals:
+        if signals and not (signals.name == "SIGUSR1" and self._delay_s() > 0.0):
             return RankStart(record, Outcome.STOPPED, f"{signals.name} came before the start", 0)
         folder, before = context.run_dir / history.ATTEMPTS_DIR / name, len(history.read_history(context.run_dir))
         # Before the user's own option, which wins.
@@ -169,21 +169,27 @@ class Supervisor:
                 continue
             passed_on = self._signals.count
             if self._signals.name == "SIGUSR1":
-                self._notice()
+                self._notice(step)
             step.send_signal(signal.SIGUSR1)  # every rank saves and stops; srun itself ends at TERM
             if self._signals.name == "SIGTERM":
                 self._on_term()
 
-    def _notice(self) -> None:
-        """Say how near the time limit is; wait if a short job's notice of it came at its very beginning."""
-        left = ""
+    def _delay_s(self) -> float:
+        """Return how long a notice must wait that came at a short job's very beginning; 0 if Slurm does not answer."""
         with contextlib.suppress(ClusterError):
-            job = slurm.show_job(self._context.job_id, ANSWER_S)
-            delay_s = slurm.stop_delay_s(job, time.time())
-            if delay_s > 0:
-                log(f"notice of the time limit comes early; the ranks get it in {format_duration(delay_s)}")
-                self._signals.sleep(delay_s)
-            left_s = slurm.time_left_s(job, time.time())
+            return slurm.stop_delay_s(slurm.show_job(self._context.job_id, ANSWER_S), time.time())
+        return 0.0
+
+    def _notice(self, step: subprocess.Popen[str]) -> None:
+        """Say how near the time limit is; wait if the notice of it came early, but not longer than the ranks run."""
+        left, count = "", self._signals.count
+        if (delay_s := self._delay_s()) > 0.0:
+            log(f"notice of the time limit comes early; the ranks get it in {format_duration(delay_s)}")
+            end_s = time.monotonic() + delay_s
+            while time.monotonic() < end_s and self._signals.count == count and step.poll() is None:
+                time.sleep(min(POLL_S, delay_s))
+        with contextlib.suppress(ClusterError):
+            left_s = slurm.time_left_s(slurm.show_job(self._context.job_id, ANSWER_S), time.time())
             left = f", {format_duration(left_s)} before the time limit" if math.isfinite(left_s) else ""
         log(f"SIGUSR1{left}: the ranks save and stop")
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 
 from ctxlm_ds.console import run_command
-from ctxlm_ds.errors import EXIT_USER_ERROR, ClusterError, ConfigError
+from ctxlm_ds.errors import EXIT_USER_ERROR, CheckpointError, ClusterError, ConfigError
 from ctxlm_ds.installed import check_installed
 from ctxlm_ds.process.slurm import expand_hostlist, expand_tasks
 from ctxlm_ds.recipe.problems import shortened
@@ -56,7 +56,7 @@ class JobSignals:
     """The signals that the job has got. Install it before anything slow: until then they are lost."""
 
     def __init__(self) -> None:
-        self.name = "a signal at the job's beginning" if os.environ.pop(EARLY_VARIABLE, "") else ""
+        self.name = os.environ.pop(EARLY_VARIABLE, "")
         """The signal that came last; empty if none came."""
         self.count = 1 if self.name else 0
 
@@ -277,7 +277,8 @@ def plan_tasks(environ: Mapping[str, str]) -> tuple[dict[str, int], tuple[str, .
             f"each node has {num_gpus} GPUs but one task, and {cpus or 'too few'} CPUs for more; submit with "
             f"--ntasks-per-node={num_gpus}"
         )
-    options = (f"--ntasks={num_gpus * len(nodes)}", f"--ntasks-per-node={num_gpus}", "--cpus-per-task=1")
+    each = min(expand_tasks(environ.get("SLURM_JOB_CPUS_PER_NODE") or cpus)) // num_gpus
+    options = (f"--ntasks={num_gpus * len(nodes)}", f"--ntasks-per-node={num_gpus}", f"--cpus-per-task={max(1, each)}")
     return dict.fromkeys(nodes, num_gpus), options
 
 
@@ -313,6 +314,7 @@ def read_recipe(words: Sequence[str], world_size: int) -> tuple[str, int]:
     """Check the recipe in this process; return the run's folder and the number of steps."""
     check_installed()
     from ctxlm_ds.apps.plan.check_run import parse_arguments
+    from ctxlm_ds.checkpoint.saved_state import read_progress
     from ctxlm_ds.recipe.check import check_config
     from ctxlm_ds.recipe.load import load_config
     from ctxlm_ds.recipe.phases import run_phases
@@ -321,6 +323,9 @@ def read_recipe(words: Sequence[str], world_size: int) -> tuple[str, int]:
     config = load_config(arguments.config, arguments.set)
     for phase in run_phases(config, world_size):
         check_config(phase.config, world_size)
+    with contextlib.suppress(CheckpointError):  # words, tokens or hours may have ended the run
+        if (progress := read_progress(config.directory, config)) is not None and progress.complete:
+            return str(config.directory), progress.step
     return str(config.directory), config.training.max_steps
 
 

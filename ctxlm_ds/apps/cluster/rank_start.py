@@ -106,6 +106,11 @@ class RankStart:
         return f"{self.outcome.value}: {self.why}"
 
 
+def ends_of(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the events of ends, without those of phases after which a start went on."""
+    return [event for event in events if event["event"] == END and not event.get("phase_over")]
+
+
 def read_outcome(
     context: JobContext, history_length: int, status: int, failures: Sequence[FailureRecord], asked_to_stop: bool
 ) -> tuple[Outcome, str, int]:
@@ -115,7 +120,7 @@ def read_outcome(
     srun; `asked_to_stop` says that the ranks were sent a signal.
     """
     run_dir, first = context.run_dir, next(iter(failures), None)
-    ends = [event for event in read_history(run_dir)[history_length:] if event["event"] == END]
+    ends = ends_of(read_history(run_dir)[history_length:])
     if ends and not ends[-1].get("failed", False):
         reason = str(ends[-1].get("reason", ""))
         stopped = Outcome.STOPPED_FOR_GOOD if "SIGINT" in reason else Outcome.STOPPED
@@ -229,7 +234,7 @@ def note_cut_short(run_dir: Path, job_id: str) -> Iterator[str]:
     for attempt in list_starts(run_dir):
         if attempt.job_id != job_id or attempt.name in over:
             continue
-        ends = [event for event in events if event["event"] == END and event.get("attempt") == attempt.name]
+        ends = [event for event in ends_of(events) if event.get("attempt") == attempt.name]
         if ends and not ends[-1].get("failed", False):
             why = str(ends[-1].get("reason"))
             finish(run_dir, attempt, REQUEUE, why, how="Slurm ended the job")

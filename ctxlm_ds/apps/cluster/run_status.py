@@ -109,8 +109,8 @@ def ask_queue(job_ids: Iterable[str]) -> dict[str, str]:
     words = ["squeue", "--noheader", "--states=all", "--array", "--format=%A %T %i", "--jobs=" + ",".join(wanted)]
     try:
         rows = [line.split() for line in call(words, SQUEUE_TIMEOUT_S).splitlines()] if wanted else []
-    except ClusterError:
-        return {}
+    except ClusterError as error:  # which forgets a job that ended
+        return dict.fromkeys(wanted, "") if "Invalid job id" in str(error) else {}
     return {name: row[1] for row in rows if len(row) == 3 for name in (row[0], row[2])}
 
 
@@ -158,7 +158,7 @@ def _judge(run_dir: Path, values: Mapping[str, Any], queue: Mapping[str, str]) -
             return ("restarting" if values.get("starts") else "starting"), f"job {job} is {in_queue.lower()}"
     if state in ("running", "starting"):
         return "stale", silence or "no process has the run"
-    if state == "queued" and queue and not any(jobs.values()):
+    if state == "queued" and queue:
         return "stopped", f"{why}, and no job is in the queue since"
     return state, why
 

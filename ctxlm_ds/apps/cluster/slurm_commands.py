@@ -89,8 +89,9 @@ def call(words: Sequence[str], timeout_s: float = TIMEOUT_S) -> str:
     """Run a command of Slurm and return its output. Raises ClusterError if it is missing, fails or does not answer."""
     try:
         done = subprocess.run(
-            list(words), capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
-        )
+            list(words), capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False,
+            env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
+        )  # fmt: skip
     except FileNotFoundError:
         raise ClusterError(f"{words[0]}: not found; Slurm's commands must be in PATH on the compute nodes") from None
     except subprocess.TimeoutExpired:
@@ -106,7 +107,7 @@ def insist(words: Sequence[str], patience_s: float = PATIENCE_S) -> str:
     end_s = time.monotonic() + patience_s
     while True:
         try:
-            return call(words)
+            return call(words, min(TIMEOUT_S, max(RETRY_DELAY_S, patience_s)))
         except ClusterError as error:
             if time.monotonic() > end_s or not any(sign in str(error).lower() for sign in _PASSING):
                 raise

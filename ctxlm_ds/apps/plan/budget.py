@@ -107,7 +107,8 @@ class Proposal:
         return ["phases=[]", *(f"model.{name}={getattr(model, name)}" for name in SIZES),
                 "training.batch_ramp=null", f"training.global_batch_size={training.global_batch_size}",
                 f"training.max_steps={training.max_steps}", "schedule.warmup_steps=null",
-                f"schedule.warmup_fraction={WARMUP}", *rate, *self.layout.settings(None)]  # fmt: skip
+                f"schedule.warmup_fraction={WARMUP}", *rate,
+                f"deepspeed=zero{self.layout.zero_stage}", *self.layout.settings(None)]  # fmt: skip
 
 
 def propose(config: RunConfig, cluster: Cluster, words: float, hours: float, laws: tuple[Law, ...]) -> list[Proposal]:

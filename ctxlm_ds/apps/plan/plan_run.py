@@ -22,7 +22,7 @@ from ctxlm_ds.console import aligned
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.hardware import GIB, Cluster, find_gpu
 from ctxlm_ds.recipe.load import load_config
-from ctxlm_ds.recipe.phases import run_phases
+from ctxlm_ds.recipe.phases import CHANGEABLE, run_phases
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.words import STEPS_FOLLOW, parse_words
 from ctxlm_ds.registry import FAMILIES
@@ -198,12 +198,11 @@ def describe_recommendation(plan: Plan, command: str, max_steps: int) -> list[st
     for message in plan.messages:
         sent[f"{message.axis} {message.operation.replace('_', '-')}"] += message.wire_bytes / 1e6
     traffic = ", ".join(f"{name} {size:,.1f} MB" for name, size in sent.items())
+    length = f"{plan.days:.3g} days for {max_steps:,} steps"
+    length = length if max_steps < STEPS_FOLLOW else "for as many steps as its hours allow"
     return [
         f"recommended: {plan.layout}",
-        f"  {plan.memory.total / GIB:.1f} GiB per GPU, {time.total:.3g} s per step ({shares}), "
-        f"{plan.days:.3g} days for {max_steps:,} steps"
-        if max_steps < STEPS_FOLLOW
-        else "for as many steps as its hours allow",
+        f"  {plan.memory.total / GIB:.1f} GiB per GPU, {time.total:.3g} s per step ({shares}), {length}",
         f"  memory: {memory}",
         *([f"  sent by a rank per step: {traffic}"] if traffic else []),
         f"  {command}",
@@ -240,13 +239,13 @@ def main() -> None:
         words, first = args.budget["words"], load_recipes(args, cluster)[0]
         print("\n".join(describe(propose(first, cluster, words, args.budget["hours"], laws), words, laws)))
         return
-    found = [plan_recipe(args, cluster, config) for config in load_recipes(args, cluster)]
+    found = [plan_recipe(args, cluster, config, number) for number, config in enumerate(load_recipes(args, cluster))]
     if args.json:
         print(json.dumps(found[0] | ({"phases": found} if len(found) > 1 else {}), indent=1))
 
 
-def plan_recipe(args: argparse.Namespace, cluster: Cluster, config: RunConfig) -> dict[str, Any]:
-    """Search the layouts of a recipe; print what was found, or return it if JSON is asked for."""
+def plan_recipe(args: argparse.Namespace, cluster: Cluster, config: RunConfig, number: int) -> dict[str, Any]:
+    """Search the layouts of phase `number` of a recipe; print what was found, or return it if JSON is asked for."""
     # These import torch; --help and wrong options are answered before.
     from ctxlm_ds.apps.plan.plan import Planner, load_jsons
     from ctxlm_ds.apps.plan.search import require_plan, search_layouts
@@ -257,7 +256,9 @@ def plan_recipe(args: argparse.Namespace, cluster: Cluster, config: RunConfig) -
         offloaded = search_layouts(Planner(config, cluster, load_jsons("zero3-offload")))
     best = require_plan(found, cluster, offloaded)
     deepspeed = args.deepspeed_config or f"zero{best.layout.zero_stage}"
-    settings = [*args.set, *best.layout.settings(config.parallel.pipeline_layers)]
+    place = f"phases.{number}.set." if number else ""  # of what a phase may have of its own
+    settings = [*args.set, *(place * one.startswith(CHANGEABLE) + one
+                             for one in best.layout.settings(config.parallel.pipeline_layers))]  # fmt: skip
     command = launch_command(args.config, deepspeed, settings, cluster)
     if args.json:
         return {

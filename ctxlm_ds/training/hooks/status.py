@@ -322,7 +322,7 @@ class RecordHook(IntervalHook):
         why = end.reason if error is None else f"{type(error).__name__}: {error}"
         append_event(
             self._run_dir, END, step=end.step, reason=why, completed=end.completed and not end.failed,
-            failed=end.failed, attempt=attempt_folder(self._run_dir).name,
+            failed=end.failed, phase_over=end.phase_over, attempt=attempt_folder(self._run_dir).name,
         )  # fmt: skip
         state = "failed" if end.failed else "completed" if end.completed else "stopped"
         state = "running" if end.phase_over else state

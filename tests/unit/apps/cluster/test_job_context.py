@@ -19,7 +19,12 @@ from ctxlm_ds.errors import ConfigError
         ({"SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_GPUS_ON_NODE": "8"}, {"n1": 4, "n2": 4}, ()),
         (
             {"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_GPUS_ON_NODE": "8", "SLURM_CPUS_ON_NODE": "64"},
-            {"n1": 8, "n2": 8}, ("--ntasks=16", "--ntasks-per-node=8", "--cpus-per-task=1"),
+            {"n1": 8, "n2": 8}, ("--ntasks=16", "--ntasks-per-node=8", "--cpus-per-task=8"),
+        ),
+        (
+            {"SLURM_TASKS_PER_NODE": "1(x2)", "SLURM_GPUS_ON_NODE": "4", "SLURM_CPUS_ON_NODE": "64",
+             "SLURM_JOB_CPUS_PER_NODE": "64,32"},
+            {"n1": 4, "n2": 4}, ("--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=8"),
         ),
     ],
 )  # fmt: skip

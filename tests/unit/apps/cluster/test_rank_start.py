@@ -69,6 +69,16 @@ def test_the_last_end_tells_and_not_the_status(tmp_path: Path, reason: str, comp
     assert judge(tmp_path, 137, failure(137, signal=9)).outcome is expected
 
 
+def test_the_end_of_a_phase_is_none(tmp_path: Path) -> None:
+    """The start went on to the next phase, in which a rank was killed."""
+    began = begin(tmp_path, "job-7-0-0", "7", "n2")
+    append_event(tmp_path, END, step=5, reason="phase 1 is over at step 5", completed=False, failed=False,
+                 phase_over=True, attempt=began.name)  # fmt: skip
+    assert judge(tmp_path, 137, failure(137, signal=9)).outcome is Outcome.FAILED
+    (told,) = note_cut_short(tmp_path, "7")
+    assert "node failure or kill of the job" in told
+
+
 def test_an_earlier_start_s_end_is_none(tmp_path: Path) -> None:
     end(tmp_path, "training.max_steps (100) reached", completed=True)
     before = len(read_history(tmp_path))
@@ -142,6 +152,25 @@ def test_the_notice_says_how_near_the_limit_is(
     lines: list[str] = []
     assert (told_srun(signals, lines), lines) == (5, ["up\n", "told\n"])
     assert re.fullmatch(rf"\d\d:\d\d:\d\d job: {told}\n", capfd.readouterr().out)
+
+
+@pytest.mark.parametrize(("name", "runs"), [("SIGUSR1", True), ("SIGTERM", False)])
+def test_an_early_notice_is_kept_for_the_ranks(
+    name: str, runs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job of five minutes has it before they start; they get it when a quarter is left, unless they end before."""
+    now = time.time()
+    times = {"StartTime": now - 5, "EndTime": now + 295}
+    texts = {name: time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(then)) for name, then in times.items()}
+    monkeypatch.setattr("ctxlm_ds.apps.cluster.job.slurm.show_job", lambda job_id, patience_s: Job(job_id, texts))
+    monkeypatch.setenv("CTXLM_NOTICE", name)
+    monkeypatch.setattr("ctxlm_ds.apps.cluster.rank_start.srun_command", lambda *_: ["sh", "-c", "exit 3"])
+    context = JobContext(
+        job_id="7", restarts=0, node_list="localhost", nodes=("localhost",), task_words=(), words=(), run_dir=tmp_path,
+        max_steps=9, settings=read_settings({}), environ={},
+    )  # fmt: skip
+    start = Supervisor(context, JobSignals())._start()
+    assert start.outcome is (Outcome.TRAINING_ERROR if runs else Outcome.STOPPED) and time.time() - now < 60
 
 
 def test_ranks_in_containers() -> None:

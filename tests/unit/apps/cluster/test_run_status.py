@@ -74,6 +74,7 @@ def test_running(run_dir: Path, lock: RunLock) -> None:
         ("queued", {"job_7": "PENDING"}, "queued"),
         ("queued", {}, "queued"),
         ("queued", {"job_9": "RUNNING"}, "stopped"),
+        ("queued", {"job_7": "CANCELLED"}, "stopped"),
         ("failed", {}, "failed"),
         ("completed", {"job_7": "COMPLETING"}, "completed"),
         ("stopped", {"job_7": "COMPLETED"}, "stopped"),

@@ -73,6 +73,11 @@ def test_whose_the_job_is(fields: dict[str, str], expected: bool) -> None:
     assert still_ours(Job("1", fields)) is expected
 
 
+def test_times_are_those_of_slurm_s_own_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
+    assert call(["sh", "-c", "echo $SLURM_TIME_FORMAT"]) == "standard\n"
+
+
 def test_a_command_s_failure_is_explained() -> None:
     with pytest.raises(ClusterError, match="status 3: no such thing"):
         call(["sh", "-c", "echo no such thing >&2; exit 3"])

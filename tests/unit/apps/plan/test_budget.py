@@ -50,6 +50,7 @@ def test_less_text_and_less_time_make_smaller_models() -> None:
     hours = best[0].seconds_per_step * best[0].config.training.max_steps / 3600
     assert hours == pytest.approx(100, rel=0.01)
     again = load_config("gpt2-small", best[0].settings, 1)
+    assert again.deepspeed == f"zero{best[0].layout.zero_stage}"
     assert again.training.max_steps == best[0].config.training.max_steps and again.model == best[0].config.model
     text = "\n".join(describe([best[0]], 1e10, PUBLISHED))
     assert f"model.hidden_size={best[0].config.model.width}" in text and "they are a guess" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from ctxlm_ds.apps.plan.plan_run import (
     build_parser,
     describe_recommendation,
     load_recipes,
+    plan_recipe,
     plan_table,
 )
 from ctxlm_ds.apps.plan.search import Search, search_layouts
@@ -22,6 +24,8 @@ from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.deepspeed import load_deepspeed_json
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.phases import run_phases
+from ctxlm_ds.recipe.words import STEPS_FOLLOW
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.text import make_documents
 
@@ -47,6 +51,21 @@ def test_the_recommendation_names_what_moves_and_what_fills(found: Search) -> No
     text = "\n".join(describe_recommendation(plan, "the command", load_config("roberta-large").training.max_steps))
     for words in ("the command", "optimizer", "activations", "data all-reduce", "MB", "days for 500,000 steps"):
         assert words in text
+    by_hours = describe_recommendation(plan, "the command", STEPS_FOLLOW)[1]
+    assert "GiB per GPU" in by_hours and by_hours.endswith("for as many steps as its hours allow")
+
+
+def test_the_command_of_a_later_phase_leaves_the_first_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    args = build_parser().parse_args(["--config", "bert-large-lamb", "--gpu", "A100-80", "--gpus-per-node", "8"])
+    cluster = build_cluster(args)
+    plan_recipe(args, cluster, load_recipes(args, cluster)[1], 1)
+    words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    settings = words[words.index("--set") + 1 :]
+    first, second = run_phases(load_config("bert-large-lamb", settings, 8), 8)
+    planned = next(one for one in settings if "micro_batch_size" in one).rpartition("=")[2]
+    assert second.config.training.micro_batch_size == int(planned)
+    before = run_phases(load_config("bert-large-lamb"))[0].config.training
+    assert first.config.training.micro_batch_size == before.micro_batch_size
 
 
 @pytest.mark.parametrize("family", ["bert", "elmo"])
