@@ -107,7 +107,7 @@ class RankStart:
 
 
 def ends_of(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the events of ends, without those of phases after which a start went on."""
+    """Return the events of ends, without those of phases after which a start continued."""
     return [event for event in events if event["event"] == END and not event.get("phase_over")]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ctxlm_ds.apps.init.settings import Translation, canonical, plain_value
+from ctxlm_ds.apps.init.settings import Translation, canonical, load_table, plain_value
 from ctxlm_ds.apps.init.start import num_rows, preprocess_options
 from ctxlm_ds.console import counted
 from ctxlm_ds.errors import ConfigError
@@ -158,7 +158,7 @@ def _wsd(result: Translation, names: Names) -> None:
     steps = result.value("schedule.total_steps") or result.value("training.max_steps")
     if result.has(names[0]) and steps:
         result.set("schedule.decay_fraction", result.number(names[0]) / steps, result.given(*names))
-    if result.value("schedule.name") == "wsd" and not result.has("--lr-wsd-decay-style"):
+    if result.has(names[0]) and not result.has("--lr-wsd-decay-style"):
         result.notes.append("--lr-wsd-decay-style: Megatron's default is exponential, which no schedule here has")
 
 
@@ -275,8 +275,9 @@ def _text_file(result: Translation, names: Names) -> None:
 
 def _warmup(result: Translation, names: Names) -> None:
     steps = next((float(result.number(name)) for name in names if result.has(name) and result.number(name)), 0.0)
-    if steps and result.text("--lr_scheduler_type") == "constant":
-        result.notes.append(f"{result.given(*names)}: constant has no warmup; constant_with_warmup has")
+    with_warmup = f"{result.text('--lr_scheduler_type')}_with_warmup"  # then the plain one has none
+    if steps and with_warmup in load_table("run_mlm")["arguments"]["--lr_scheduler_type"]["values"]:
+        result.notes.append(f"{result.given(*names)}: --lr_scheduler_type has no warmup there")
     elif steps:
         key = "schedule.warmup_fraction" if steps < 1 else "schedule.warmup_steps"
         result.set(key, steps if steps < 1 else int(steps), result.given(*names))

@@ -256,7 +256,7 @@ def plan_recipe(args: argparse.Namespace, cluster: Cluster, config: RunConfig, n
         offloaded = search_layouts(Planner(config, cluster, load_jsons("zero3-offload")))
     best = require_plan(found, cluster, offloaded)
     deepspeed = args.deepspeed_config or f"zero{best.layout.zero_stage}"
-    place = f"phases.{number}.set." if number else ""  # of what a phase may have of its own
+    place = f"phases.{number}.set." if number else ""  # of what each phase may set
     settings = [*args.set, *(place * one.startswith(CHANGEABLE) + one
                              for one in best.layout.settings(config.parallel.pipeline_layers))]  # fmt: skip
     command = launch_command(args.config, deepspeed, settings, cluster)
