@@ -20,7 +20,6 @@ from ctxlm_ds.apps.downstream.task import FIELD, TaskDescription, Text, data_fol
 from ctxlm_ds.atomic import output_folder, read_object, write_text
 from ctxlm_ds.console import aligned, at_least, counted, logger, setup_logging
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.export.hf_config import EXPORT_RECORD
 from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.recipe.problems import Problem, did_you_mean, raise_problems
 from ctxlm_ds.recipe.sections import Section
@@ -116,6 +115,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.split_special_tokens is not None:
         task = task.model_copy(update={"split_special_tokens": arguments.split_special_tokens})
     prompt = load_prompt(arguments.prompt or name)
+    from ctxlm_ds.export.hf_config import EXPORT_RECORD  # numpy, which --help does without
     wanted = {
         "task": task.recorded(), "prompt": prompt.model_dump(mode="json"),
         "model": str(arguments.model.resolve()), "data": str(arguments.data.resolve()), "score": arguments.score,
