@@ -88,8 +88,9 @@ class FromDeepSpeedConfig(Optimizer):
     section = FromDeepSpeedConfigSection
 
     def group_settings(self, kind: GroupKind) -> dict[str, Any]:
-        settings = super().group_settings(kind)  # an entry of a group is in place of the JSON's weight_decay
-        return settings if kind == "fixed" or not settings["weight_decay"] else {}
+        if kind == "fixed" or (kind == "rest" and not self.settings.decay_biases):
+            return super().group_settings(kind)
+        return {}  # an entry would be in place of the JSON's weight_decay
 
 
 def _parameter_problems(kind: str, params: dict[str, Any]) -> Iterator[Problem]:

@@ -23,6 +23,8 @@ def test_weight_decay_is_that_of_the_json() -> None:
               for kind in ("matrices", "weights", "rest", "fixed")]  # fmt: skip
     built = torch.optim.SGD(groups, lr=0.1, weight_decay=0.3)
     assert [group["weight_decay"] for group in built.param_groups] == [0.3, 0.3, 0.0, 0.0]
+    none = FromDeepSpeedConfig(choices.OPTIMIZER.make("from_ds_config", weight_decay=0.0))
+    assert none.group_settings("weights") == {} and none.group_settings("rest") == {"weight_decay": 0.0}
     every = choices.OPTIMIZER.make("from_ds_config", weight_decay=0.01, decay_biases=True)
     assert FromDeepSpeedConfig(every).group_settings("rest") == {}
 
