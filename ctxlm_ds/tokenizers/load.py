@@ -31,8 +31,7 @@ from ctxlm_ds.tokenizers.base import (
 from ctxlm_ds.untrusted_json import read_json_object
 
 _CONFIG_FILE = "tokenizer_config.json"
-_MAX_BYTES = 1 << 28
-"""Of a JSON file; MAX_ID words of ELMo's have a tokenizer.json of half of it."""
+_MAX_BYTES = 1 << 28  # MAX_ID words of ELMo's have a tokenizer.json of half of it
 _VOCABULARIES = ("vocab.txt", "vocab.json", "*-vocab.json", "*.model")
 _WHOLE = ("tokenizer.json", TRAINING_FILE)
 """Files of a complete tokenizer; a folder that has lost one of them is not a bare vocabulary."""
