@@ -216,12 +216,7 @@ IMPLEMENTATIONS = (
         why_bmm_cannot_run,
         suits=suits_bmm,
     ),
-    Implementation(
-        "varlen",
-        lambda need: VarlenAttention(need.spec),
-        why_varlen_cannot_run,
-        suits=suits_varlen,
-    ),
+    Implementation("varlen", lambda need: VarlenAttention(need.spec), why_varlen_cannot_run, suits=suits_varlen),
     # Not measured yet: only by name.
     Implementation("flash3", use_flash3, why_flash3_cannot_run, suits=lambda need: False),
     Implementation("sdpa", lambda need: SdpaAttention(need.spec, computes_in_float32(need), blocks_of(need))),

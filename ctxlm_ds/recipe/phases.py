@@ -212,6 +212,10 @@ def _change_problems(
     if phase.data == "continue" and number and not same_rows(before, now):
         yield Problem(f"{name}.data", "continue, but its settings change the rows; set restart")
     open_length = lengths[number] == STEPS_FOLLOW and phase.words is None
+    row_is_open = STEPS_FOLLOW in lengths[:number] and phase.data != "restart" and same_rows(before, now)
+    if phase.tokens is not None and now.training.batch_ramp is not None and row_is_open:
+        text = "words or hours before it leave the place in the batch ramp open; give steps"
+        yield Problem(f"{name}.tokens", text)
     if number and getattr(before.schedule, "until_hours", None) and not phase.set.get("schedule"):
         yield Problem(f"{name}.set.schedule", "missing: the schedule ends with until_hours in the phase before")
     shared, by_time = now.schedule.total_steps == STEPS_FOLLOW, getattr(now.schedule, "until_hours", None)

@@ -264,7 +264,7 @@ class Supervisor:
             if slurm.DISABLED not in str(error):
                 raise
             if self._context.is_followed:
-                return "the next task of the array continues the run"
+                return slurm.NEXT_TASK
             raise ClusterError(
                 f"{error}. To continue, submit again; as an array of tasks that follow each other: --array=1-10%1"
             ) from error

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ctxlm_ds.apps.cluster.job_context import SWEEP_NAME
-from ctxlm_ds.apps.cluster.slurm_commands import call
+from ctxlm_ds.apps.cluster.slurm_commands import NEXT_TASK, call
 from ctxlm_ds.atomic import read_object
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, list_checkpoints
 from ctxlm_ds.checkpoint.manifest import MANIFEST_NAME, verify
@@ -158,7 +158,7 @@ def _judge(run_dir: Path, values: Mapping[str, Any], queue: Mapping[str, str]) -
             return ("restarting" if values.get("starts") else "starting"), f"job {job} is {in_queue.lower()}"
     if state in ("running", "starting"):
         return "stale", silence or "no process has the run"
-    if state == "queued" and queue:
+    if state == "queued" and queue and not str(why).startswith(NEXT_TASK):
         return "stopped", f"{why}, and no job is in the queue since"
     return state, why
 

@@ -17,6 +17,7 @@ TIMEOUT_S = 120.0
 PATIENCE_S = 600.0
 RETRY_DELAY_S = 5.0
 DISABLED = "disabled"
+NEXT_TASK = "the next task of the array continues the run"
 # With less time left another start in this allocation is not worthwhile.
 LEAST_TIME_S = 90.0
 # If the limit is shorter than --signal's time, Slurm sends the notice at the job's very beginning.

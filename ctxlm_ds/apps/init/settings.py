@@ -210,16 +210,16 @@ def write_recipe(path: Path, text: str, settings: Mapping[str, Setting] | None =
     tried = path.with_name(f".{path.stem}.tried.yaml")  # in its folder, which `extends` may need
     try:
         write_text(tried, text)
-        load_config(tried)
+        config = load_config(tried)
         os.replace(tried, path)
-    except ProblemsError as error:
-        if settings is not None:
+        return config
+    except ConfigError as error:
+        if settings is not None and isinstance(error, ProblemsError):
             title = f"{path} is not written, because the recipe would not be valid"
             raise_problems(title, [replace(one, where=_source(one, settings)) for one in error.problems])
-        raise
+        raise ConfigError(str(error).replace(str(tried), str(path))) from None
     finally:
         tried.unlink(missing_ok=True)
-    return load_config(path)
 
 
 def _source(problem: Problem, settings: Mapping[str, Setting]) -> str:

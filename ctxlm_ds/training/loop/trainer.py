@@ -82,7 +82,7 @@ class Trainer:
         spent_s = self.state.seconds - self.state.first_seconds
         self._phase_began_s = time.monotonic() - spent_s
         self._hours_are_over = self.phase_hours is not None and spent_s >= self.phase_hours * 3600
-        # A checkpoint is written after its step's evaluation, so a resumed step has had both.
+        # A resumed step has been evaluated, unless the notice of a signal was too short for it.
         self._last_evaluation_step = self.state.step or -1
         self.saves.start(self.state.step, lambda phase: self.hooks.call("on_phase", phase))
         # The history gets a start here; from now on a Ctrl-C must also give it an end.

@@ -69,6 +69,14 @@ def test_a_schedule_by_wall_time_ends_with_its_phase() -> None:
     phases_of("[{steps: 700}, {steps: 300, set: {schedule: {name: constant}}}]", FREE, *wsd)
 
 
+def test_tokens_along_a_ramp_need_a_known_row() -> None:
+    ramp = ("training.batch_ramp=[32, 32, 3200]", "schedule.name=constant")
+    told = problem_of("[{hours: 1}, {tokens: 500000}]", FREE, *ramp)
+    assert "phases[1].tokens: words or hours before it leave the place in the batch ramp open; give steps" in told
+    phases_of("[{hours: 1}, {tokens: 500000, data: restart}]", FREE, *ramp)
+    phases_of("[{hours: 1}, {tokens: 500000}]", FREE, ramp[1])
+
+
 @pytest.mark.parametrize("total", [2, 3, 10, 1000])
 def test_shares_are_of_the_tokens_and_fill_the_steps(total: int) -> None:
     """A phase with half the tokens a step has twice the steps of its share; each has a step."""

@@ -164,13 +164,18 @@ def test_an_early_notice_is_kept_for_the_ranks(
     texts = {name: time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(then)) for name, then in times.items()}
     monkeypatch.setattr("ctxlm_ds.apps.cluster.job.slurm.show_job", lambda job_id, patience_s: Job(job_id, texts))
     monkeypatch.setenv("CTXLM_NOTICE", name)
-    monkeypatch.setattr("ctxlm_ds.apps.cluster.rank_start.srun_command", lambda *_: ["sh", "-c", "exit 3"])
+    srun = ["sh", "-c", "trap 'exit 5' USR1; for _ in $(seq 40); do sleep 0.1; done; exit 3"]
+    monkeypatch.setattr("ctxlm_ds.apps.cluster.rank_start.srun_command", lambda *_: srun)
     context = JobContext(
         job_id="7", restarts=0, node_list="localhost", nodes=("localhost",), task_words=(), words=(), run_dir=tmp_path,
         max_steps=9, settings=read_settings({}), environ={},
     )  # fmt: skip
     start = Supervisor(context, JobSignals())._start()
     assert start.outcome is (Outcome.TRAINING_ERROR if runs else Outcome.STOPPED) and time.time() - now < 60
+    if runs:
+        monkeypatch.setenv("CTXLM_NOTICE", name)
+        monkeypatch.setattr("ctxlm_ds.apps.cluster.job.slurm.stop_delay_s", lambda *_: 1.5)
+        assert Supervisor(context, JobSignals())._start().exit_status == 5
 
 
 def test_ranks_in_containers() -> None:

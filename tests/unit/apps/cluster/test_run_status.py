@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.apps.cluster.run_status import RunStatus, details, find_runs, read_statuses, remarks, show
+from ctxlm_ds.apps.cluster.slurm_commands import NEXT_TASK
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, step_name
 from ctxlm_ds.checkpoint.manifest import hash_files, write_manifest
 from ctxlm_ds.process.run_files import update_status
@@ -83,6 +84,12 @@ def test_running(run_dir: Path, lock: RunLock) -> None:
 def test_a_run_that_no_process_holds(run_dir: Path, state: str, queue: dict[str, str], expected: str) -> None:
     update_status(run_dir, state=state, why="the reason")
     assert status(run_dir, **queue).state == expected
+
+
+def test_a_run_between_two_tasks_of_an_array_waits(run_dir: Path) -> None:
+    """Slurm knows the task that has ended; the next one may not have begun."""
+    update_status(run_dir, state="queued", why=f"{NEXT_TASK}: stopped by signal SIGUSR1")
+    assert status(run_dir, job_7="COMPLETED").state == "queued"
 
 
 def test_a_lost_process_is_stale(run_dir: Path) -> None:
