@@ -109,19 +109,17 @@ class Words(WhitespaceTokenizer):
 
 @dataclass(frozen=True)
 class Source:
-    """One corpus: its inputs, and how its documents are cleaned and selected."""
+    """One corpus: inputs, cleaning, selection, published counts; `join_rows` rows (sentences) are one document."""
 
     name: str
     input: Sequence[str]
     title: str = ""
     json_key: str = "text"
     join_rows: int = 1
-    """Rows in one document, if a row is a sentence."""
     clean: Sequence[str] = ()
     min_words: int = 1
     languages: Sequence[str] = ()
     expected: Sequence[dict[str, Any]] = ()
-    """Published counts, each with its tolerance."""
 
 
 class Read(PipelineStep):
@@ -145,18 +143,17 @@ class Read(PipelineStep):
                     yield Document(text, f"{rank}/{number}", metadata={"source": source.name})
 
     def _documents(self, source: Source, shard: InputShard) -> Iterator[str]:
-        bad_records, rows, count = BadRecords(self.max_bad_records), list[str](), 0
-        for chunk in read_chunks(find_sources(source.input), [source.json_key], shard):
-            for record in parse_chunk(chunk, [source.json_key]):
-                count += 1
-                if isinstance(record, BadRecord):
-                    bad_records.add(record, count)
-                    continue
-                rows.append(record[source.json_key])
-                _count(self, source.name, "read", rows[-1])
-                if len(rows) == source.join_rows:
-                    yield "\n".join(rows)
-                    rows = []
+        bad_records, rows = BadRecords(self.max_bad_records), list[str]()
+        chunks = read_chunks(find_sources(source.input), [source.json_key], shard)
+        for count, record in enumerate((one for chunk in chunks for one in parse_chunk(chunk, [source.json_key])), 1):
+            if isinstance(record, BadRecord):
+                bad_records.add(record, count)
+                continue
+            rows.append(record[source.json_key])
+            _count(self, source.name, "read", rows[-1])
+            if len(rows) == source.join_rows:
+                yield "\n".join(rows)
+                rows = []
         if rows:
             yield "\n".join(rows)
 
@@ -241,8 +238,8 @@ def main() -> None:
         parser.error("name --corpus, or --input, or --input with the one --corpus that it is a copy of")
     sources = [find_source(name, options) for name in options.corpus or [""]]
     counts = prepare(sources, options.output_dir, options)
-    report = {"sources": [asdict(source) for source in sources], "counts": counts}
-    (options.output_dir / "corpus.json").write_text(json.dumps(report, indent=1) + "\n")
+    report = json.dumps({"sources": [asdict(source) for source in sources], "counts": counts}, indent=1)
+    (options.output_dir / "corpus.json").write_text(report + "\n")
     print("\n".join(f"{label}: {count:,}" for label, count in sorted(counts.items())))
     pairs = [(counts[f"{source.name} {entry['measure']}"], entry) for source in sources for entry in source.expected]
     if wrong := [(n, entry) for n, entry in pairs if abs(n - entry["count"]) > entry["tolerance"] * entry["count"]]:
