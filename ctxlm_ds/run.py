@@ -24,7 +24,7 @@ from ctxlm_ds.data.stream.preview import BatchRows
 from ctxlm_ds.data.stream.run_plan import plan_lines, with_word_budget
 from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.export.initial_weights import load_initial_moments, load_initial_weights, warn_of_other_tokens
-from ctxlm_ds.export.teacher import teacher_values, with_checked_teacher
+from ctxlm_ds.export.teacher import teacher_values, with_teacher
 from ctxlm_ds.kernels.dispatch import DTYPES, KernelSet
 from ctxlm_ds.models.layers import ModelBuild
 from ctxlm_ds.models.program import build_program
@@ -50,7 +50,7 @@ from ctxlm_ds.training.engine.runtime import compile_setting, device_type, expla
 from ctxlm_ds.training.hooks.hooks import PROFILE_DIR, Hook, Hooks, ProfilerHook, RunStart
 from ctxlm_ds.training.hooks.metrics import MetricsWriter, peak_row_seconds
 from ctxlm_ds.training.hooks.status import StatusHook
-from ctxlm_ds.training.hooks.trackers import build_trackers, build_user_hooks, check_hooks
+from ctxlm_ds.training.hooks.trackers import build_trackers, check_hooks, takes_config, user_hooks
 from ctxlm_ds.training.loop.recovery import Recovery
 from ctxlm_ds.training.loop.saves import Saves
 from ctxlm_ds.training.loop.state import TrainState
@@ -114,13 +114,15 @@ def build_run(
     engine = build_engine()
     resolved = {"model": recipe.model.model_copy(update={"vocab_size": config.model.vocab_size})}
     recipe = recipe.model_copy(update={**resolved, "teacher": config.teacher}) if recipe.phases else config
-    checkpoints = TrainingCheckpoints(manager, engine, config, lock.run_dir / "tokenizer", data.description, recipe)
+    text = dump_config(recipe)
+    of_run = text if recipe.phases else None
+    checkpoints = TrainingCheckpoints(manager, engine, config, lock.run_dir / "tokenizer", data.description, of_run)
     phases = run_phases(recipe) if recipe.phases else [phase]
     described, number = data.description, phase.number
-    begin = partial(begin_phase, config=config, engine=engine, phases=phases, number=number, data=described)
-    states = RunStates(manager, checkpoints, partial(initialize_weights, config, engine), phase.number, begin)
+    begin = partial(begin_phase, engine=engine, phases=phases, number=number, data=described)
+    states = RunStates(manager, checkpoints, partial(initialize_weights, engine), phase.number, begin)
     state = states.load(newest)
-    topology.run_on_rank_0(lambda: write_run_folder(dump_config(recipe), tokenizer, lock.run_dir, state.step))
+    topology.run_on_rank_0(lambda: write_run_folder(text, tokenizer, lock.run_dir, state.step))
     hooks = Hooks(build_hooks(config, lock.run_dir, topology, stop_signal))
     trainer = build_trainer(config, lock.run_dir, data, states, state, hooks, stop_signal, words)
     if recipe.phases and recipe.training.max_steps < STEPS_FOLLOW:
@@ -183,7 +185,7 @@ def resolve_on_every_rank(config: RunConfig, topology: Topology) -> tuple[RunCon
     opened = partial(open_tokenizer, config.tokenizer.path, config.model.vocab_size)
     tokenizer, vocab_size = topology.run_on_rank_0_first(opened)
     config = config.with_values("model", vocab_size=vocab_size)
-    config = topology.run_on_rank_0_first(lambda: with_checked_teacher(config, tokenizer))
+    config = topology.run_on_rank_0_first(lambda: with_teacher(config, tokenizer))
     refuse_other_teacher(config.teacher, topology)
     topology.run_on_rank_0(partial(check_hooks, config.logging))
     return config, tokenizer
@@ -220,7 +222,7 @@ def build_hooks(
         peak = peak_row_seconds(config.logging.peak_tflops, config.training.precision, topology.world_size, flops)
         hooks.append(MetricsWriter(run_dir / METRICS_NAME, interval_steps, peak))
         hooks += build_trackers(config.logging, run_dir, peak)
-        hooks += build_user_hooks(config)
+        hooks += [hook(*[config] * bool(takes_config(hook))) for hook in user_hooks(config.logging)]
         hooks.append(StatusHook(run_dir, interval_steps, stop_signal))
     if config.profiler.num_steps > 0:
         hooks.append(ProfilerHook(config.profiler, run_dir / PROFILE_DIR, topology.rank))
@@ -291,14 +293,15 @@ def engine_builder(
     return build_engine
 
 
-def initialize_weights(config: RunConfig, engine: Engine, source: Path | str | None = None) -> None:
+def initialize_weights(engine: Engine, source: Path | str | None = None) -> None:
     """Set the parameters to fresh values by (seed, name), or weights (and moments) to those of `initialize_from`.
 
     `source` is the checkpoint of a run that `initialize_from` names.
     """
+    config = engine.config
     source = source or config.initialize_from
     if source is not None:
-        take_weights(source, config, engine, 0 if config.initialize_moments else None, layers=config.initialize_layers)
+        take_weights(source, engine, 0 if config.initialize_moments else None, layers=config.initialize_layers)
         return
     held = {fragment.name for fragment in engine.fragments()}
     names = [name for name in engine.program.trained_shapes if name in held]
@@ -306,16 +309,16 @@ def initialize_weights(config: RunConfig, engine: Engine, source: Path | str | N
 
 
 def take_weights(
-    source: str | Path, config: RunConfig, engine: Engine, updates: int | None,
+    source: str | Path, engine: Engine, updates: int | None,
     layers: Sequence[int] | Literal["spread"] | None = None, compares: bool = True,
 ) -> None:  # fmt: skip
     """Set the parameters to those of `source`, and moments to those after `updates` updates; None leaves them.
 
     `layers` and `compares` are those of load_initial_weights.
     """
-    model, outputs = config.model, engine.objective.outputs
+    config, outputs = engine.config, engine.objective.outputs
     fresh = partial(engine.program.initial_value, seed=config.training.seed)
-    load_values = partial(load_initial_weights, source, model, outputs, fresh, layers, compares)
+    load_values = partial(load_initial_weights, source, config.model, outputs, fresh, layers, compares)
     values = engine.topology.run_on_rank_0_first(load_values)
     load_moments = partial(load_initial_moments, source, config.optimizer.name, engine.program)
     moments = {} if updates is None else engine.topology.run_on_rank_0_first(load_moments)
@@ -330,7 +333,7 @@ def take_weights(
 
 
 def begin_phase(
-    folder: Path, config: RunConfig, engine: Engine, phases: Sequence[RunPhase], number: int, data: Mapping[str, Any]
+    folder: Path, engine: Engine, phases: Sequence[RunPhase], number: int, data: Mapping[str, Any]
 ) -> TrainState:
     """Load the last checkpoint of the phase before and return the state in which phase `number` begins.
 
@@ -348,7 +351,7 @@ def begin_phase(
     reader, kept = engine.topology.run_together(lambda: CheckpointReader(folder)), phase.phase.moments
     scalars = reader.scalars
     updates = {"keep": int(scalars.get("optimizer_updates", 0)), "recount": 0}
-    take_weights(folder, config, engine, updates.get(kept), compares=False)
+    take_weights(folder, engine, updates.get(kept), compares=False)
     if kept == "keep":
         engine.restore_scalars(scalars)
     if phase.continues:

@@ -21,6 +21,9 @@ MOST_LINES, MOST_FUNCTION_LINES = 400, 60
 RUN_BUILDER, MOST_BUILDER_LINES = ("run.py", "run_data.py"), 40
 """Files of the run builder and the lines of a function there."""
 
+RECIPE, MOST_RECIPES = "RunConfig", 50
+"""Class of a complete recipe, and how many parameters of functions may be one: a part takes its own section."""
+
 Graph = Mapping[str, set[str]]
 
 
@@ -105,12 +108,19 @@ def long_functions(tree: ast.AST, most: int) -> Iterator[tuple[str, int, int]]:
                 yield node.name, node.lineno, lines
 
 
+def recipe_parameters(tree: ast.AST) -> int:
+    """Return the number of parameters that are complete recipes."""
+    arguments = (node for node in ast.walk(tree) if isinstance(node, ast.arg) and node.annotation is not None)
+    return sum(RECIPE in ast.unparse(node.annotation) for node in arguments if node.annotation is not None)
+
+
 def find_problems(root: Path) -> list[str]:
     """Return a line for each circle, import upward and exceeded limit of the package below `root`."""
     modules = modules_of(root)
     problems: list[str] = []
     files: dict[str, set[str]] = {}
     rooms: dict[str, set[str]] = {}
+    recipes = 0
     for module, path in modules.items():
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
@@ -118,6 +128,7 @@ def find_problems(root: Path) -> list[str]:
         room = room_of(module)
         rooms.setdefault(room, set()).update(room_of(other) for other in files[module])
         shown = path.relative_to(root)
+        recipes += recipe_parameters(tree)
         if room not in ABOVE_APPS and not room.startswith("apps"):
             problems += [f"{shown}: names {name}" for name in sorted(named_apps(tree, files[module]))]
         if (lines := text.count("\n")) > MOST_LINES:
@@ -125,6 +136,8 @@ def find_problems(root: Path) -> list[str]:
         most = MOST_BUILDER_LINES if path.name in RUN_BUILDER and room == path.stem else MOST_FUNCTION_LINES
         problems += [f"{shown}:{first}: {name} has {lines} lines, more than {most}"
                      for name, first, lines in long_functions(tree, most)]  # fmt: skip
+    if recipes > MOST_RECIPES:
+        problems.append(f"{recipes} parameters of type {RECIPE}, more than {MOST_RECIPES}")
     problems += [f"circle of files: {', '.join(members)}" for members in circles(files)]
     return problems + [f"circle of rooms: {', '.join(members)}" for members in circles(rooms)]
 

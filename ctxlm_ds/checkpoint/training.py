@@ -51,15 +51,15 @@ class TrainingCheckpoints(Saver):
         config: RunConfig,
         tokenizer_dir: Path,
         data: Mapping[str, Any],
-        recipe: RunConfig | None = None,
+        recipe_text: str | None = None,
     ) -> None:
-        """Take what a checkpoint consists of: the recipe of a phase, and the run's if it has several.
+        """Take what a checkpoint consists of: the recipe of a phase, and the text of the run's if it has several.
 
         `data` (RunRows.describe) describes the training rows; of its `sources` a resume compares the index alone.
         """
         self._manager = manager
         self.engine = engine
-        self._config, self._recipe = config, recipe or config
+        self._config, self._recipe_text = config, recipe_text
         self._tokenizer_dir = tokenizer_dir
         self._data = dict(data)
         self._topology: Topology = engine.topology
@@ -107,8 +107,8 @@ class TrainingCheckpoints(Saver):
             self._read = [*self._read[:-1], *(last.up_to(now) for last in self._read[-1:])]
             write_ledger(folder, self._read)
             (folder / "config.yaml").write_text(dump_config(self._config), encoding="utf-8")
-            if self._recipe.phases:
-                (folder / RECIPE_NAME).write_text(dump_config(self._recipe), encoding="utf-8")
+            if self._recipe_text is not None:
+                (folder / RECIPE_NAME).write_text(self._recipe_text, encoding="utf-8")
             shutil.copytree(self._tokenizer_dir, folder / "tokenizer")
 
         return finish

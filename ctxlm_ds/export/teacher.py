@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ctxlm_ds.errors import CheckpointError, ConfigError, ExportError, TokenizerError
 from ctxlm_ds.export.hf_config import fingerprint, model_files, read_section
 from ctxlm_ds.recipe.problems import raise_problems
-from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.schema import RunConfig, TeacherConfig
 from ctxlm_ds.recipe.source_rules import needs_teacher, teacher_problems
 
 if TYPE_CHECKING:
@@ -24,10 +24,11 @@ PREFIX = "teacher."
 TOKENIZER_FILE = "tokenizer.json"
 
 
-def with_teacher(config: RunConfig) -> RunConfig:
+def with_teacher(config: RunConfig, tokenizer: Tokenizer | None = None) -> RunConfig:
     """Return the recipe with the settings of the teacher's model, read from its folder without torch.
 
-    Raises ConfigError if the recipe names no teacher that it needs, or its folder is not complete or does not fit.
+    With the run's `tokenizer`, every file is read, and the fingerprint is set. Raises ConfigError if the recipe names
+    no teacher that it needs, its folder is not complete, damaged or does not fit, or tokenizer or fingerprint differ.
     """
     if not needs_teacher(config.objective):
         return config
@@ -47,32 +48,27 @@ def with_teacher(config: RunConfig) -> RunConfig:
     config = config.model_copy(update={"teacher": config.teacher.model_copy(update={"model": found})})
     problems = teacher_problems(config.teacher, config.model, config.data, config.objective, config.parallel)
     raise_problems(f"teacher {folder}", list(problems))
-    return config
-
-
-def with_checked_teacher(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
-    """Return the recipe with the teacher's settings and fingerprint, after reading every file.
-
-    Raises ConfigError as with_teacher; also for a damaged file, and for another tokenizer or fingerprint.
-    """
-    config = with_teacher(config)
-    if not needs_teacher(config.objective):
+    if tokenizer is None:
         return config
-    folder = _folder(config.teacher.path, config.objective.name)
+    teacher = config.teacher.model_copy(update={"fingerprint": _checked_fingerprint(folder, config.teacher, tokenizer)})
+    return config.model_copy(update={"teacher": teacher})
+
+
+def _checked_fingerprint(folder: Path, teacher: TeacherConfig, tokenizer: Tokenizer) -> str:
     _check_tokenizer(folder, tokenizer)
     with_weights = _open(folder)
-    if with_weights.model != config.teacher.model:
+    if with_weights.model != teacher.model:
         raise ConfigError(f"teacher.path: {folder}/config.json leaves out settings of its model; write all of them")
     problem = with_weights.export.tokenizer_problem(with_weights.pad_id, tokenizer)
     if problem is not None:
         raise ConfigError(f"teacher.path: {folder}: {problem}")
-    found, wanted = fingerprint(folder), config.teacher.fingerprint
-    if wanted not in (None, found):
+    found = fingerprint(folder)
+    if teacher.fingerprint not in (None, found):
         raise ConfigError(
-            f"teacher.fingerprint is {wanted}, but {folder} has {found}: it is another teacher; restore its files, or "
-            "leave the setting out"
+            f"teacher.fingerprint is {teacher.fingerprint}, but {folder} has {found}: it is another teacher; restore "
+            "its files, or leave the setting out"
         )
-    return config.model_copy(update={"teacher": config.teacher.model_copy(update={"fingerprint": found})})
+    return found
 
 
 def teacher_values(folder: str) -> Callable[[str], Tensor]:

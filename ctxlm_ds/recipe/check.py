@@ -44,7 +44,7 @@ def find_problems(config: RunConfig, world_size: int | None = None) -> list[Prob
         *config.optimizer.problems(config.kernels.optimizer),
         *_check_width(config.model, config.optimizer),
         *_check_training(training, config.profiler),
-        *_check_schedule(config),
+        *([] if config.phases else _check_schedule(config.schedule, training.max_steps, config.optimizer)),
         *_check_lanes(data, training, config.evaluation),
         *_check_evaluation(config.evaluation, objective),
         *_check_downstream(config.evaluation, config.checkpoint, model.family),
@@ -172,11 +172,9 @@ def naming_problems(data: DataSection, run_dir: str | None) -> Iterator[Problem]
         yield Problem("run_dir", f'"{run_dir}" is a file; give another path')
 
 
-def _check_schedule(config: RunConfig) -> Iterator[Problem]:
-    if config.phases:
-        return  # each has its steps
-    schedule, max_steps, peak = config.schedule, config.training.max_steps, config.optimizer.learning_rate
+def _check_schedule(schedule: ScheduleSection, max_steps: int, optimizer: OptimizerSection) -> Iterator[Problem]:
     total, warmup = total_schedule_steps(schedule, max_steps), warmup_schedule_steps(schedule, max_steps)
+    peak = optimizer.learning_rate
     steps = ("schedule.total_steps", "schedule.start_step", "training.max_steps")
     if schedule.warmup_steps is not None and schedule.warmup_fraction is not None:
         text = (

@@ -13,7 +13,7 @@ from ctxlm_ds.console import counted, logger
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.choices import CHOICES, OPTIMIZER, SCHEDULE
 from ctxlm_ds.recipe.describe import find_field
-from ctxlm_ds.recipe.phases import run_phases, with_all_steps
+from ctxlm_ds.recipe.phases import all_steps, run_phases
 from ctxlm_ds.recipe.problems import nearest_name, shortened, show_value, text_problem
 from ctxlm_ds.recipe.raw import RawRecipe, validate
 from ctxlm_ds.recipe.schema import RunConfig
@@ -64,7 +64,10 @@ def load_config(
         logger.warning(note)
     _let_phases_give_steps(tree)
     config = validate(tree, f"recipe {recipe}", world_size, is_new=True)
-    return with_all_steps(config, run_phases(config, world_size, tree)) if config.phases else config
+    if not config.phases:
+        return config
+    steps = all_steps(run_phases(config, world_size, tree), config.training.max_steps)
+    return config.with_values("training", max_steps=steps)
 
 
 def load_saved_config(path: Path) -> RunConfig:

@@ -96,9 +96,8 @@ class MeasuredModel:
     """Bytes per row of each field of the batch."""
 
 
-def training_flops_per_row(config: RunConfig, platform: Platform = CUDA) -> int:
+def training_flops_per_row(measured: MeasuredModel) -> int:
     """Return the operations of one row, forward and backward (a teacher's forward), without recomputation."""
-    measured = measure(config, platform=platform)
     works = ((layer.at(1), frozen) for layer, frozen in zip(measured.layers, measured.frozen, strict=True))
     # Products with inputs without a gradient have one product backward.
     return sum(
@@ -112,11 +111,11 @@ def useful_flops_per_row(config: RunConfig) -> float:
     The count of other products is proportional to the length s, so the pairs' share is twice the count at s minus four
     times the one at s / 2.
     """
-    total, length = training_flops_per_row(config), config.data.seq_length
+    total, length = training_flops_per_row(measure(config)), config.data.seq_length
     if not build_objective(config.objective).shifted or length % 2:
         return total
     half = config.model_copy(update={"data": config.data.model_copy(update={"seq_length": length // 2})})
-    pairs = 2 * (total - 2 * training_flops_per_row(half))
+    pairs = 2 * (total - 2 * training_flops_per_row(measure(half)))
     return total - pairs * (length - 1) / (2 * length)
 
 

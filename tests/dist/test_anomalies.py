@@ -166,7 +166,7 @@ def test_the_loss_scaler_hears_of_its_own_overflow_alone(stage: int) -> None:
 
 
 def set_initial_weights(engine: Engine) -> None:
-    run_builder.initialize_weights(engine.config, engine)
+    run_builder.initialize_weights(engine)
 
 
 def go_back(rank: int, world_size: int, make: Make, run_dir: Path) -> list[tuple[Any, Any]]:

@@ -11,7 +11,6 @@ import torch
 import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.run import initialize_weights
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.loop.state import Anomaly, TrainState
 from tests.dist.runner import ranks_of_this_file, run_ranks  # noqa: F401
@@ -96,9 +95,8 @@ def continue_trained_in_part(rank: int, world_size: int, run_dir: Path) -> dict[
     # Their own initial values are others, those of another seed.
     resumed = build_engine(EMA, LAYOUT.user_json())
     resume_newest(resumed, EMA.with_values("training", seed=7), run_dir)
-    begun = build_engine(EMA, LAYOUT.user_json())
-    source = EMA.model_copy(update={"initialize_from": str(run_dir), "initialize_moments": True})
-    initialize_weights(source, begun)
+    begins_with = EMA.model_copy(update={"initialize_from": str(run_dir), "initialize_moments": True})
+    begun = build_engine(begins_with, LAYOUT.user_json())
     same = build_engine(some.with_values("training", seed=8), LAYOUT.user_json())
     resume_newest(same, some, run_dir)
     found = {name: averages(each) for name, each in (("resumed", resumed), ("begun", begun), ("same", same))}

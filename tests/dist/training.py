@@ -159,7 +159,7 @@ def build_engine(config: RunConfig, user_json: dict[str, Any], checkpointing: bo
     settings = build_deepspeed_config(config, user_json, topology.world_size)
     objective = build_objective(config.objective, FakeTokenizer())
     engine = run_builder.engine_builder(config, settings, objective, topology)()
-    run_builder.initialize_weights(config, engine)
+    run_builder.initialize_weights(engine)
     return engine
 
 

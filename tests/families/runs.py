@@ -333,7 +333,7 @@ def build(run: Run) -> Engine:
     settings = build_deepspeed_config(config, {"zero_optimization": {"stage": layout.stage}}, topology.world_size)
     objective = build_objective(config.objective, load_tokenizer(config.tokenizer.path))
     engine = run_builder.engine_builder(config, settings, objective, topology)()
-    run_builder.initialize_weights(config, engine)
+    run_builder.initialize_weights(engine)
     return engine
 
 

@@ -169,7 +169,7 @@ def build_engine(name: str, config: RunConfig, layout: Layout) -> Engine:
     topology = build_topology(0, 1, layout.tensor, layout.pipeline)
     settings = build_deepspeed_config(config, layout.user_json(), topology.world_size)
     engine = run_builder.engine_builder(config, settings, TOYS[name], topology)()
-    run_builder.initialize_weights(config, engine)
+    run_builder.initialize_weights(engine)
     return engine
 
 

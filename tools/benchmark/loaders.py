@@ -19,7 +19,7 @@ from ctxlm_ds.recipe.hardware import TERA, find_gpu
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from ctxlm_ds.training.measure import training_flops_per_row
+from ctxlm_ds.training.measure import measure, training_flops_per_row
 from tools.benchmark.timing import compare
 
 GPU = "H100"
@@ -85,7 +85,7 @@ def compare_loaders(config: RunConfig, rounds: int = 5, rows_per_round: int = 40
 def _rows_per_gpu(config: RunConfig, vocab_size: int) -> float:
     """Return the rows per second that one GPU trains BERT-base on with the recipe's length and objective."""
     gpu, model = find_gpu(GPU), load_config(MODEL).model.model_copy(update={"vocab_size": vocab_size})
-    flops = training_flops_per_row(config.model_copy(update={"model": model}))
+    flops = training_flops_per_row(measure(config.model_copy(update={"model": model})))
     return gpu.tflops_16bit * TERA * gpu.matrix_efficiency / flops
 
 

@@ -37,7 +37,7 @@ class EngineSteps:
         with explain_out_of_memory(config):
             engine = engine_builder(config, settings, build_objective(config.objective), topology)()
             engine.forget_updates()
-            initialize_weights(config, engine)
+            initialize_weights(engine)
             for index, step in zip(count(), cycle(self.steps()), strict=False):
                 engine.train_step(step, index, config.optimizer.learning_rate)
                 step_done()

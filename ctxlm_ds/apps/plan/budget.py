@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ctxlm_ds.apps.plan.layouts import Layout
-from ctxlm_ds.apps.plan.plan import Plan, Planner
+from ctxlm_ds.apps.plan.plan import Planner
 from ctxlm_ds.apps.plan.search import search_layouts
 from ctxlm_ds.atomic import read_object
 from ctxlm_ds.console import aligned
@@ -111,53 +111,53 @@ class Proposal:
                 f"deepspeed=zero{self.layout.zero_stage}", *self.layout.settings(None)]  # fmt: skip
 
 
-def propose(config: RunConfig, cluster: Cluster, words: float, hours: float, laws: tuple[Law, ...]) -> list[Proposal]:
-    """Return a proposal of each size that fits. Raises ConfigError if none does, or a family has no such shapes."""
-    if not set(SIZES) <= set(type(config.model).model_fields):
-        raise ConfigError(f"--budget: model.family {config.model.family} has no width and depth of a transformer")
-    batch = cluster.world_size * max(1, round(config.training.global_batch_size / cluster.world_size))
-    config = config.with_values("training", batch_ramp=None, global_batch_size=batch)
-    found = [one for shape in SHAPES if (one := _proposal(config, cluster, words, hours, laws, shape)) is not None]
-    if not found:
-        raise ConfigError(f"--budget: no size fits on {cluster.world_size} {cluster.gpu.name}")
-    return found
+@dataclass(frozen=True)
+class Budget:
+    """A recipe, and the text and hours for which its size is to be chosen."""
 
+    recipe: RunConfig
+    cluster: Cluster
+    words: float
+    hours: float
+    laws: tuple[Law, ...]
 
-def _proposal(
-    config: RunConfig, cluster: Cluster, words: float, hours: float, laws: tuple[Law, ...], shape: tuple[int, int]
-) -> Proposal | None:
-    width, depth = shape
-    wide = config.model.intermediate_size / config.model.hidden_size  # type: ignore[attr-defined]
-    config = config.with_values(
-        "model", hidden_size=width, num_layers=depth, num_attention_heads=width // HEAD_SIZE,
-        intermediate_size=round(wide * width / HEAD_SIZE) * HEAD_SIZE,
-    )  # fmt: skip
-    if next(iter(config.model.problems()), None) is not None:
-        return None  # other settings of the family do not go with this shape
-    found = _planned(config, cluster, hours)
-    if found is None:
-        return None
-    # The operations of the hours decide the batch, which decides the speed.
-    planner, _, steps = found
-    rows = 0.2920 * (planner.flops * steps) ** 0.3271 / config.data.seq_length
-    batch = cluster.world_size * 2 ** round(math.log2(max(1.0, rows / cluster.world_size)))
-    found = _planned(config.with_values("training", global_batch_size=batch), cluster, hours)
-    if found is None:
-        return None
-    planner, plan, steps = found
-    config, size = planner.config.with_values("training", max_steps=steps), planner.model.num_parameters
-    rate = 0.3118 * (planner.flops * steps) ** -0.1250
-    tokens = float(steps * batch * config.data.seq_length)
-    losses = {law.source: law.loss(size, tokens, words * TOKENS_OF_A_WORD) for law in laws
-              if size <= law.largest * FARTHEST}  # fmt: skip
-    return Proposal(config, plan.layout, size, tokens, plan.time.total, rate, losses)
+    def proposals(self) -> list[Proposal]:
+        """Return a proposal of each size that fits. Raises ConfigError if none does, or a family has no such shapes."""
+        model, cluster = self.recipe.model, self.cluster
+        if not set(SIZES) <= set(type(model).model_fields):
+            raise ConfigError(f"--budget: model.family {model.family} has no width and depth of a transformer")
+        found = [one for width, depth in SHAPES if (one := self._proposal(width, depth)) is not None]
+        if not found:
+            raise ConfigError(f"--budget: no size fits on {cluster.world_size} {cluster.gpu.name}")
+        return found
 
-
-def _planned(config: RunConfig, cluster: Cluster, hours: float) -> tuple[Planner, Plan, int] | None:
-    """Return the planner, the best plan and its steps in the hours; None if none fits."""
-    planner = Planner(config, cluster)
-    plan = search_layouts(planner).recommended
-    return None if plan is None else (planner, plan, max(1, int(hours * 3600 / plan.time.total)))
+    def _proposal(self, width: int, depth: int) -> Proposal | None:
+        config, ranks = self.recipe, self.cluster.world_size
+        batch = ranks * max(1, round(config.training.global_batch_size / ranks))
+        config = config.with_values("training", batch_ramp=None, global_batch_size=batch)
+        wide = config.model.intermediate_size / config.model.hidden_size  # type: ignore[attr-defined]
+        config = config.with_values(
+            "model", hidden_size=width, num_layers=depth, num_attention_heads=width // HEAD_SIZE,
+            intermediate_size=round(wide * width / HEAD_SIZE) * HEAD_SIZE,
+        )  # fmt: skip
+        if next(iter(config.model.problems()), None) is not None:
+            return None  # other settings of the family do not go with this shape
+        for _ in range(2):  # the operations of the hours decide the batch, which decides the speed
+            planner = Planner(config, self.cluster)
+            found = search_layouts(planner).recommended
+            if found is None:
+                return None
+            plan, batch = found, config.training.global_batch_size
+            steps = max(1, int(self.hours * 3600 / plan.time.total))
+            rows = 0.2920 * (planner.flops * steps) ** 0.3271 / config.data.seq_length
+            decided = ranks * 2 ** round(math.log2(max(1.0, rows / ranks)))
+            config = config.with_values("training", global_batch_size=decided)
+        config, size = planner.config.with_values("training", max_steps=steps), planner.model.num_parameters
+        rate = 0.3118 * (planner.flops * steps) ** -0.1250
+        tokens = float(steps * batch * config.data.seq_length)
+        losses = {law.source: law.loss(size, tokens, self.words * TOKENS_OF_A_WORD) for law in self.laws
+                  if size <= law.largest * FARTHEST}  # fmt: skip
+        return Proposal(config, plan.layout, size, tokens, plan.time.total, rate, losses)
 
 
 def describe(proposals: list[Proposal], words: float, laws: tuple[Law, ...]) -> list[str]:

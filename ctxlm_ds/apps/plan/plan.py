@@ -110,7 +110,7 @@ class Planner:
         """
         rows = self.config.training.global_batch_size
         if self.platform.keeps_scores:
-            return training_flops_per_row(self.config, self.platform) * rows
+            return training_flops_per_row(self._measured()) * rows
         return useful_flops_per_row(self.config) * rows
 
     def recipe_of(self, layout: Layout) -> RunConfig:

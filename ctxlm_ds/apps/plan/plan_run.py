@@ -233,11 +233,12 @@ def main() -> None:
         parser.error("--budget: without --json, --all and --deepspeed-config")
     cluster = build_cluster(args)
     if args.budget is not None:
-        from ctxlm_ds.apps.plan.budget import PUBLISHED, describe, propose, read_ladder
+        from ctxlm_ds.apps.plan.budget import PUBLISHED, Budget, describe, read_ladder
 
         laws = PUBLISHED if args.ladder is None else (*PUBLISHED, read_ladder(args.ladder))
         words, first = args.budget["words"], load_recipes(args, cluster)[0]
-        print("\n".join(describe(propose(first, cluster, words, args.budget["hours"], laws), words, laws)))
+        proposals = Budget(first, cluster, words, args.budget["hours"], laws).proposals()
+        print("\n".join(describe(proposals, words, laws)))
         return
     found = [plan_recipe(args, cluster, config, number) for number, config in enumerate(load_recipes(args, cluster))]
     if args.json:

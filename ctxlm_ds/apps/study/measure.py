@@ -26,6 +26,7 @@ from ctxlm_ds.errors import CtxlmError
 from ctxlm_ds.process.run_files import METRICS_NAME, read_lines
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import DataSection
 from ctxlm_ds.registry import load_object
 from ctxlm_ds.training.measure import useful_flops_per_row
 
@@ -67,17 +68,17 @@ def measure(config: RunConfig) -> dict[str, Any]:
     labels = list(map(predictions.labels, predictions.held_out()))
     counts, predicted = np.array(list(map(len, labels))), hashlib.sha256(np.concatenate(labels).tobytes())
     items = items_of(np.array([batch[f"{predictions.term.name}_loss"] for batch in batches]), counts)
-    loss, limit = float(items.mean()), gate(config, predictions)
+    loss, limit = float(items.mean()), gate(config.data, predictions)
     return found | {"loss": loss, "items": items.tolist(), "gate": limit, "held_out": predicted.hexdigest()}
 
 
-def gate(config: RunConfig, predictions: Predictions) -> float:
+def gate(data: DataSection, predictions: Predictions) -> float:
     """Return the loss above which a model is still on its plateau: of a trigram, or GATE_NATS below frequencies."""
     if predictions.objective.shifted:
         from ctxlm_ds.apps.evaluate.word_scorers import NgramModel  # transformers, seconds for each study
 
         train, held_out = (np.concatenate([np.asarray(IndexedDataset(source.path).tokens) for source in sources])
-                           for sources in (config.data.train, config.data.validation))  # fmt: skip
+                           for sources in (data.train, data.validation))  # fmt: skip
         trigram = NgramModel(train.astype(np.int64), predictions.vocab_size, 3)
         return float(-np.log(trigram.probabilities(held_out.astype(np.int64))[2:]).mean())
     return fmean(figures.loss for _, figures in predictions.by_frequency()) - GATE_NATS

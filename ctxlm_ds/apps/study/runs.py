@@ -32,6 +32,7 @@ from ctxlm_ds.process.cgroups import available_cores
 from ctxlm_ds.process.signals import STOP_SIGNALS
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.sections import ModelSection
 from ctxlm_ds.recipe.words import STEPS_FOLLOW
 from ctxlm_ds.recipe.yaml_source import write_yaml
 from ctxlm_ds.registry import FAMILIES, FORMATS
@@ -127,11 +128,11 @@ class StudyRuns:
         configs = {arm: self.config(arm) for arm in self.study.trained}
         for arm, config in configs.items():
             for other in self.study.arms[arm].needs:
-                own, theirs = (" of ".join(tokenizer_of(one)) for one in (config, configs[other]))
+                own, theirs = (" of ".join(tokenizer_of(one.model)) for one in (config, configs[other]))
                 if own != theirs:
                     raise ConfigError(f"arms.{arm}: its tokenizer is {own}, but {other}, whose weights it needs, has "
                                       f"{theirs}; choose families of one tokenizer")  # fmt: skip
-        names = {arm: " of ".join((config.objective.name, *tokenizer_of(config))) for arm, config in configs.items()}
+        names = {arm: " of ".join((one.objective.name, *tokenizer_of(one.model))) for arm, one in configs.items()}
         if self.study.compare == LOSS and len(set(names.values())) > 1:
             listed = ", ".join(f"{arm} {name}" for arm, name in names.items())
             raise ConfigError(f"compare: losses of different objectives or tokenizers are not comparable ({listed}); "
@@ -143,7 +144,8 @@ class StudyRuns:
     def _make_datasets(self, arm: str, corpus: Path) -> None:
         config = self.config(arm)
         joins = not config.data.by_sentence or FORMATS.get(config.data.sample_format)().joins_sentences(config.data)
-        name = "-".join(tokenizer_of(config)) + "".join(preprocess_options(config.data)) + "-separate" * (not joins)
+        kind = "-".join(tokenizer_of(config.model))
+        name = kind + "".join(preprocess_options(config.data)) + "-separate" * (not joins)
         data = Datasets(self.folder / "data" / name, config.model, config.data)
         data.corpus = corpus
         data.make_datasets([], None)
@@ -190,10 +192,23 @@ class StudyRuns:
     def steps(self, arm: str) -> int:
         """Return the steps that the budget gives an arm."""
         if arm not in self._steps:
-            config, ((unit, amount),) = self.config(arm), self.size.budget.given.items()
-            rows = ceil(amount / (self._seconds_per_row(arm) if unit == "seconds" else cost_per_row(config, unit)))
-            self._steps[arm] = max(1, bisect_left(range(STEPS_FOLLOW), rows, key=config.training.rows_after))
+            ((unit, amount),) = self.size.budget.given.items()
+            rows, rows_after = ceil(amount / self._cost_per_row(arm, unit)), self.config(arm).training.rows_after
+            self._steps[arm] = max(1, bisect_left(range(STEPS_FOLLOW), rows, key=rows_after))
         return self._steps[arm]
+
+    def _cost_per_row(self, arm: str, unit: str) -> float:
+        """Return the words, tokens, seconds or 10^12 operations of a row of training, on average."""
+        if unit == "seconds":
+            return self._seconds_per_row(arm)
+        config = self.config(arm)
+        if unit == "flops":
+            return useful_flops_per_row(config) / TRILLION
+        tokenizer, _ = open_tokenizer(config.tokenizer.path, config.model.vocab_size)
+        rows = build_run_rows(config.row_settings, tokenizer, build_objective(config.objective, tokenizer)).train
+        if unit == "words":
+            return words_per_row(config.data, config.training, rows, [1])
+        return sum(index.meta["tokens"] for index in rows.indexes) / len(rows)
 
     def _seconds_per_row(self, arm: str) -> float:
         """Return the seconds of a row by the first steps of an arm, which are run once and recorded."""
@@ -306,17 +321,6 @@ def passed_on(running: Mapping[subprocess.Popen[bytes], Work]) -> Iterator[None]
             signal.signal(number, handler)
 
 
-def tokenizer_of(config: RunConfig) -> tuple[str, str]:
-    """Return kind and size of the tokenizer that an arm's family and recipe need."""
-    return FAMILIES.get(config.model.family).tokenizer, str(config.model.vocab_size)
-
-
-def cost_per_row(config: RunConfig, unit: str) -> float:
-    """Return the words, tokens or 10^12 operations of a row of training, on average."""
-    if unit == "flops":
-        return useful_flops_per_row(config) / TRILLION
-    tokenizer, _ = open_tokenizer(config.tokenizer.path, config.model.vocab_size)
-    rows = build_run_rows(config.row_settings, tokenizer, build_objective(config.objective, tokenizer)).train
-    if unit == "words":
-        return words_per_row(config.data, config.training, rows, [1])
-    return sum(index.meta["tokens"] for index in rows.indexes) / len(rows)
+def tokenizer_of(model: ModelSection) -> tuple[str, str]:
+    """Return kind and size of the tokenizer that an arm's model needs."""
+    return FAMILIES.get(model.family).tokenizer, str(model.vocab_size)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ctxlm_ds.apps.verify import parts
@@ -70,7 +71,7 @@ def verify_phase(args: argparse.Namespace, phase: RunPhase) -> Iterator[Finding]
         why_not = ""
     except VerifyError as error:
         why_not = str(error)
-    from ctxlm_ds.apps.plan.check_run import deepspeed_settings, layout_of, run_lines, with_tokenizer_size
+    from ctxlm_ds.apps.plan.check_run import deepspeed_settings, input_lines, layout_of, run_lines, with_tokenizer_size
     from ctxlm_ds.apps.plan.plan import Planner
     from ctxlm_ds.export.teacher import with_teacher
     from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG, ZeroSettings, load_deepspeed_json
@@ -88,7 +89,7 @@ def verify_phase(args: argparse.Namespace, phase: RunPhase) -> Iterator[Finding]
     layout = layout_of(config.parallel, config.training, zero, args.gpus)
     lines = run_lines(config.name, config.training, config.data.seq_length, layout, config.directory)[:-1]
     yield Finding("recipe", CHECKED, "\n".join(map(str.strip, lines)))
-    yield parts.inputs(config)
+    yield parts.inputs(partial(input_lines, config))
     config = with_tokenizer_size(config)
     if config.model.vocab_size is None:
         size = FAMILIES.get(config.model.family).vocab_size

@@ -12,7 +12,6 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,7 @@ from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.kernels import dispatch
 from ctxlm_ds.kernels.dispatch import DTYPES, OPERATIONS, KernelSet
 from ctxlm_ds.kernels.triton.launch import round_as_devices
+from ctxlm_ds.models.program import Program
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
 from ctxlm_ds.process.patches import replaced
@@ -41,11 +41,10 @@ MORE = 1.5
 
 
 def results(
-    config: RunConfig, names: Mapping[str, str], dtype: torch.dtype, weights: Mapping[str, torch.Tensor], batch: Batch
+    program: Program, dtype: torch.dtype, weights: Mapping[str, torch.Tensor], batch: Batch
 ) -> list[torch.Tensor]:
     """Return the loss and the gradients of the trained parameters."""
-    parallel = ParallelContext(dropout=DropoutStreams(config.training.seed, enabled=config.model.drops))
-    program = describe(config, parallel, kernels_of=lambda precision: KernelSet(names, "cpu", dtype))
+    parallel = program.parallel
     module = program.module().to(dtype)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
@@ -73,14 +72,19 @@ def compare(config: RunConfig, operations: Iterable[str]) -> dict[str, Any]:
     weights = {name: program.initial_value(name, config.training.seed).to(dtype) for name in program.shapes}
     fields = build_objective(config.objective).fields(config.data)
     batch = Batch.example(fields, 1, np.random.default_rng(0), config.model.vocab_size or 1)
-    run = partial(results, weights=weights, batch=batch)
-    exact, plain = run(config, PLAIN, torch.float64), run(config, PLAIN, dtype)
+
+    def run(names: Mapping[str, str], dtype: torch.dtype) -> list[torch.Tensor]:
+        parallel = ParallelContext(dropout=DropoutStreams(config.training.seed, enabled=config.model.drops))
+        chosen = describe(config, parallel, kernels_of=lambda precision: KernelSet(names, "cpu", dtype))
+        return results(chosen, dtype, weights, batch)
+
+    exact, plain = run(PLAIN, torch.float64), run(PLAIN, dtype)
     rows = {
         name: tuple(replace(row, why_not=lambda need: None) if row.name == ROW else row for row in table)
         for name, table in OPERATIONS.items()
     }
     with replaced(dispatch, "OPERATIONS", rows):
-        found = run(config, PLAIN | dict.fromkeys(operations, ROW), dtype)
+        found = run(PLAIN | dict.fromkeys(operations, ROW), dtype)
     of_triton, of_torch = difference(found, exact), difference(plain, exact)
     is_right = of_triton <= max(MORE * of_torch, torch.finfo(dtype).eps / 2)
     return {"triton": of_triton, "torch": of_torch, "right": is_right}

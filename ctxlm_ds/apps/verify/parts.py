@@ -10,14 +10,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from ctxlm_ds.apps.plan.check_run import input_lines
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.console import aligned
 from ctxlm_ds.errors import ConfigError, KernelError, VerifyError
@@ -115,10 +114,10 @@ def run_apart(module: str, given: dict[str, Any], **environment: str) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def inputs(config: RunConfig) -> Finding:
-    """Open tokenizer and datasets as the run will."""
+def inputs(open_inputs: Callable[[], list[str]]) -> Finding:
+    """Open tokenizer and datasets as the run will; `open_inputs` returns a line for each."""
     try:
-        lines = [line.strip() for line in input_lines(config)]
+        lines = [line.strip() for line in open_inputs()]
     except ConfigError as error:
         return Finding("inputs", WRONG, str(error))
     return Finding("inputs", NOT_CHECKED if "not checked" in lines[-1] else CHECKED, "\n".join(lines))

@@ -173,27 +173,21 @@ def count(config: RunConfig, settings: dict[str, Any], layout: Layout) -> Iterat
     counts = dict.fromkeys([term.name for term in objective.terms], 1)
     step = Step(batches, counts, 1, config.training.global_batch_size, 0)
     num_steps = STEPS_OF_STAGE_3 if zero_stage == 3 else STEPS
-    for stage in range(layout.pipeline):
-        with rank_of(config.parallel, stage * (layout.world_size // layout.pipeline), layout.world_size) as topology:
-            engine = engine_of(config, logged, topology)
-            wire.begin(stage)
-            with replaced(p2p, "send", wire.send), replaced(p2p, "recv", wire.receive):
-                found, of_layers = messages_of_a_step(engine, [step] * num_steps)
-        assert not wire.arriving, f"stage {stage} did not receive all that stage {stage - 1} sent"
-        yield {"stage": stage, "sent": [found, of_layers], "planned": list(planned(loads, stage))}
-
-
-def engine_of(config: RunConfig, settings: dict[str, Any], topology: Topology) -> Engine:
-    """Build a run's engine with fresh weights, a teacher's too."""
     load_frozen = Engine.load_frozen
 
     def load(engine: Engine, value_of: Any) -> None:
         load_frozen(engine, lambda name: engine.program.initial_value(name, config.training.seed))
 
-    with replaced(run, "teacher_values", lambda path: None), replaced(Engine, "load_frozen", load):
-        engine = run.engine_builder(config, settings, build_objective(config.objective), topology)()
-    run.initialize_weights(config, engine)
-    return engine
+    for stage in range(layout.pipeline):
+        with rank_of(config.parallel, stage * (layout.world_size // layout.pipeline), layout.world_size) as topology:
+            with replaced(run, "teacher_values", lambda path: None), replaced(Engine, "load_frozen", load):
+                engine = run.engine_builder(config, logged, objective, topology)()
+            run.initialize_weights(engine)
+            wire.begin(stage)
+            with replaced(p2p, "send", wire.send), replaced(p2p, "recv", wire.receive):
+                found, of_layers = messages_of_a_step(engine, [step] * num_steps)
+        assert not wire.arriving, f"stage {stage} did not receive all that stage {stage - 1} sent"
+        yield {"stage": stage, "sent": [found, of_layers], "planned": list(planned(loads, stage))}
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from ctxlm_ds.atomic import write_text
 from ctxlm_ds.console import logger
 from ctxlm_ds.recipe.problems import Problem, did_you_mean, raise_problems, show_value
-from ctxlm_ds.recipe.schema import LoggingConfig, RunConfig
+from ctxlm_ds.recipe.schema import LoggingConfig
 from ctxlm_ds.registry import TRACKERS
 from ctxlm_ds.training.hooks.hooks import Hook, RunEnd, RunStart
 from ctxlm_ds.training.hooks.metrics import FigureHook
@@ -196,11 +196,10 @@ def takes_config(hook: type[Hook]) -> bool | None:
     return None
 
 
-def build_user_hooks(config: RunConfig) -> list[Hook]:
-    """Build the hooks of logging.hooks, with the recipe if they take it."""
-    check_hooks(config.logging)
-    classes = [found for target in config.logging.hooks if not isinstance(found := find_hook(target), str)]
-    return [found(config) if takes_config(found) else found() for found in classes]  # type: ignore[call-arg]
+def user_hooks(logging_section: LoggingConfig) -> list[type[Hook]]:
+    """Return the classes of logging.hooks. Raises ConfigError for the first that is no hook."""
+    check_hooks(logging_section)
+    return [found for target in logging_section.hooks if not isinstance(found := find_hook(target), str)]
 
 
 def build_trackers(logging_section: LoggingConfig, run_dir: Path, peak_row_seconds: float | None) -> list[Hook]:

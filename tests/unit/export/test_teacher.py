@@ -17,7 +17,7 @@ from ctxlm_ds.checkpoint.saved_state import refuse_changed_settings
 from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.export.hf_config import from_hf_config, read_section
-from ctxlm_ds.export.teacher import teacher_values, with_checked_teacher, with_teacher
+from ctxlm_ds.export.teacher import teacher_values, with_teacher
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import ModelBuild
 from ctxlm_ds.models.program import build_program
@@ -63,7 +63,7 @@ def recipe(folder: Path | None, tokenizer: Path, size: int | None, **sections: A
 
 
 def test_the_recipe_gets_the_teachers_model_and_fingerprint(teacher: Path, wordpiece_folder: Path, size: int) -> None:
-    config = with_checked_teacher(recipe(teacher, wordpiece_folder, size), load_tokenizer(wordpiece_folder))
+    config = with_teacher(recipe(teacher, wordpiece_folder, size), load_tokenizer(wordpiece_folder))
     found = config.teacher.model
     assert found == from_hf_config(teacher).model and (found.family, found.num_blocks) == ("bert", 3)
     assert len(config.teacher.fingerprint) == 64 and len(list(teacher.glob("*.safetensors"))) > 1
@@ -130,7 +130,7 @@ def test_a_teacher_of_any_family_gives_the_tensors_of_transformers(
 
 def refused(config: RunConfig, tokenizer: Path) -> str:
     with pytest.raises(ConfigError) as caught:
-        with_checked_teacher(config, load_tokenizer(tokenizer))
+        with_teacher(config, load_tokenizer(tokenizer))
     return str(caught.value)
 
 
@@ -188,7 +188,7 @@ def test_a_teacher_without_the_head_is_refused(tmp_path: Path, wordpiece_folder:
 def test_another_tokenizer_is_refused(teacher: Path, wordpiece_folder: Path, byte_bpe_folder: Path, size: int) -> None:
     shutil.copy(wordpiece_folder / "tokenizer.json", teacher)
     config = recipe(teacher, wordpiece_folder, size)
-    with_checked_teacher(config, load_tokenizer(wordpiece_folder))
+    with_teacher(config, load_tokenizer(wordpiece_folder))
     assert "is not that of the run" in refused(config, byte_bpe_folder)
 
 
@@ -211,11 +211,11 @@ def test_a_resume_with_another_teacher_is_refused(
     teacher: Path, wordpiece_folder: Path, size: int, tmp_path: Path
 ) -> None:
     tokenizer = load_tokenizer(wordpiece_folder)
-    first = with_checked_teacher(recipe(teacher, wordpiece_folder, size), tokenizer)
+    first = with_teacher(recipe(teacher, wordpiece_folder, size), tokenizer)
     (tmp_path / "config.yaml").write_text(dump_config(first), encoding="utf-8")
     moved = shutil.move(teacher, tmp_path / "moved")
-    refuse_changed_settings(tmp_path, with_checked_teacher(recipe(Path(moved), wordpiece_folder, size), tokenizer))
+    refuse_changed_settings(tmp_path, with_teacher(recipe(Path(moved), wordpiece_folder, size), tokenizer))
     write_teacher(teacher, size, initializer_range=0.03)
-    other = with_checked_teacher(recipe(teacher, wordpiece_folder, size), tokenizer)
+    other = with_teacher(recipe(teacher, wordpiece_folder, size), tokenizer)
     with pytest.raises(CheckpointError, match="teacher.fingerprint: .* -> "):
         refuse_changed_settings(tmp_path, other)

@@ -45,3 +45,8 @@ def test_long_files_and_functions_are_found(tmp_path: Path) -> None:
     found = find_problems(package(tmp_path, run=body, data__long="\n" * 401, data__f=body + "    x = 1\n" * 20))
     files = [line.partition(":")[0].removeprefix("ctxlm_ds/") for line in found]
     assert files == ["data/f.py", "data/long.py", "run.py"]
+
+
+def test_recipes_are_counted(tmp_path: Path) -> None:
+    functions = "".join(f"def f{number}(config: 'RunConfig | None', other: int): ...\n" for number in range(51))
+    assert find_problems(package(tmp_path, data__a=functions)) == ["51 parameters of type RunConfig, more than 50"]

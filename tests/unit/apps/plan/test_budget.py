@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.plan.budget import PUBLISHED, SHAPES, Law, describe, propose, read_ladder
+from ctxlm_ds.apps.plan.budget import PUBLISHED, SHAPES, Budget, Law, describe, read_ladder
 from ctxlm_ds.apps.plan.plan_run import parse_budget
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
@@ -41,7 +41,7 @@ def test_less_text_and_less_time_make_smaller_models() -> None:
     config, cluster = load_config("gpt2-small"), Cluster(find_gpu("H100"), 1, 1)
     best = []
     for words, hours in ((1e10, 100.0), (1e10, 1.0), (1e6, 100.0)):
-        found = propose(config, cluster, words, hours, PUBLISHED)
+        found = Budget(config, cluster, words, hours, PUBLISHED).proposals()
         assert [one.config.model.width for one in found] == [width for width, _ in SHAPES[: len(found)]]
         best.append(min(found, key=lambda one: one.losses[HOFFMANN.source]))
         batches = [one.config.training.global_batch_size for one in found]
@@ -61,7 +61,7 @@ def test_a_ladder_of_ones_own_reaches_ten_times_its_largest_size(tmp_path: Path)
     (tmp_path / "law.json").write_text(json.dumps({"law": law}))
     own = read_ladder(tmp_path / "law.json")
     assert own == Law(str(tmp_path / "law.json"), **law)
-    found = propose(load_config("gpt2-small"), Cluster(find_gpu("H100"), 1, 1), 1e8, 1.0, (own,))
+    found = Budget(load_config("gpt2-small"), Cluster(find_gpu("H100"), 1, 1), 1e8, 1.0, (own,)).proposals()
     assert [own.source in one.losses for one in found[:3]] == [True, False, False]
     assert "too far" in "\n".join(describe(found, 1e8, (own,)))
     (tmp_path / "law.json").write_text("{}")
@@ -75,4 +75,4 @@ def test_mistakes() -> None:
         with pytest.raises(argparse.ArgumentTypeError):
             parse_budget(text)
     with pytest.raises(ConfigError, match="elmo has no width and depth"):
-        propose(load_config("elmo-small"), Cluster(find_gpu("H100"), 1, 1), 1e6, 1.0, PUBLISHED)
+        Budget(load_config("elmo-small"), Cluster(find_gpu("H100"), 1, 1), 1e6, 1.0, PUBLISHED).proposals()

@@ -12,7 +12,7 @@ from ctxlm_ds.apps.plan.states import Partition, StageParameters
 from ctxlm_ds.recipe.deepspeed import ZeroSettings
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.training.measure import training_flops_per_row
+from ctxlm_ds.training.measure import measure, training_flops_per_row
 from tests.unit.apps.plan.test_search import JSONS, cluster_of
 
 
@@ -63,7 +63,7 @@ def test_days_and_utilisation_follow_from_the_step() -> None:
     config = load_config("bert-base")
     plan = weigh(config, Layout(8, micro_batch_size=32))
     assert plan.days == pytest.approx(plan.time.total * config.training.max_steps / 86_400)
-    per_row = training_flops_per_row(config)
+    per_row = training_flops_per_row(measure(config))
     assert plan.mfu == pytest.approx(1024 * per_row / plan.time.total / (8 * 312e12), rel=1e-3)
 
 

@@ -45,13 +45,13 @@ def test_causal_attention_leaves_out_later_positions() -> None:
     pairs = 12 * model.num_layers * model.hidden_size * length * length
     left_out = pairs * (length - 1) / (2 * length)
     useful = useful_flops_per_row(config)
-    assert training_flops_per_row(config) - useful == pytest.approx(left_out, rel=1e-3)
+    assert training_flops_per_row(measure(config)) - useful == pytest.approx(left_out, rel=1e-3)
     peak = cluster_of(1, 1).gpu.flops_per_s("bf16")
     assert plan.mfu == pytest.approx(32 * useful / plan.time.total / peak)
     products = [p for layer in measure(config).layers for p in layer.products(1) if p.computed != p.flops]
     assert 3 * sum(p.flops - p.computed for p in products) == pytest.approx(left_out, rel=1e-3)
     before_flash = Planner(config, cluster_of(1, 1), platform=Platform(keeps_scores=True))
-    assert before_flash.flops == 32 * training_flops_per_row(config)
+    assert before_flash.flops == 32 * training_flops_per_row(measure(config))
 
 
 def test_rows_that_are_shared_cost_their_exchange() -> None:

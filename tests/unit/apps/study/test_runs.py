@@ -104,7 +104,7 @@ def test_a_batch_that_grows_gets_the_steps_of_its_budget(
     runs = StudyRuns(tmp_path, study, study.sizes["tiny"])
     grows = load_config("bert-docstrings", [*SOURCES, "training.batch_ramp=[16, 16, 10000]"])
     monkeypatch.setattr(runs, "config", lambda arm: grows)
-    monkeypatch.setattr("ctxlm_ds.apps.study.runs.cost_per_row", lambda config, unit: 50.0)
+    monkeypatch.setattr(runs, "_cost_per_row", lambda arm, unit: 50.0)
     read = [grows.training.rows_after(steps) for steps in (runs.steps("few") - 1, runs.steps("few"))]
     assert read[0] < 1_000_000 / 50 <= read[1]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from ctxlm_ds.apps.plan.check_run import input_lines
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.apps.plan.plan import Planner
 from ctxlm_ds.apps.verify import parts
@@ -26,9 +28,9 @@ PLACE = torch.bfloat16, torch.device("cuda", 0)
 
 
 def test_inputs_are_opened(route: Path) -> None:
-    assert parts.inputs(config_of(route)).state == CHECKED
-    assert parts.inputs(config_of(route, f"tokenizer.path={route / 'other'}")).state == WRONG
-    assert parts.inputs(config_of(route, f"tokenizer.path={route / 'none'}")).state == NOT_CHECKED
+    for changes, state in (([], CHECKED), (["other"], WRONG), (["none"], NOT_CHECKED)):
+        config = config_of(route, *(f"tokenizer.path={route / name}" for name in changes))
+        assert parts.inputs(partial(input_lines, config)).state == state
 
 
 @pytest.mark.parametrize(("rows", "state"), [(8, CHECKED), (4096, WRONG)])

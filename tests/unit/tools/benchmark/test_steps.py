@@ -6,7 +6,7 @@ import pytest
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.load import load_config
-from ctxlm_ds.training.measure import training_flops_per_row
+from ctxlm_ds.training.measure import measure, training_flops_per_row
 from tools.benchmark import steps
 from tools.benchmark.__main__ import PEERS
 from tools.benchmark.process_counters import DeviceCalls
@@ -79,8 +79,8 @@ def test_a_causal_model_computes_half_of_the_pairs() -> None:
     model, length = config.model, config.data.seq_length
     pairs = 12 * model.num_layers * length**2 * model.hidden_size  # type: ignore[attr-defined]
     seen = (length + 1) / (2 * length)
-    assert model_flops_per_row(config) == pytest.approx(training_flops_per_row(config) - pairs * (1 - seen))
-    assert model_flops_per_row(TINY) == training_flops_per_row(TINY), "an encoder's positions see all others"
+    assert model_flops_per_row(config) == pytest.approx(training_flops_per_row(measure(config)) - pairs * (1 - seen))
+    assert model_flops_per_row(TINY) == training_flops_per_row(measure(TINY)), "an encoder's positions see all others"
 
 
 def side(name: str, *seconds: float) -> SideProcess:
@@ -98,7 +98,7 @@ def test_ratios_are_those_of_each_round(monkeypatch: pytest.MonkeyPatch) -> None
     facts = {name: Facts(3_000_000, DeviceCalls(40, 2)) for name in sides}
     figures = StepFigures(case, "cpu", sides, facts)
     ours, bare, ceiling = figures.rows()
-    tokens, tflops = 4 * 128, 4 * training_flops_per_row(case) / 1e12
+    tokens, tflops = 4 * 128, 4 * training_flops_per_row(measure(case)) / 1e12
     assert ours[:3] == ["ctxlm_ds", f"{tokens * 0.55:,.0f} ({tokens / 10:,.0f} to {tokens:,.0f})", "-"]
     assert float(ours[3]) == pytest.approx(tflops * 0.55, rel=0.01)
     assert float(ours[4].split()[0]) == pytest.approx(100 * tflops / 4, abs=0.06)
