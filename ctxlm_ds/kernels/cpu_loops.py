@@ -82,7 +82,7 @@ def in_threads(count: int, numbers: int, work: Callable[[int, int], None]) -> No
     """Call work(begin, end) for parts of 0..count-1, which are `numbers` numbers, on torch's number of threads."""
     parts = max(1, min(torch.get_num_threads(), numbers // SMALLEST_PART, count))
     ends = [count * part // parts for part in range(parts + 1)]
-    others = [_pool(getpid(), parts - 1).submit(work, *ends[part : part + 2]) for part in range(1, parts)]
+    others = [_pool(getpid(), torch.get_num_threads() - 1).submit(work, *ends[part : part + 2]) for part in range(1, parts)]
     work(0, ends[1])
     for other in others:
         other.result()

@@ -127,7 +127,9 @@ def _shifted(x: Tensor, p: float, key: Tensor, first: int) -> Tensor:
 
 def compiled_dropout(x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor:
     """Drop the same elements as keyed_dropout, in one kernel of torch.compile for each pass."""
-    return _Rehashed.apply(_shifted, x, p, key, first)
+    # Words before `first` go into the key: torch.compile makes one kernel for each number that it is given.
+    words, lane = divmod(first, LANES_PER_WORD)
+    return _Rehashed.apply(_shifted, x, p, key + _signed(words * GAMMA % (1 << 64)), lane)
 
 
 class _Rehashed(torch.autograd.Function):

@@ -61,8 +61,8 @@ def dropout_kernel(x, key, out, size, first, threshold, factor, BLOCK: tl.conste
         tl.store(out + at, tl.where(keep, value * factor, 0.0).to(out.dtype.element_ty), mask=at < size)
 
 
-@operator("keyed_dropout(Tensor x, float p, Tensor key, SymInt first) -> Tensor")
-def keyed_dropout(x: Tensor, p: float, key: Tensor, first: int) -> Tensor:
+@operator("keyed_dropout(Tensor x, float p, Tensor key, SymInt first=0) -> Tensor")
+def keyed_dropout(x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor:
     """Drop elements of x (kernels/dropout.py, keyed_dropout)."""
     x, out = dense(x), torch.empty_like(x, memory_format=torch.contiguous_format)
     grid = (triton.cdiv(x.numel(), BLOCK),)
@@ -80,8 +80,3 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
 
 
 differentiable(keyed_dropout, _keep, _backward)
-
-
-def triton_dropout(x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor:
-    """Drop the same elements as kernels/dropout.py's keyed_dropout."""
-    return keyed_dropout(x, p, key, first)

@@ -121,7 +121,7 @@ ROWS = {
         # torch needs no mask without a bias, and other draws change a run's losses.
         lambda need: need.spec.bias and wins("attention", "triton", need),
     ),
-    "dropout": _row("dropout", lambda need: _load("dropout:triton_dropout")),
+    "dropout": _row("dropout", lambda need: _load("dropout:keyed_dropout")),
     "add_norm": _row("add_norm", lambda need: _load("norm:triton_add_norm"), why_add_norm_cannot_run),
     # A plain activation of torch's reads and writes each number once already.
     "bias_gelu": _row(

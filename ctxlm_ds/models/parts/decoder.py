@@ -32,7 +32,7 @@ class CrossAttention(Attention):
     """Multi-head attention of the decoder's tokens to the encoder's (Vaswani 2017, section 3.2.3)."""
 
     def __init__(self, settings: BlockSettings, build: ModelBuild) -> None:
-        spec = replace(settings.attention, causal=False, window=None, bias=False, cross=True)
+        spec = replace(settings.attention, causal=False, window=None, bias=False, by_distance=False, cross=True)
         super().__init__(settings, build, spec, CROSS_ATTENTION)
         inputs, width, bias = settings.hidden_size, settings.attention_width, settings.linear_bias
         kernels, parallel = build.kernels, build.parallel

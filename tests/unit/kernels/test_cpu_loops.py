@@ -23,6 +23,15 @@ def test_parts_cover_everything_once(threads: int, monkeypatch: pytest.MonkeyPat
         assert len(done) <= max(1, min(threads, most))
 
 
+def test_calls_of_other_sizes_keep_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
+    monkeypatch.setattr(cpu_loops, "SMALLEST_PART", 10)
+    cpu_loops._pool.cache_clear()
+    for count in (20, 30, 40, 50, 20):
+        in_threads(count, count, lambda *part: None)
+    assert cpu_loops._pool.cache_info().misses == 1
+
+
 def test_an_error_in_a_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
 

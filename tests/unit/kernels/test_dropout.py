@@ -174,6 +174,21 @@ def test_the_compiled_row_reads_and_writes_each_element_once(dtype: torch.dtype)
         assert 1 <= len(codes) <= 2
 
 
+def test_the_compiled_row_makes_no_kernel_for_each_first_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: set[int] = set()
+
+    def shifted(x: Tensor, p: float, key: Tensor, first: int) -> Tensor:
+        given.add(first)
+        return keyed_dropout(x, p, key, first)
+
+    monkeypatch.setattr("ctxlm_ds.kernels.dropout._shifted", shifted)
+    x = torch.ones(37)
+    for first in (0, 3, 128, 28_673, (1 << 33) + 2):
+        for key in map(key_of, KEYS):
+            assert torch.equal(compiled_dropout(x, 0.3, key, first), keyed_dropout(x, 0.3, key, first))
+    assert given <= set(range(4))
+
+
 @pytest.mark.skipif(why_compiled_cannot_run("cpu") is not None, reason="needs a C++ compiler")
 def test_a_compiled_layer_takes_the_compiled_row() -> None:
     def layer(x: Tensor, key: Tensor) -> Tensor:

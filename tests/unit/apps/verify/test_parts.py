@@ -18,7 +18,7 @@ from ctxlm_ds.apps.verify import parts
 from ctxlm_ds.apps.verify.fake_cuda import FakePass
 from ctxlm_ds.apps.verify.parts import CHECKED, NOT_CHECKED, PROVED, WRONG
 from ctxlm_ds.errors import VerifyError
-from ctxlm_ds.kernels.triton.dropout import triton_dropout
+from ctxlm_ds.kernels.triton.dropout import keyed_dropout as triton_dropout
 from ctxlm_ds.kernels.triton.launch import recorded
 from ctxlm_ds.recipe.hardware import GPUS, Cluster
 from ctxlm_ds.recipe.load import load_config

@@ -19,7 +19,7 @@ KEY = 0x5DEECE66D1234567
 def test_elements_and_gradients_are_those_of_the_plain_hash(
     dtype: torch.dtype, shape: tuple[int, ...], first: int
 ) -> None:
-    from ctxlm_ds.kernels.triton.dropout import triton_dropout
+    from ctxlm_ds.kernels.triton.dropout import keyed_dropout as triton_dropout
 
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
     for key in (torch.tensor(KEY), torch.tensor(-KEY)):
@@ -32,7 +32,7 @@ def test_elements_and_gradients_are_those_of_the_plain_hash(
 
 @in_interpreter
 def test_a_transposed_tensor_drops_by_its_places() -> None:
-    from ctxlm_ds.kernels.triton.dropout import triton_dropout
+    from ctxlm_ds.kernels.triton.dropout import keyed_dropout as triton_dropout
 
     x = torch.randn(6, 10).t()
     assert torch.equal(triton_dropout(x, 0.5, torch.tensor(KEY)), dropout.keyed_dropout(x, 0.5, torch.tensor(KEY)))

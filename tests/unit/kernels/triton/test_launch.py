@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ctxlm_ds.kernels.triton.dropout import dropout_kernel, triton_dropout
+from ctxlm_ds.kernels.triton.dropout import dropout_kernel
+from ctxlm_ds.kernels.triton.dropout import keyed_dropout as triton_dropout
 from ctxlm_ds.kernels.triton.launch import recorded
 
 

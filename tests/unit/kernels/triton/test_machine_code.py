@@ -29,7 +29,7 @@ def codes(launches: Launches) -> list[MachineCode]:
 
 
 def dropout_launches(dtype: torch.dtype) -> list[Launch]:
-    from ctxlm_ds.kernels.triton.dropout import triton_dropout
+    from ctxlm_ds.kernels.triton.dropout import keyed_dropout as triton_dropout
 
     with recorded() as launches:
         triton_dropout(empty(32, 512, 1024, dtype=dtype), 0.1, KEY)
