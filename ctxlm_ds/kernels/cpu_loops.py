@@ -80,9 +80,10 @@ def array_of(x: Tensor) -> NDArray[Any]:
 
 def in_threads(count: int, numbers: int, work: Callable[[int, int], None]) -> None:
     """Call work(begin, end) for parts of 0..count-1, which are `numbers` numbers, on torch's number of threads."""
-    parts = max(1, min(torch.get_num_threads(), numbers // SMALLEST_PART, count))
+    threads = torch.get_num_threads()
+    parts = max(1, min(threads, numbers // SMALLEST_PART, count))
     ends = [count * part // parts for part in range(parts + 1)]
-    others = [_pool(getpid(), torch.get_num_threads() - 1).submit(work, *ends[part : part + 2]) for part in range(1, parts)]
+    others = [_pool(getpid(), threads - 1).submit(work, *ends[part : part + 2]) for part in range(1, parts)]
     work(0, ends[1])
     for other in others:
         other.result()

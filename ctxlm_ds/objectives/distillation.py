@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
-
-from pydantic import Field as Setting
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field
 from ctxlm_ds.objectives.base import LossTerm, count_positions
 from ctxlm_ds.objectives.masked_lm import MaskedLM, MaskedLMSection
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.sections import DataSection, ModelSection
+from ctxlm_ds.recipe.sections import DataSection, ModelSection, NonNegativeFloat, PositiveFloat
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from ctxlm_ds.objectives.base import Arrays
     from ctxlm_ds.tokenizers.base import Tokenizer
 
-Weight = Annotated[float, Setting(ge=0.0, le=1e6)]
 LAST_HIDDEN = "hidden_states.-1"
 
 
@@ -30,17 +27,21 @@ class DistillationSection(MaskedLMSection):
     """Soft targets of a teacher, masked tokens, and the angle to the teacher's hidden states (DistilBERT)."""
 
     name: str = "distillation"
-    soft_target_weight: Weight = 5.0
+    soft_target_weight: NonNegativeFloat = 5.0
     """Weight of the divergence from the teacher's predictions, mean over positions (DistilBERT 5.0)."""
-    temperature: Annotated[float, Setting(gt=0.0, le=1e6)] = 2.0
+    temperature: PositiveFloat = 2.0
     """Divisor of both models' logits in the soft targets, whose divergence is multiplied by its square."""
     soft_targets: Literal["tokens", "masked"] = "tokens"
     """Positions with soft targets: all tokens, or the predicted ones only, which is much cheaper."""
-    masked_lm_weight: Weight = 2.0
+    masked_lm_weight: NonNegativeFloat = 2.0
     """Weight of masked language modelling (DistilBERT 2.0)."""
-    cosine_weight: Weight = 1.0
+    cosine_weight: NonNegativeFloat = 1.0
     """Weight of 1 - cos of the last hidden states of both models, mean over tokens (DistilBERT 1.0); 0 leaves it out,
     and the models may then have different widths."""
+
+    @property
+    def idle_settings(self) -> tuple[str, ...]:
+        return super().idle_settings + (() if self.soft_target_weight else ("temperature", "soft_targets"))
 
     def teacher_problems(self, model: ModelSection, teacher: ModelSection) -> Iterator[Problem]:
         if self.cosine_weight > 0.0 and model.width != teacher.width:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field as Setting
 
 from ctxlm_ds.data.fields import FITS, IGNORE_LABEL, Field
-from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.base import (
     CLASSIFICATION_SUMS,
     STYLES,
@@ -85,7 +84,7 @@ class MaskingSection(ObjectiveSection):
 
     @property
     def idle_settings(self) -> tuple[str, ...]:
-        words = () if self.whole_word else ("word_starts",)
+        words = (*(() if self.whole_word else ("word_starts",)), *(() if self.random_prob else ("random_tokens",)))
         if self.spans in ("none", "given"):
             return *words, "max_span_length", "span_prob"
         return (*words, "span_prob") if self.spans == "ngram" else words
@@ -112,6 +111,12 @@ class MaskingSection(ObjectiveSection):
                 f"{self.max_predictions} is more than a row has positions (data.seq_length {data.seq_length})",
                 ("data.seq_length",),
             )
+        if self.mask_prob and (self.max_predictions or data.sequences_per_row) < data.sequences_per_row:
+            text = (
+                f"{self.max_predictions} is less than data.max_sequences_per_row {data.sequences_per_row}; every "
+                "packed sequence needs at least one prediction slot: raise the first or lower the second"
+            )
+            yield Problem("objective.max_predictions", text, ("data.max_sequences_per_row",))
 
 
 class MaskedLMSection(MaskingSection):
@@ -243,11 +248,6 @@ class MaskedLM(Masking):
 
     def fields(self, data: DataSection) -> tuple[Field, ...]:
         slots = self.slots(data)
-        if slots < data.sequences_per_row:
-            raise ConfigError(
-                f"objective.max_predictions {slots} is less than data.max_sequences_per_row {data.sequences_per_row}; "
-                "every packed sequence needs at least one prediction slot: raise the first or lower the second"
-            )
         boundaries = (
             Field("boundary_positions", 2 * slots, shared="complete"),
             Field("boundary_offsets", slots, shared="complete"),

@@ -52,6 +52,8 @@ class MaskedSeq2SeqSection(EncoderDecoderSection):
     def problems(self, data: DataSection) -> Iterator[Problem]:
         yield from super().problems(data)
         yield from share_problems(self.keep_prob, self.random_prob)
+        if data.seq_length < 2:
+            yield Problem("data.seq_length", f"{data.seq_length}: the first token of a text is never masked; set 2")
         if self.block_size is not None and self.block_size * self.mask_ratio < 1.0:
             yield Problem(
                 "objective.block_size",

@@ -47,8 +47,5 @@ class ReplacedTokens(MaskedLM):
 
     def __init__(self, section: ReplacedTokensSection, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(section, tokenizer)
-        weighted = (
-            replace(GENERATOR, weight=section.generator_weight),
-            replace(DISCRIMINATOR, weight=section.discriminator_weight),
-        )
-        self.terms = (*weighted, *self.terms[len(weighted) :])
+        of_generator = replace(GENERATOR, weight=section.generator_weight)
+        self.terms = (of_generator, replace(DISCRIMINATOR, weight=section.discriminator_weight))

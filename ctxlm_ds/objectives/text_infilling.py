@@ -73,6 +73,7 @@ class TextInfillingSection(EncoderDecoderSection):
         spans = ("span_lambda", "whole_word", "replace_length", "reports_replaced")
         return (
             *(spans if self.mask_ratio == 0.0 else ()),
+            *(() if self.mask_ratio or self.insert_ratio else ("random_ratio",)),
             *(("sentence_end",) if self.permute_ratio == 0.0 else ()),
             *(("decoder_start",) if self.language_tokens else ("token_languages",)),
         )

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
-
-from pydantic import Field as Setting
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ctxlm_ds.data.fields import FITS, Field
 from ctxlm_ds.objectives.base import LossTerm, count_positions, fill_token_fields, token_fields
 from ctxlm_ds.objectives.masked_lm import Masking, MaskingSection
 from ctxlm_ds.recipe.problems import Problem
-from ctxlm_ds.recipe.sections import DataSection, ModelSection, PositiveFloat, Probability, SmallInt
+from ctxlm_ds.recipe.sections import DataSection, ModelSection, NonNegativeFloat, PositiveFloat, Probability, SmallInt
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     from ctxlm_ds.objectives.base import Arrays
     from ctxlm_ds.tokenizers.base import Tokenizer
 
-Weight = Annotated[float, Setting(ge=0.0, le=1e6)]
 LAYER_MAP = "objective.layer_map"
 WEIGHTS = ("embedding_weight", "hidden_weight", "attention_weight", "prediction_weight")
 
@@ -44,15 +41,14 @@ class TinyBertSection(MaskingSection):
     layer_map: list[SmallInt] | None = None
     """Teacher's layer that each of the student's layers learns from, counted from 1; null spaces them evenly, with the
     last for the last (N/M·m)."""
-    embedding_weight: Weight = 1.0
+    embedding_weight: NonNegativeFloat = 1.0
     """Weight of the mean squared difference of the embeddings, through the projection (model.fit_size)."""
-    hidden_weight: Weight = 1.0
+    hidden_weight: NonNegativeFloat = 1.0
     """Weight of the mean squared differences of the hidden states, through the projection, added over the layers."""
-    attention_weight: Weight = 1.0
+    attention_weight: NonNegativeFloat = 1.0
     """Weight of the mean squared differences of attention scores before the softmax, added over the layers; both models
     need as many heads."""
-
-    prediction_weight: Weight = 0.0
+    prediction_weight: NonNegativeFloat = 0.0
     """Weight of the cross entropy with the classes that a fine-tuned teacher predicts (task distillation: 1, and 0 for
     the others)."""
     temperature: PositiveFloat = 1.0
@@ -60,13 +56,9 @@ class TinyBertSection(MaskingSection):
 
     @property
     def idle_settings(self) -> tuple[str, ...]:
-        return super().idle_settings + (() if self.prediction_weight else ("temperature",))
-
-    def problems(self, data: DataSection) -> Iterator[Problem]:
-        yield from super().problems(data)
-        if not any(getattr(self, name) for name in WEIGHTS):
-            others = tuple(f"objective.{name}" for name in WEIGHTS[1:])
-            yield Problem("objective.embedding_weight", "all weights are 0, so nothing is learnt; raise one", others)
+        of_masks = () if self.mask_prob else set(MaskingSection.model_fields) - {"name", "z_loss", "mask_prob"}
+        mapped = () if self.hidden_weight or self.attention_weight else ("layer_map",)
+        return (*super().idle_settings, *of_masks, *mapped, *(() if self.prediction_weight else ("temperature",)))
 
     def teacher_problems(self, model: ModelSection, teacher: ModelSection) -> Iterator[Problem]:
         layers, theirs = model.num_blocks, teacher.num_blocks
@@ -91,7 +83,6 @@ class TinyBertSection(MaskingSection):
         if (self.embedding_weight or self.hidden_weight) and size != teacher.width:
             text = f"{size} is not the width of the teacher's hidden states; set it to {teacher.width}"
             yield Problem("model.fit_size", text, ("teacher.path",))
-
         classes, their_classes = (getattr(one, "num_classes", None) for one in (model, teacher))
         if self.prediction_weight and their_classes is not None and (classes != their_classes or classes == 1):
             text = f"{classes}, but the teacher has {their_classes}; both need the same, 2 or more (1 is a regression)"
@@ -125,7 +116,6 @@ EMBEDDING, HIDDEN, ATTENTION = (
         ("attention", "pair_error_sums", count_pairs),
     )
 )
-
 PREDICTION = LossTerm(
     "class_targets", ("class_logits", "teacher.class_logits"), ("sequence_ids",),
     "ctxlm_ds.parallel.cross_entropy:soft_class_sums", 1.0, count_sequences,

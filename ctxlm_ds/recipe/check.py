@@ -227,11 +227,11 @@ def _check_lanes(data: DataSection, training: TrainingConfig, evaluation: Evalua
 
 
 def _check_evaluation(evaluation: EvaluationConfig, objective: ObjectiveSection) -> Iterator[Problem]:
-    share, trained = evaluation.mask_prob, getattr(objective, "mask_prob", None)
-    if share is not None and trained is None:
+    share, trained = evaluation.mask_prob, getattr(objective, "mask_prob", 0.0)
+    if share is not None and not trained:
         text = f"{share:g}: objective.name {objective.name} masks no tokens; set null"
         yield Problem("evaluation.mask_prob", text, ("objective.name",))
-    elif share is not None and trained is not None and not 0.0 < share <= trained:
+    elif share is not None and not 0.0 < share <= trained:
         text = f"{share:g}: expected above 0, at most objective.mask_prob {trained:g}, for which rows have room"
         yield Problem("evaluation.mask_prob", text, ("objective.mask_prob",))
     if not evaluation.continues:
@@ -269,11 +269,15 @@ def fit_problems(model: ModelSection, data: DataSection, section: ObjectiveSecti
     objective = OBJECTIVE.registry.get(section.name)(section)
     sample_format = DATA.registry.get(data.sample_format)
     judged = [objective]
-    if section.z_loss and not objective.word_labels:
+    weighted = [term for term in objective.terms if term.weight]
+    if not weighted:
+        *others, last = (f"objective.{name}" for name in type(section).model_fields if name.endswith("_weight"))
+        yield Problem(last, "all weights are 0, so nothing is learnt; raise one", tuple(others))
+    elif section.z_loss and not any(term.outputs[0] in objective.word_labels for term in weighted):
         text = f"{section.z_loss:g}: no loss of objective.name {section.name} takes the logits of words; set 0"
         yield Problem("objective.z_loss", text, ("objective.name",))
     if not _model_fits(family, objective):
-        yield _objective_problem(model.family, family, objective)
+        yield _objective_problem(model.family, family, objective, section)
         # Check the format against the objectives that the family allows, so that one mistake is one problem.
         judged = [other for other in OBJECTIVE.entries().values() if _model_fits(family, other)]
     if judged and not any(_format_fits(sample_format, other) for other in judged):
@@ -291,8 +295,14 @@ def _format_fits(sample_format: Any, objective: Any) -> bool:
     return bool(has_label and has_lanes and objective.shifted == sample_format.shifted)
 
 
-def _objective_problem(family_name: str, family: Any, objective: Any) -> Problem:
+def _objective_problem(family_name: str, family: Any, objective: Any, section: ObjectiveSection) -> Problem:
     missing = sorted(set(objective.outputs) - family.outputs)
+    for name, field in type(section).model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        if _model_fits(family, type(objective)(section.model_copy(update={name: default}))):
+            needs = f"{getattr(section, name)} needs the model outputs {listed(missing, 'and')}, which {MODEL.path}"
+            text = f"{needs} {family_name} does not compute; set {default}"
+            return Problem(f"objective.{name}", text, (MODEL.path, OBJECTIVE.path))
     objectives = [name for name, other in OBJECTIVE.entries().items() if _model_fits(family, other)]
     families = [name for name, other in MODEL.entries().items() if _model_fits(other, objective)]
     return Problem(

@@ -111,7 +111,7 @@ class ObjectiveSection(Section):
     """Name of a registered objective."""
     z_loss: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Weight of the squared logarithm of the sum of exponentials of the logits, of each label that is a word, which
-    keeps that sum near 1 (T5 1e-4); reported as TERM_z."""
+    keeps that sum near 1 (T5 1e-4); reported as TERM_z_loss."""
 
     shares_positions: ClassVar[bool] = True
     """True if ranks can share the positions of rows (parallel.context_parallel_size)."""

@@ -256,7 +256,7 @@ def test_no_layer_of_the_teacher_runs_that_no_student_layer_learns_from() -> Non
         ({}, {"hidden_size": 64}, {}, r"model\.fit_size: 48 is not the width of the teacher's .* set it to 64"),
         (
             {}, {}, {"embedding_weight": 0.0, "hidden_weight": 0.0, "attention_weight": 0.0},
-            r"objective\.embedding_weight: all weights are 0",
+            r"objective\.prediction_weight: all weights are 0",
         ),
         ({}, {}, {"mask_prob": 1.0}, r"objective\.mask_prob: 1: expected"),
         ({}, {}, {"prediction_weight": 1.0}, r"teacher\.model\.family: bert does not compute class_logits"),

@@ -27,6 +27,7 @@ def chosen(family: str, objective: str, sample_format: str) -> dict[str, dict[st
 
 
 GPT2 = chosen("gpt2", "causal_lm", "blocks")
+ELECTRA = chosen("electra", "replaced_tokens", "doc_segments")
 
 
 def gpt2(**sections: dict[str, Any]) -> RunConfig:
@@ -111,6 +112,33 @@ CASES: list[tuple[dict[str, Any], str, list[str]]] = [
     ),
     (GPT2 | {"evaluation": {"mask_prob": 0.15}}, "evaluation.mask_prob", ["causal_lm masks no tokens", "set null"]),
     ({"objective": {"max_predictions": 129}}, "objective.max_predictions", ["129", "seq_length 128"]),
+    (
+        {"objective": {"name": "masked_lm", "max_predictions": 7}}
+        | {"data": {"packing": True, "sample_format": "doc_sentences"}},
+        "objective.max_predictions",
+        ["7 is less than data.max_sequences_per_row 8"],
+    ),
+    (
+        ELECTRA | {"objective": ELECTRA["objective"] | {"generator_weight": 0.0, "discriminator_weight": 0.0}},
+        "objective.discriminator_weight",
+        ["all weights are 0"],
+    ),
+    (
+        ELECTRA | {"objective": ELECTRA["objective"] | {"generator_weight": 0.0, "z_loss": 0.1}},
+        "objective.z_loss",
+        ["no loss of objective.name replaced_tokens takes the logits of words"],
+    ),
+    (
+        ELECTRA | {"objective": ELECTRA["objective"] | {"boundary_weight": 1.0}},
+        "objective.boundary_weight",
+        ["1.0 needs the model outputs boundary_logits", "electra does not compute; set 0.0"],
+    ),
+    (
+        {"objective": {"name": "masked_seq2seq"}, "model": {"family": "t5"}}
+        | {"data": {"sample_format": "chunks", "seq_length": 1}},
+        "data.seq_length",
+        ["the first token of a text is never masked"],
+    ),
     (
         {"data": {"sample_format": "full_sentences"}},
         "data.sample_format",
@@ -288,6 +316,23 @@ def test_settings_without_effect_are_named() -> None:
         "training.initial_loss_scale_power",
     ]
     assert unused_settings(RunConfig()) == []
+
+
+@pytest.mark.parametrize(
+    ("objective", "idle"),
+    [
+        ({"name": "masked_lm", "random_prob": 0.0, "random_tokens": "corpus"}, ["random_tokens"]),
+        ({"name": "tinybert", "whole_word": True, "masking": "static"}, ["masking", "whole_word"]),
+        ({"name": "tinybert", "mask_prob": 0.15, "whole_word": True}, []),
+        ({"name": "tinybert", "hidden_weight": 0, "attention_weight": 0, "layer_map": [1]}, ["layer_map"]),
+        ({"name": "distillation", "soft_target_weight": 0, "temperature": 4, "soft_targets": "masked"},
+         ["soft_targets", "temperature"]),
+        ({"name": "text_infilling", "mask_ratio": 0, "random_ratio": 0.5}, ["random_ratio"]),
+    ],
+)  # fmt: skip
+def test_settings_of_objectives_without_effect(objective: dict[str, Any], idle: list[str]) -> None:
+    named = [sentence.split(":")[0] for sentence in unused_settings(config_of(objective=objective))]
+    assert sorted(named) == [f"objective.{name}" for name in idle]
 
 
 def test_a_warmup_that_ends_after_the_run_is_told() -> None:
