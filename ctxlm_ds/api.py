@@ -138,6 +138,7 @@ class Run:
     ) -> None:
         try:
             self._trainer.end("left by its caller", error)
+            self._trainer.close()
         finally:
             self._lock.release()
 
@@ -147,13 +148,13 @@ class Run:
         return self._trainer.state.step
 
     def steps(self, count: int | None = None) -> Iterator[StepMetrics]:
-        """Take `count` optimizer steps (None: up to training.max_steps) and yield the metrics of each.
+        """Take `count` optimizer steps (None: up to a limit of the recipe) and yield the metrics of each.
 
         Raises:
             TrainingError: the loss is not finite (anomalies.non_finite).
         """
-        last = self._trainer.training.max_steps if count is None else self.step + count
-        while self.step < last:
+        last = self.step + (count or 0)
+        while self._trainer.stop_reason() is None if count is None else self.step < last:
             metrics = self._trainer.step()
             if metrics is not None:
                 self._trainer.hooks.call("on_step_end", metrics)

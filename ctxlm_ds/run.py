@@ -364,7 +364,7 @@ def write_run_folder(text: str, tokenizer: Tokenizer, run_dir: Path, step: int) 
     """Write config.yaml (`text`) and tokenizer/; keep a config.yaml that differs as config-until-step-STEP.yaml."""
     path, kept = run_dir / "config.yaml", run_dir / f"config-until-step-{step:08d}.yaml"
     if step and path.is_file() and path.read_text(encoding="utf-8") != text and not kept.exists():
-        path.rename(kept)
+        atomic.write_text(kept, path.read_text(encoding="utf-8"))
     atomic.write_text(path, text)
     with atomic.output_folder(run_dir / "tokenizer") as folder:
         tokenizer.save(folder)

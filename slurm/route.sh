@@ -73,6 +73,7 @@ END
 )
 read -r name family_tokenizer form form_options <<<"$facts"
 OUT=$(realpath -m "${OUT:-routes/$name}")
+[[ $OUT != *[[:space:],%]* ]] || die "OUT=$OUT: blanks, commas and % cannot be part of it"
 train=$OUT/data/train_${JSON_KEY}_$form
 jobs=${name//[^A-Za-z0-9._-]/_}-$(cksum <<<"$OUT" | cut -d' ' -f1)
 makes_tokenizer='' RUN=$OUT/pretrain

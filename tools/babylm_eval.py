@@ -67,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             revision = [] if folder.name == "main" else ["--revision_name", folder.name]
             command = [sys.executable, "-m", f"evaluation_pipeline.{module}.run", "--model_path_or_name", str(model)]
             print(f"{folder.name}: {done}", flush=True)
-            subprocess.run([*command, *words, *revision, "--output_dir", str(results)], cwd=pipeline, check=True)
+            if subprocess.run([*command, *words, *revision, "--output_dir", str(results)], cwd=pipeline).returncode:
+                raise ConfigError(f"{folder.name}: {done} failed, see above; the same command goes on with it")
 
 
 def jobs_of(folder: Path, data: Path, backend: str) -> list[tuple[Path, str, list[str], str]]:

@@ -15,6 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ctxlm_ds.console import run_command
+from ctxlm_ds.errors import DataError
 from ctxlm_ds.process.launch import quiet_libraries
 
 if TYPE_CHECKING:
@@ -67,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", type=int, default=200, help="most rows")
     parser.add_argument("--repeat", action="store_true", help="make rows whose second half repeats the first")
     asked = parser.parse_args(argv)
+    if asked.scored % asked.context or asked.context + asked.scored > asked.length:
+        parser.error("--scored: a multiple of --context, and with it at most --length")
     quiet_libraries()
     import numpy as np
     import torch
@@ -76,6 +80,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     from ctxlm_ds.data.dataset.reader import IndexedDataset
 
     rows = list(islice(rows_of(IndexedDataset(asked.data), asked.length, asked.repeat), asked.rows))
+    if not rows:
+        raise DataError(f"{asked.data}: no document has {asked.length:,} tokens; give a smaller --length")
     cases = [(asked.models[0], None), *((model, asked.context) for model in asked.models)]
     first: NDArray[np.float64] | None = None
     for path, context in cases:
@@ -92,4 +98,4 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -68,10 +68,6 @@ def _whitespace(text: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(_BLANKS.sub(" ", line).strip() for line in text.split("\n"))).strip("\n")
 
 
-def _prose_lines(text: str) -> str:
-    return "\n".join(line for line in text.split("\n") if not line.strip() or line.rstrip()[-1] in TABLES["line_ends"])
-
-
 def _join_lines(text: str) -> str:
     paragraphs = re.split(r"\n[ \t]*\n\s*", text)
     return "\n".join(" ".join(line.strip() for line in paragraph.split("\n")).strip() for paragraph in paragraphs)
@@ -89,7 +85,8 @@ RULES: dict[str, Callable[[str], str]] = {
     "control_characters": lambda text: _CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n")),
     "markup": lambda text: html.unescape(_MARKUP.sub("", text)),
     "wiki_tail": lambda text: _WIKI_TAIL.sub("", text),
-    "prose_lines": _prose_lines,
+    "prose_lines": lambda text: "\n".join(line for line in text.split("\n")
+                                          if not line.strip() or line.rstrip()[-1] in TABLES["line_ends"]),
     "boilerplate_lines": lambda text: _BOILERPLATE.sub("", text),
     "join_lines": _join_lines,
     "whitespace": _whitespace,
@@ -182,11 +179,12 @@ def prepare(sources: list[Source], output: Path, options: argparse.Namespace) ->
     def stage(name: str, pipeline: list[PipelineStep], tasks: int = options.workers) -> None:
         print(f"{name} ...", flush=True)
         LocalPipelineExecutor(pipeline, tasks, options.workers, str(work / name), start_method="fork").run()
-        for block in json.loads((work / name / "stats.json").read_text()):
+        # stats.json of datatrove lacks the tasks that an interrupted call had completed.
+        for block in (one for file in (work / name / "stats").glob("*.json") for one in json.loads(file.read_text())):
             for label, value in block["stats"].items():
                 if " " in label or label.startswith("dropped_") or label == "to_remove":
-                    label = "dropped_duplicate" if label == "to_remove" else label
-                    counts[label] += value["total"] if isinstance(value, dict) else value
+                    number = value["total"] if isinstance(value, dict) else value
+                    counts[label.replace("to_remove", "dropped_duplicate")] += number
 
     filtered, text, *names = (str(work / name) for name in ("filtered", "text", "signatures", "pairs", "duplicates"))
     quality = [QUALITY[name](language=Words()) for name in options.quality]
@@ -219,7 +217,7 @@ def find_source(name: str, options: argparse.Namespace) -> Source:
 
 
 def main() -> None:
-    """Prepare a corpus as the command line says. Exits with status 1 if a published count differs."""
+    """Prepare a corpus as the command line says. Exits with status 2 if a published count differs."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], allow_abbrev=False)
     add = parser.add_argument
     add("--corpus", nargs="+", help="published corpora: " + ", ".join(TABLES["corpora"]))

@@ -97,7 +97,7 @@ def read_documents(path: Path) -> Iterator[tuple[str, list[str]]]:
     """Yield package and sentences of each module of the corpus."""
     if not path.is_file():
         raise DataError(f"{path}: the corpus of make pretrain is missing; remove {path.parent.parent} and start again")
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8").split("\n")[:-1]:
         document = json.loads(line)
         if "title" not in document:
             raise DataError(f"{path}: no package names; the tasks need the corpus of make pretrain")

@@ -138,7 +138,7 @@ def read_value(values: Mapping[str, Any], name: str, kind: type[Kind], largest: 
 def read_lines(path: Path, most: int | None = None) -> Iterator[dict[str, Any]]:
     """Yield the objects of a metrics.jsonl; damaged lines are left out, a file that cannot be read has none.
 
-    About `most` lines are parsed, evenly spread (None: all), and all with held-out figures or texts.
+    About `most` lines are parsed, evenly spread (None: all), the last line, and all with held-out figures or texts.
     """
     with contextlib.suppress(OSError), open_regular(path) as file:
         size, length = os.fstat(file.fileno()).st_size, max(1, len(file.readline(MAX_LINE_BYTES)))
@@ -146,7 +146,8 @@ def read_lines(path: Path, most: int | None = None) -> Iterator[dict[str, Any]]:
         file.seek(0)
         for number, line in enumerate(iter(partial(file.readline, MAX_LINE_BYTES), b""), 1):
             rare = f'"{HELD_OUT}'.encode() in line or f'"{TEXTS}"'.encode() in line
-            if (rare or number % every == 0) and (record := parse_line(line)) is not None:
+            wanted = rare or number % every == 0 or (most and file.tell() == size)
+            if wanted and (record := parse_line(line)) is not None:
                 yield record
 
 

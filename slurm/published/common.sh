@@ -8,7 +8,7 @@ gpu_type() { # prints the GPU's name in layouts.txt; CTXLM_GPU wins
         return
     fi
     case "$(nvidia-smi --query-gpu=name,memory.total --format=csv,noheader 2>/dev/null | head -n 1)" in
-        *H200*) echo H200 ;;
+        *\ H200*) echo H200 ;; # not GH200, which has less memory
         *H100*) echo H100 ;;
         *A100*8[0-9][0-9][0-9][0-9]\ MiB) echo A100-80 ;;
         *A100*) echo A100-40 ;;

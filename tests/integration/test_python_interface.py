@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -35,6 +36,19 @@ def test_its_steps_are_those_of_the_command(folder: Path) -> None:
     call(*launcher("forked", 1), "--config", "recipe.yaml", folder=folder)
     command, notebook = (metrics(folder / "runs" / name) for name in ("command", "notebook"))
     assert command[20] == notebook[20]
+
+
+def test_a_limit_ends_its_steps(folder: Path) -> None:
+    limited = """
+        from ctxlm_ds import Run, load_recipe
+        config = load_recipe("runs/notebook/config.yaml", ["run_dir=runs/limited", "training.max_tokens=3000"])
+        for most in (None, 1):
+            with Run(config) as run:
+                print("steps", len(list(run.steps(most))), run.step)
+    """
+    (folder / "limited.py").write_text(dedent(limited))
+    printed = call(*launcher("forked", 1)[:2], "limited.py", folder=folder).stdout.splitlines()
+    assert [line for line in printed if line.startswith("steps")] == ["steps 3 3", "steps 1 1"]
 
 
 def test_a_name_that_is_none_is_refused(folder: Path) -> None:

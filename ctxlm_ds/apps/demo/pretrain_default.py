@@ -90,18 +90,16 @@ class Job:
 
     def make_datasets(self, inputs: Sequence[str], vocab_size: int | None) -> None:
         """Make corpus, tokenizer and datasets if they are missing, as family and sample format need them."""
-        if not (self.corpus / "train.jsonl").exists():
-            if inputs:
-                split_corpus(inputs, self.corpus)
-            else:
-                run_step(CTXLM, "docstrings", "--output-dir", self.corpus)
-        if not (self.tokenizer / "tokenizer.json").exists():
-            run_step(
-                CTXLM, "tokenizer", "--input", self.corpus / "train.jsonl",
-                "--type", FAMILIES.get(self._model.family).tokenizer,
-                "--vocab-size", vocab_size or self._model.vocab_size or SMALLEST_VOCABULARY,
-                "--output-dir", self.tokenizer,
-            )  # fmt: skip
+        if inputs:
+            split_corpus(inputs, self.corpus)
+        elif not (self.corpus / "train.jsonl").exists():
+            run_step(CTXLM, "docstrings", "--output-dir", self.corpus)
+        run_step(  # which refuses a folder of another text or size
+            CTXLM, "tokenizer", "--input", self.corpus / "train.jsonl",
+            "--type", FAMILIES.get(self._model.family).tokenizer,
+            "--vocab-size", vocab_size or self._model.vocab_size or SMALLEST_VOCABULARY,
+            "--output-dir", self.tokenizer,
+        )  # fmt: skip
         from ctxlm_ds.apps.init.start import preprocess_options
         from ctxlm_ds.tokenizers.load import load_tokenizer
 
@@ -171,13 +169,23 @@ def run_process(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def split_corpus(inputs: Sequence[str], output_dir: Path) -> None:
-    """Write train.jsonl and, with every tenth document, heldout.jsonl. Raises DataError for too few documents."""
-    from ctxlm_ds.data.sources.corpus import Corpus
+    """Write train.jsonl and, with every tenth document, heldout.jsonl, if the folder has not those of these inputs.
 
+    Raises DataError for too few documents, and if the folder was made of other inputs.
+    """
+    from ctxlm_ds.data.sources.corpus import Corpus
+    from ctxlm_ds.data.sources.reading import source_signature
+
+    corpus, record = Corpus(inputs), output_dir / "made_of.json"
+    made_of = {"text": source_signature(corpus.sources)}
+    if output_dir.exists():
+        remedy = f"choose another --output-dir or remove {output_dir.parent}"
+        atomic.is_same(output_dir, atomic.read_object(record), made_of, remedy, DataError)
+        return
     with atomic.output_folder(output_dir) as folder:
         count = 0
         with open(folder / "train.jsonl", "w") as train, open(folder / "heldout.jsonl", "w") as heldout:
-            for count, text in enumerate(Corpus(inputs), 1):
+            for count, text in enumerate(corpus, 1):
                 target = heldout if count % HELDOUT_EVERY == 0 else train
                 target.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
         if count < HELDOUT_EVERY:
@@ -185,6 +193,7 @@ def split_corpus(inputs: Sequence[str], output_dir: Path) -> None:
                 f"{' '.join(inputs)} holds {count} documents; at least {HELDOUT_EVERY} are needed to hold one out (in "
                 "plain text a blank line ends a document)"
             )
+        (folder / record.name).write_text(json.dumps(made_of))
 
 
 def demonstrated_model(family: str, objective: ObjectiveSection) -> tuple[str, str]:
@@ -263,7 +272,7 @@ def encode_next(tokenizer: Tokenizer, text: str) -> list[int]:
 
 def heldout_sentences(corpus: Path, is_good: Callable[[str], bool] = bool) -> list[tuple[str, str]]:
     """Return a few pairs (sentence with one good word replaced by `{}`, the word) from documents far apart."""
-    texts = [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
+    texts = [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").split("\n")[:-1]]
     found = [pair for text in texts if (pair := _sentence_without_word(text, is_good)) is not None]
     return found[:: max(1, len(found) // NUM_SENTENCES)][:NUM_SENTENCES]
 

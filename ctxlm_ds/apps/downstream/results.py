@@ -169,7 +169,7 @@ def write_report(
     metric, chosen = summary["metric"], summary["chosen"]
     point = Point(chosen["batch_size"], chosen["learning_rate"], chosen["epochs"], chosen["seeds"][0])
     text = (output / "points" / point.name / PREDICTIONS.format("dev")).read_text(encoding="utf-8")
-    predicted = [json.loads(line) for line in text.splitlines()]
+    predicted = [json.loads(line) for line in text.split("\n")[:-1]]
     curves = {}
     for row in summary["grid"]:
         label = ", ".join(f"{heading} {row[name]:g}" for name, heading in OF_A_POINT.items())

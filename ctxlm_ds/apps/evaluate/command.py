@@ -348,7 +348,7 @@ def interval_of(job: Job, examples: Any, summary: Mapping[str, Any]) -> tuple[fl
 
     seeds = summary["chosen"]["seeds"]
     files = [next(job.output.glob(f"points/*seed{seed}/{PREDICTIONS.format('dev')}")) for seed in seeds]
-    rows = [[json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] for path in files]
+    rows = [[json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]] for path in files]
     task = job.entry.task
     if job.entry.settings.task == HARNESS:
         values, mean = [row["value"] for row in rows[0]], summary["chosen"]["dev"][summary["metric"]]["mean"]

@@ -88,9 +88,9 @@ def is_held_out(module: str) -> bool:
 
 
 def _package_folder(name: str) -> Path:
-    spec = importlib.util.find_spec(name)
+    spec = importlib.util.find_spec(name) if name.isidentifier() and name != "__main__" else None
     if spec is None or not spec.submodule_search_locations:
-        raise DataError(f"the package {name} is not installed here; pip install {name}, or leave it out")
+        raise DataError(f"{name} is no package that is installed here; pip install {name}, or leave it out")
     return Path(next(iter(spec.submodule_search_locations)))
 
 

@@ -211,7 +211,7 @@ def report() -> None:
     add("--language-key", metavar="KEY", help="key or column of the language; default: all is one")
     add("--input-format", default="auto", metavar="FORMAT", help="if the file name does not show it (default: auto)")
     add("--max-bad-records", type=int, default=0, metavar="N", help="skip up to N damaged records")
-    add("--max-sample-bytes", type=float, default=50e6, metavar="N", help="of the text, a keyed sample (default: 5e7)")
+    add("--max-sample-bytes", type=byte_count, default=50_000_000, metavar="N", help="of a keyed sample (default: 50M)")
     add("--json", metavar="FILE", help="write the figures to a file too")
     args = parser.parse_args()
     setup_logging()
@@ -222,7 +222,7 @@ def report() -> None:
 
     tokenizers = {path: load_tokenizer(path) for path in args.tokenizer}
     keys = [args.json_key] + ([args.language_key] if args.language_key else [])
-    sample = KeyedSample(int(args.max_sample_bytes))
+    sample = KeyedSample(args.max_sample_bytes)
     flags = "--json-key and --language-key" if args.language_key else "--json-key"
     for document in Corpus(args.input, keys, args.input_format, args.max_bad_records, flags).documents():
         language = document[args.language_key] if args.language_key else ALL_LANGUAGES

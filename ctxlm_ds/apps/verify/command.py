@@ -56,21 +56,21 @@ def verify(args: argparse.Namespace) -> Iterator[Finding]:
     from ctxlm_ds.recipe.load import load_config
     from ctxlm_ds.recipe.phases import run_phases
 
-    for phase in run_phases(load_config(args.config, args.set, args.gpus), args.gpus):
-        for found in verify_phase(args, phase):
+    phases, why_not = run_phases(load_config(args.config, args.set, args.gpus), args.gpus), ""
+    try:
+        load_device_guard()  # before torch, which the first phase imports
+    except VerifyError as error:
+        why_not = str(error)
+    for phase in phases:
+        for found in verify_phase(args, phase, why_not):
             yield found if phase.count == 1 else replace(found, part=f"{phase.describe()}: {found.part}")
             if found.part == "precision":
                 return
     yield Finding("on a device", ONLY_A_DEVICE, "speed, NCCL, streams and CUDA graphs, rounding of tensor cores")
 
 
-def verify_phase(args: argparse.Namespace, phase: RunPhase) -> Iterator[Finding]:
-    """Yield the findings of a phase, the fastest first."""
-    try:
-        load_device_guard()
-        why_not = ""
-    except VerifyError as error:
-        why_not = str(error)
+def verify_phase(args: argparse.Namespace, phase: RunPhase, why_not: str) -> Iterator[Finding]:
+    """Yield the findings of a phase, the fastest first; `why_not` says why its model cannot be run here, or nothing."""
     from ctxlm_ds.apps.plan.check_run import deepspeed_settings, input_lines, layout_of, run_lines, with_tokenizer_size
     from ctxlm_ds.apps.plan.plan import Planner
     from ctxlm_ds.export.teacher import with_teacher

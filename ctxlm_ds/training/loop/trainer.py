@@ -140,7 +140,7 @@ class Trainer:
             if metrics is None:
                 reason = self._asked_to_stop()
                 continue
-            reason = self._limit_reached() or self._asked_to_stop()
+            reason = self.stop_reason()
             self.hooks.call("on_step_end", metrics)
             if self._signal_number:  # an evaluation may take longer than the notice
                 self.saves.last(self.state)
@@ -244,6 +244,10 @@ class Trainer:
             loss_scale=result.loss_scale if self.training.precision == "fp16" else None,
             step_rows=step.rows_consumed,
         )
+
+    def stop_reason(self) -> str | None:
+        """Return the limit or the signal that ends the training now; the same on every rank."""
+        return self._limit_reached() or self._asked_to_stop()
 
     def _limit_reached(self) -> str | None:
         limits = self.training

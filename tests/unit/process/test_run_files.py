@@ -118,4 +118,6 @@ def test_some_lines_of_long_metrics(tmp_path: Path) -> None:
     path.write_text("\n".join([*lines, '{"step": 15']))
     found = list(read_lines(path, most=50))
     assert 40 <= len(found) <= 65 and {"step": 1250, "eval/dev/loss": 1.0} in found
-    assert len(list(read_lines(path))) == 501 and list(read_lines(path, 0)) == [{"step": 1250, "eval/dev/loss": 1.0}]
+    path.write_text("\n".join([*lines, '{"step": 1500}', ""]))
+    assert [*read_lines(path, most=50)] == [*found, {"step": 1500}]
+    assert len(list(read_lines(path))) == 502 and list(read_lines(path, 0)) == [{"step": 1250, "eval/dev/loss": 1.0}]

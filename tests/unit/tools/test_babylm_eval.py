@@ -59,6 +59,13 @@ def test_each_folder_is_judged_once_on_its_data(folder: Path, capsys: pytest.Cap
     assert capsys.readouterr().out.count("is judged already") == 3
 
 
+def test_a_failed_evaluation_is_one_error(folder: Path) -> None:
+    (folder / "strict" / "evaluation_data" / "full_eval" / "blimp_filtered").mkdir(parents=True)
+    (folder / "strict" / "evaluation_pipeline" / "sentence_zero_shot" / "run.py").write_text("import no_such_package")
+    with pytest.raises(ConfigError, match="main: zero_shot/enc_dec_mask/blimp/blimp_filtered failed, see above"):
+        judge(folder)
+
+
 def test_what_is_missing_is_named(folder: Path) -> None:
     with pytest.raises(ConfigError, match="none of its data sets are here"):
         judge(folder)

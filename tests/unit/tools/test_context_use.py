@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
+from ctxlm_ds.errors import DataError
 from tests.sample_data import write_dataset
 from tools import context_use
 
@@ -67,3 +68,20 @@ def test_losses_are_those_of_transformers(data: Path, tmp_path: Path, capsys: py
         labels[:, :-SCORED] = -100
         losses.append(model(row[None], labels=labels).loss.item())
     assert f"after 24 tokens: loss {np.mean(losses):.4f}" in whole and "after 4 tokens: loss" in short and "[" in short
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"), [({"--scored": 10}, "a multiple of --context"), ({"--scored": LENGTH}, "at most --length")]
+)
+def test_sizes_that_do_not_fit_are_refused(
+    sizes: dict[str, int], message: str, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {"--length": LENGTH, "--scored": SCORED, "--context": CONTEXT} | sizes
+    with pytest.raises(SystemExit):
+        context_use.main(["model", "--data", str(data), *(str(word) for pair in asked.items() for word in pair)])
+    assert message in capsys.readouterr().err
+
+
+def test_documents_that_are_too_short_are_refused(data: Path) -> None:
+    with pytest.raises(DataError, match="no document has 4,096 tokens"):
+        context_use.main(["model", "--data", str(data)])

@@ -6,6 +6,7 @@ import gzip
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -107,6 +108,24 @@ def test_an_interrupted_run_continues(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (texts, counts["part records_read"]) == (TEXTS, len(TEXTS))
     with pytest.raises(DataError, match="out: complete"):
         run(monkeypatch, tmp_path / "out", *flags)
+
+
+def test_an_interrupted_stage_counts_the_tasks_that_were_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["--input", *(write(tmp_path / f"{n}.jsonl", TEXTS[n::3]) for n in range(3)), "--workers", "3"]
+    _, counts = run(monkeypatch, tmp_path / "at_a_go", *flags)
+    read = corpus.Read.run
+
+    def fail(step: Any, data: Any, rank: int = 0, world_size: int = 1) -> Any:
+        if rank == 2:
+            raise RuntimeError("killed")
+        return read(step, data, rank, world_size)
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="killed"):
+        patch.setattr(corpus.Read, "run", fail)
+        run(patch, tmp_path / "out", *flags)
+    assert run(monkeypatch, tmp_path / "out", *flags)[1] == counts
 
 
 def test_counts_are_compared_with_the_published_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

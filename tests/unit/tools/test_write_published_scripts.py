@@ -135,6 +135,7 @@ def test_a_job_finds_its_layout() -> None:
     ("answer", "name"),
     [
         ("NVIDIA H200, 143771 MiB", "H200"),
+        ("NVIDIA GH200 480GB, 97871 MiB", ""),
         ("NVIDIA H100 80GB HBM3, 81559 MiB", "H100"),
         ("NVIDIA A100-SXM4-80GB, 81920 MiB", "A100-80"),
         ("NVIDIA A100-SXM4-40GB, 40960 MiB", "A100-40"),

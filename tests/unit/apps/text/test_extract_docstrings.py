@@ -150,7 +150,7 @@ def test_existing_folder_and_missing_package(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     with pytest.raises(DataError, match="exists already"):
         extract_docstrings(tmp_path / "there", ())
-    with pytest.raises(DataError, match="package no_such_package is not installed"):
+    with pytest.raises(DataError, match="no_such_package is no package that is installed here"):
         extract_docstrings(tmp_path / "new", ("no_such_package",))
     assert not (tmp_path / "new").exists()
 

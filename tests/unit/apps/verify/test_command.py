@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
+from ctxlm_ds.apps.verify import command
 from ctxlm_ds.apps.verify.command import capability_of, main
-from ctxlm_ds.apps.verify.parts import CHECKED, NOT_CHECKED, ONLY_A_DEVICE, PROVED, WRONG
+from ctxlm_ds.apps.verify.parts import CHECKED, NOT_CHECKED, ONLY_A_DEVICE, PROVED, WRONG, Finding
 from ctxlm_ds.errors import ConfigError
 from tests.integration.route import call_here
 
@@ -63,6 +65,15 @@ def test_what_is_wrong_gives_the_status_1() -> None:
     done = call_here(main, "verify", "bert-tiny", "--gpus", "1", "--gpu", "V100-32", "--json", *settings)
     *_, last = json.loads(done.stdout)["findings"]
     assert (done.returncode, last["part"], last["state"]) == (1, "precision", WRONG), done.stderr
+
+
+def test_the_device_guard_serves_every_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    guards: list[str] = []
+    monkeypatch.setattr(command, "load_device_guard", lambda: guards.append("loaded"))
+    monkeypatch.setattr(command, "verify_phase", lambda args, phase, why_not: [Finding(str(why_not), PROVED, "")])
+    args = Namespace(config="bert-tiny", set=[], gpus=1)
+    assert [finding.part for finding in command.verify(args)][:2] == ["phase 1 of 2: ", "phase 2 of 2: "]
+    assert guards == ["loaded"]
 
 
 def test_the_capability_of_a_gpu() -> None:
