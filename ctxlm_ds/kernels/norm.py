@@ -136,14 +136,9 @@ class AddNormSteps:
     spec: AddNormSpec
 
     def __call__(
-        self,
-        x: Tensor,
-        residual: Tensor,
-        parameters: tuple[Any, ...],
-        eps: float,
-        drop: Drop | None = None,
-        drop_last: bool = False,
-    ) -> tuple[Tensor, Tensor]:
+        self, x: Tensor, residual: Tensor, parameters: tuple[Any, ...], eps: float,
+        drop: Drop | None = None, drop_last: bool = False,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         if drop is not None and not drop_last:
             x = self.spec.dropout(x, *drop)
         z = residual + x

@@ -131,13 +131,9 @@ MEASURED: Any = {
 
 
 def measure(
-    config: RunConfig,
-    tensor: int = 1,
-    sequence_parallel: bool = False,
-    platform: Platform = CUDA,
-    context: int = 1,
-    rows: int = 0,
-) -> MeasuredModel:
+    config: RunConfig, tensor: int = 1, sequence_parallel: bool = False, platform: Platform = CUDA,
+    context: int = 1, rows: int = 0,
+) -> MeasuredModel:  # fmt: skip
     """Measure a recipe's model on the first of `tensor` x `context` ranks; results are cached.
 
     `rows` are those of a micro-batch, whose prediction slots are padded to a multiple of `context`.

@@ -160,13 +160,9 @@ differentiable(add_norm, _keep, _backward)
 
 
 def triton_add_norm(
-    x: Tensor,
-    residual: Tensor,
-    parameters: tuple[Any, ...],
-    eps: float,
-    drop: Drop | None = None,
-    drop_last: bool = False,
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, residual: Tensor, parameters: tuple[Any, ...], eps: float,
+    drop: Drop | None = None, drop_last: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Compute an AddNormKernel: LayerNorm if the parameters are weight and bias (or None), RMSNorm if the weight."""
     weight, *bias = parameters
     p, key, first = (0.0, None, 0) if drop is None else drop
