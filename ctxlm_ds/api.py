@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ctxlm_ds.errors import EXIT_UNEXPECTED, CheckpointError, ConfigError
 from ctxlm_ds.recipe.check import check_config
-from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG, build_deepspeed_config, load_deepspeed_json
+from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG, build_deepspeed_config
+from ctxlm_ds.recipe.json_source import load_deepspeed_json
 from ctxlm_ds.recipe.schema import RunConfig
 
 if TYPE_CHECKING:

@@ -30,10 +30,10 @@ from ctxlm_ds.process.run_history import own_job_id
 from ctxlm_ds.process.run_lock import RunLock, make_run_dir
 from ctxlm_ds.process.signals import StopSignal
 from ctxlm_ds.recipe.check import schedule_warnings, unused_settings
-from ctxlm_ds.recipe.deepspeed import ZeroSettings
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.phases import RunPhase, run_phases
 from ctxlm_ds.recipe.schema import DownstreamTask, ParallelConfig, RunConfig, TrainingConfig
+from ctxlm_ds.recipe.zero import ZeroSettings
 from ctxlm_ds.registry import LAUNCHERS
 
 if TYPE_CHECKING:

@@ -35,12 +35,12 @@ from ctxlm_ds.process.run_files import METRICS_NAME
 from ctxlm_ds.process.run_history import SAVE_FAILED, append_event
 from ctxlm_ds.process.run_lock import RunLock
 from ctxlm_ds.process.signals import StopSignal
-from ctxlm_ds.recipe.deepspeed import ZeroSettings
 from ctxlm_ds.recipe.load import dump_config
 from ctxlm_ds.recipe.phases import RunPhase, run_phases
 from ctxlm_ds.recipe.schema import RunConfig, TeacherConfig
 from ctxlm_ds.recipe.sections import EMA_KIND
 from ctxlm_ds.recipe.words import STEPS_FOLLOW
+from ctxlm_ds.recipe.zero import ZeroSettings
 from ctxlm_ds.run_data import RunData, build_data, build_loaders, held_out_words
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import open_tokenizer
@@ -132,15 +132,9 @@ def build_run(
 
 
 def build_trainer(
-    config: RunConfig,
-    run_dir: Path,
-    data: RunData,
-    states: RunStates,
-    state: TrainState,
-    hooks: Hooks,
-    stop_signal: StopSignal,
-    words_per_row: float = 0.0,
-) -> Trainer:
+    config: RunConfig, run_dir: Path, data: RunData, states: RunStates, state: TrainState, hooks: Hooks,
+    stop_signal: StopSignal, words_per_row: float = 0.0,
+) -> Trainer:  # fmt: skip
     """Build loaders, saves and recovery around an engine that has the weights of `state`."""
     engine, rows = states.checkpoints.engine, data.rows
     topology, training = engine.topology, config.training

@@ -85,15 +85,9 @@ def agreed_data(own: dict[str, Any], topology: Topology) -> dict[str, Any]:
 
 
 def build_loaders(
-    data: DataSection,
-    training: TrainingConfig,
-    evaluation: EvaluationConfig,
-    rows: RunRows,
-    objective: Objective,
-    topology: Topology,
-    start_row: int,
-    device: torch.device | None = None,
-) -> tuple[TrainLoader, Mapping[str, Iterable[Batch | None]]]:
+    data: DataSection, training: TrainingConfig, evaluation: EvaluationConfig, rows: RunRows, objective: Objective,
+    topology: Topology, start_row: int, device: torch.device | None = None,
+) -> tuple[TrainLoader, Mapping[str, Iterable[Batch | None]]]:  # fmt: skip
     """Return the training steps from row `start_row` on and the held-out batches; inner pipeline stages get no data."""
     idle = 0 < topology.pipeline_parallel_rank < topology.pipeline_parallel_size - 1
     ranks = topology.data_parallel_rank, topology.data_parallel_size

@@ -56,14 +56,16 @@ def read_json(path: Path, error: type[Exception] = ValueError, max_bytes: int = 
         raise error(f"{path}: cannot be read as JSON ({problem})") from None
 
 
-def parse_json(text: str | bytes, finite: bool = False) -> Any:
+def parse_json(text: str | bytes, finite: bool = False, unique: bool = False) -> Any:
     """Return the JSON value of a text in UTF-8; raises ValueError for no JSON, or JSON nested too deeply.
 
-    With `finite`, NaN and Infinity are no JSON; Python's own writer writes them.
+    With `finite`, NaN and Infinity are no JSON; Python's own writer writes them. With `unique`, no object may have a
+    key twice.
     """
     try:
         text = text if isinstance(text, str) else text.decode()
-        value = json.loads(text, parse_constant=refuse_constant if finite else None)
+        parse_constant = refuse_constant if finite else None
+        value = json.loads(text, parse_constant=parse_constant, object_pairs_hook=_object if unique else None)
     except RecursionError:
         raise ValueError(f"more than {MAX_DEPTH} levels") from None
     if isinstance(value, (dict, list)) and _is_deeper(value, MAX_DEPTH):
@@ -96,6 +98,13 @@ def check_regular_files(folder: Path, error: type[Exception]) -> None:
 def refuse_constant(name: str) -> None:
     """Refuse NaN and Infinity, as json.loads calls its `parse_constant`."""
     raise ValueError(f"{name}: expected a finite number")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"{', '.join(twice)}: written twice; keep one")
+    return dict(pairs)
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

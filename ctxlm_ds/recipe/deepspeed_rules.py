@@ -125,13 +125,9 @@ def type_problem(value: Any, annotation: Any) -> str | None:
 
 
 def find_conflicts(
-    training: TrainingConfig,
-    parallel: ParallelConfig,
-    optimizer: OptimizerSection,
-    teacher: TeacherConfig,
-    settings: dict[str, Any],
-    world_size: int,
-) -> Iterator[Problem]:
+    training: TrainingConfig, parallel: ParallelConfig, optimizer: OptimizerSection, teacher: TeacherConfig,
+    settings: dict[str, Any], world_size: int,
+) -> Iterator[Problem]:  # fmt: skip
     """Yield every setting that is refused and every combination that cannot work, each with the reason.
 
     The types in `settings`, the JSON with the values of the recipe, have been checked.

@@ -16,8 +16,9 @@ from ctxlm_ds.apps.plan.search import MICRO_BATCHES
 from ctxlm_ds.export.hf_config import from_hf_config
 from ctxlm_ds.models.program import plain_program
 from ctxlm_ds.recipe.check import check_config, unused_settings
-from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, load_deepspeed_json
+from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
+from ctxlm_ds.recipe.json_source import load_deepspeed_json
 from ctxlm_ds.recipe.load import RECIPE_DIR, load_config, shipped_recipes
 from ctxlm_ds.recipe.phases import run_phases
 from ctxlm_ds.recipe.schema import RunConfig

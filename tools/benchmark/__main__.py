@@ -251,7 +251,8 @@ def _save(args: argparse.Namespace) -> Iterable[str]:
     """Run on several ranks under torchrun, on one without a launcher."""
     from ctxlm_ds.process.launch import discover_ranks, prepare_process
     from ctxlm_ds.recipe.check import check_config
-    from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, load_deepspeed_json
+    from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
+    from ctxlm_ds.recipe.json_source import load_deepspeed_json
     from ctxlm_ds.recipe.load import load_config
 
     config = load_config(args.config, args.set)

@@ -25,7 +25,8 @@ class EngineSteps:
         """Take steps forever."""
         from ctxlm_ds.pretrain import join_ranks
         from ctxlm_ds.process.launch import discover_ranks
-        from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, load_deepspeed_json
+        from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
+        from ctxlm_ds.recipe.json_source import load_deepspeed_json
 
         config = self.config
         settings = build_deepspeed_config(config, load_deepspeed_json(self.deepspeed), 1)

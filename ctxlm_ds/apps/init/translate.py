@@ -10,8 +10,8 @@ from ctxlm_ds.apps.init.rules import RULES
 from ctxlm_ds.apps.init.settings import Translation, canonical, load_table, plain_value
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.choices import CHOICES
-from ctxlm_ds.recipe.deepspeed import load_deepspeed_json
 from ctxlm_ds.recipe.deepspeed_rules import AUTO
+from ctxlm_ds.recipe.json_source import load_deepspeed_json
 from ctxlm_ds.recipe.problems import nearest_name
 from ctxlm_ds.recipe.schema import flat_settings
 

@@ -21,14 +21,16 @@ from ctxlm_ds.installed import NEEDED
 from ctxlm_ds.process.cgroups import available_cores, available_memory
 from ctxlm_ds.recipe.check import schedule_warnings
 from ctxlm_ds.recipe.choices import MODEL
-from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG, ZeroSettings, build_deepspeed_config, load_deepspeed_json
+from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG, build_deepspeed_config
 from ctxlm_ds.recipe.hardware import GIB, GPUS, Cluster
+from ctxlm_ds.recipe.json_source import load_deepspeed_json
 from ctxlm_ds.recipe.load import dump_config, load_config
 from ctxlm_ds.recipe.phases import RunPhase, run_phases
 from ctxlm_ds.recipe.schema import KernelsConfig, ParallelConfig, RunConfig, TrainingConfig
 from ctxlm_ds.recipe.sections import DataSection, RowSettings
 from ctxlm_ds.recipe.source_rules import needs_teacher
 from ctxlm_ds.recipe.words import STEPS_FOLLOW
+from ctxlm_ds.recipe.zero import ZeroSettings
 from ctxlm_ds.training.hooks.trackers import check_hooks, look_for_hook
 
 if TYPE_CHECKING:

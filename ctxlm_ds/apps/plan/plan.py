@@ -14,9 +14,10 @@ from ctxlm_ds.apps.plan.timing import StageLayer, StageLoad, StepTime, StepTimer
 from ctxlm_ds.models.layers import repeated_layers
 from ctxlm_ds.models.meter import CUDA, Platform
 from ctxlm_ds.models.stages import blocks_per_stage, layer_parameters, plan_stages
-from ctxlm_ds.recipe.deepspeed import ZeroSettings, load_deepspeed_json
 from ctxlm_ds.recipe.hardware import Cluster
+from ctxlm_ds.recipe.json_source import load_deepspeed_json
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.zero import ZeroSettings
 from ctxlm_ds.training.measure import MeasuredModel, describe, measure, training_flops_per_row, useful_flops_per_row
 from ctxlm_ds.training.optimizers.matrix_work import sent_bytes, update_bytes
 

@@ -27,9 +27,9 @@ from ctxlm_ds.apps.plan.layouts import BYTES, Layout
 from ctxlm_ds.models.program import Program
 from ctxlm_ds.parallel.context import CONTEXT
 from ctxlm_ds.parallel.placement import Split, shard_of, vocabulary_rows_per_rank
-from ctxlm_ds.recipe.deepspeed import DEEPSPEED_BUCKET, ZeroSettings
 from ctxlm_ds.recipe.schema import TrainingConfig
 from ctxlm_ds.recipe.sections import OptimizerSection, UpdateSizes
+from ctxlm_ds.recipe.zero import DEEPSPEED_BUCKET, ZeroSettings
 from ctxlm_ds.training.optimizers.base import FLOAT
 from ctxlm_ds.training.optimizers.matrix_work import Matrices, blocks_of
 

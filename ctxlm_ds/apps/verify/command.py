@@ -74,8 +74,10 @@ def verify_phase(args: argparse.Namespace, phase: RunPhase, why_not: str) -> Ite
     from ctxlm_ds.apps.plan.check_run import deepspeed_settings, input_lines, layout_of, run_lines, with_tokenizer_size
     from ctxlm_ds.apps.plan.plan import Planner
     from ctxlm_ds.export.teacher import with_teacher
-    from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG, ZeroSettings, load_deepspeed_json
+    from ctxlm_ds.recipe.deepspeed import DEFAULT_CONFIG
     from ctxlm_ds.recipe.hardware import Cluster, find_gpu
+    from ctxlm_ds.recipe.json_source import load_deepspeed_json
+    from ctxlm_ds.recipe.zero import ZeroSettings
     from ctxlm_ds.registry import FAMILIES
 
     gpu, each = find_gpu(args.gpu), min(args.gpus_per_node, args.gpus)

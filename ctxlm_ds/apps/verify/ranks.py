@@ -35,10 +35,11 @@ from ctxlm_ds.parallel import topology as topologies
 from ctxlm_ds.parallel.topology import Topology, build_topology
 from ctxlm_ds.process.launch import quiet_libraries
 from ctxlm_ds.process.patches import replaced
-from ctxlm_ds.recipe.deepspeed import ZeroSettings, build_deepspeed_config
+from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
 from ctxlm_ds.recipe.layout import layout_problems
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig
+from ctxlm_ds.recipe.zero import ZeroSettings
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.runtime import init_process_group
 

@@ -20,9 +20,9 @@ from ctxlm_ds.objectives.base import Objective
 from ctxlm_ds.parallel.parameters import fix_others
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.process.launch import without_known_prints
-from ctxlm_ds.recipe.deepspeed import ZeroSettings
 from ctxlm_ds.recipe.schema import RunConfig, flat_settings
 from ctxlm_ds.recipe.sections import EMA_KIND
+from ctxlm_ds.recipe.zero import ZeroSettings
 from ctxlm_ds.training.engine.average import WeightAverage
 from ctxlm_ds.training.engine.forward_backward import PassContext, PlainPasses
 from ctxlm_ds.training.engine.fragments import (

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, load_deepspeed_json
+from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.deepspeed_rules import deepspeed_keys
+from ctxlm_ds.recipe.json_source import load_deepspeed_json
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.each import each
 from tests.misspelling import misspell

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.recipe.check import check_config, unused_settings
-from ctxlm_ds.recipe.deepspeed import SHIPPED_CONFIG_DIR, build_deepspeed_config, load_deepspeed_json
+from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.deepspeed_rules import deepspeed_keys, rules
 from ctxlm_ds.recipe.describe import all_settings
+from ctxlm_ds.recipe.json_source import SHIPPED_CONFIG_DIR, load_deepspeed_json
 from ctxlm_ds.recipe.load import RECIPE_DIR, dump_config, load_config, load_saved_config, shipped_recipes
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.fuzz import INSERTS, Case, damage, run_cases

@@ -260,7 +260,7 @@ def test_loading_and_checking_needs_no_torch_and_less_than_a_second() -> None:
         "from ctxlm_ds.recipe.load import load_config, dump_config\n"
         "from ctxlm_ds.recipe.check import check_config\n"
         "from ctxlm_ds.recipe.deepspeed import build_deepspeed_config\n"
-        "from ctxlm_ds.recipe.deepspeed import load_deepspeed_json\n"
+        "from ctxlm_ds.recipe.json_source import load_deepspeed_json\n"
         "config = load_config('bert-large-lamb', ['training.seed=7'])\n"
         "check_config(config, 1024)\n"
         "build_deepspeed_config(config, load_deepspeed_json('zero2'), 1024)\n"

@@ -22,8 +22,8 @@ from ctxlm_ds.apps.plan.check_run import (
 )
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.kernels.implementation import Implementation
-from ctxlm_ds.recipe.deepspeed import load_deepspeed_json
 from ctxlm_ds.recipe.hardware import GIB
+from ctxlm_ds.recipe.json_source import load_deepspeed_json
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.phases import run_phases
 from ctxlm_ds.registry import FAMILIES, KERNELS

@@ -9,9 +9,9 @@ import pytest
 from ctxlm_ds.apps.plan.layouts import Layout
 from ctxlm_ds.apps.plan.plan import Plan, Planner
 from ctxlm_ds.apps.plan.states import Partition, StageParameters
-from ctxlm_ds.recipe.deepspeed import ZeroSettings
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.schema import RunConfig
+from ctxlm_ds.recipe.zero import ZeroSettings
 from ctxlm_ds.training.measure import measure, training_flops_per_row
 from tests.unit.apps.plan.test_search import JSONS, cluster_of
 

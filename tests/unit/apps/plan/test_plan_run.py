@@ -21,8 +21,8 @@ from ctxlm_ds.apps.plan.plan_run import (
 )
 from ctxlm_ds.apps.plan.search import Search, search_layouts
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.deepspeed import load_deepspeed_json
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
+from ctxlm_ds.recipe.json_source import load_deepspeed_json
 from ctxlm_ds.recipe.load import load_config
 from ctxlm_ds.recipe.phases import run_phases
 from ctxlm_ds.recipe.words import STEPS_FOLLOW

@@ -13,8 +13,9 @@ from ctxlm_ds.apps.plan.plan import Planner
 from ctxlm_ds.apps.plan.search import Search, candidates, require_plan, search_layouts
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.check import check_config
-from ctxlm_ds.recipe.deepspeed import build_deepspeed_config, load_deepspeed_json
+from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.hardware import Cluster, find_gpu
+from ctxlm_ds.recipe.json_source import load_deepspeed_json
 from ctxlm_ds.recipe.layout import layout_problems
 from ctxlm_ds.recipe.load import load_config
 

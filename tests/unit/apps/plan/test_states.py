@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 from ctxlm_ds.apps.plan.states import Partition, StageParameters
 from ctxlm_ds.recipe import choices
-from ctxlm_ds.recipe.deepspeed import ZeroSettings
 from ctxlm_ds.recipe.load import load_config
+from ctxlm_ds.recipe.zero import ZeroSettings
 from ctxlm_ds.training.optimizers.base import optimizer_of
 from ctxlm_ds.training.optimizers.steps import ParameterLayout, Stepper
 

@@ -11,7 +11,7 @@ from ctxlm_ds.apps.plan.states import Message
 from ctxlm_ds.apps.plan.timing import StageLoad
 from ctxlm_ds.apps.verify import parts
 from ctxlm_ds.parallel.context import CONTEXT
-from ctxlm_ds.recipe.deepspeed import load_deepspeed_json
+from ctxlm_ds.recipe.json_source import load_deepspeed_json
 from ctxlm_ds.recipe.load import load_config
 
 WORDS = "model.vocab_size=512"
