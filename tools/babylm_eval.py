@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             command = [sys.executable, "-m", f"evaluation_pipeline.{module}.run", "--model_path_or_name", str(model)]
             print(f"{folder.name}: {done}", flush=True)
             if subprocess.run([*command, *words, *revision, "--output_dir", str(results)], cwd=pipeline).returncode:
-                raise ConfigError(f"{folder.name}: {done} failed, see above; the same command goes on with it")
+                raise ConfigError(f"{folder.name}: {done} failed, see above; the same command continues")
 
 
 def jobs_of(folder: Path, data: Path, backend: str) -> list[tuple[Path, str, list[str], str]]:

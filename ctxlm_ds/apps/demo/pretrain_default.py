@@ -169,7 +169,7 @@ def run_process(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def split_corpus(inputs: Sequence[str], output_dir: Path) -> None:
-    """Write train.jsonl and, with every tenth document, heldout.jsonl, if the folder has not those of these inputs.
+    """Write train.jsonl and, with every tenth document, heldout.jsonl, unless the folder has those of these inputs.
 
     Raises DataError for too few documents, and if the folder was made of other inputs.
     """
