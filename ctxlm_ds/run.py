@@ -118,8 +118,7 @@ def build_run(
     of_run = text if recipe.phases else None
     checkpoints = TrainingCheckpoints(manager, engine, config, lock.run_dir / "tokenizer", data.description, of_run)
     phases = run_phases(recipe) if recipe.phases else [phase]
-    described, number = data.description, phase.number
-    begin = partial(begin_phase, engine=engine, phases=phases, number=number, data=described)
+    begin = partial(begin_phase, engine=engine, phases=phases, number=phase.number, data=data.description)
     states = RunStates(manager, checkpoints, partial(initialize_weights, engine), phase.number, begin)
     state = states.load(newest)
     topology.run_on_rank_0(lambda: write_run_folder(text, tokenizer, lock.run_dir, state.step))
@@ -216,7 +215,8 @@ def build_hooks(
         peak = peak_row_seconds(config.logging.peak_tflops, config.training.precision, topology.world_size, flops)
         hooks.append(MetricsWriter(run_dir / METRICS_NAME, interval_steps, peak))
         hooks += build_trackers(config.logging, run_dir, peak)
-        hooks += [hook(*[config] * bool(takes_config(hook))) for hook in user_hooks(config.logging)]
+        for hook in user_hooks(config.logging):
+            hooks.append(hook(config) if takes_config(hook) else hook())  # type: ignore[call-arg]
         hooks.append(StatusHook(run_dir, interval_steps, stop_signal))
     if config.profiler.num_steps > 0:
         hooks.append(ProfilerHook(config.profiler, run_dir / PROFILE_DIR, topology.rank))
