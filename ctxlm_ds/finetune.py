@@ -205,9 +205,11 @@ def _run_points(
     if not source.exists():
         option = "--model" if arguments.features is None else "--features"
         raise ConfigError(f"{option} {source}: no such file or folder (names on the Hub are not looked up)")
-    from ctxlm_ds.apps.downstream.fit import run_point
+    from ctxlm_ds.apps.downstream.fit import rows_of_a_device, run_point
     from ctxlm_ds.apps.downstream.prepare import make_kind, make_sets, read_parts
 
+    for point in folders:
+        rows_of_a_device(point)
     parts = read_parts(task, arguments.data, arguments.max_train_examples)
     if arguments.features is not None:
         from ctxlm_ds.apps.downstream.features.kinds import kind_of_features

@@ -81,3 +81,14 @@ def test_only_the_files_of_a_shipped_task_need_a_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(description)
     with pytest.raises(DataError, match=re.escape(str(tmp_path / "t.tsv"))):
         main(["--task", str(tmp_path / "mine.yaml"), *rest])
+
+
+def test_batches_that_the_ranks_cannot_divide_are_refused_before_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    description = "kind: classification\ntrain: t.tsv\ndev: d.tsv\nformat: tsv\ncolumns: {text: a, label: b}\n"
+    (tmp_path / "mine.yaml").write_text(description)
+    words = ["--task", str(tmp_path / "mine.yaml"), "--model", str(tmp_path), "--output", str(tmp_path / "out")]
+    with pytest.raises(ConfigError, match="--batch-sizes 30: not a multiple of the 4 devices"):
+        main([*words, "--epochs", "1", "--batch-sizes", "16", "30"])

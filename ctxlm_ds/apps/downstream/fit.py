@@ -38,6 +38,15 @@ NO_DECAY = re.compile(r"bias$|norm", re.IGNORECASE)
 PROBLEM_TYPES = {"number": "regression", "label": "single_label_classification"}
 
 
+def rows_of_a_device(point: Point) -> int:
+    """Return each device's share of a point's batch. Raises ConfigError if the devices cannot divide it."""
+    devices = int(os.environ.get("WORLD_SIZE", "1"))
+    devices = max(1, torch.cuda.device_count()) if devices == 1 else devices
+    if point.batch_size % devices:
+        raise ConfigError(f"--batch-sizes {point.batch_size}: not a multiple of the {devices} devices")
+    return point.batch_size // devices
+
+
 def training_arguments(
     folder: Path, point: Point, settings: FitSettings, metric: str, make: Callable[..., Any] = TrainingArguments
 ) -> Any:
@@ -46,14 +55,10 @@ def training_arguments(
     `metric` chooses the best epoch; `make` returns the arguments, a kind's own. Raises ConfigError if the batch cannot
     be divided by the ranks, or DeepSpeed's JSON says something else.
     """
-    devices = int(os.environ.get("WORLD_SIZE", "1"))
-    devices = max(1, torch.cuda.device_count()) if devices == 1 else devices
-    if point.batch_size % devices:
-        raise ConfigError(f"--batch-sizes {point.batch_size}: not a multiple of the {devices} devices")
     best = {"load_best_model_at_end": True, "metric_for_best_model": metric, "greater_is_better": metric != "mse",
             "save_strategy": "epoch", "save_total_limit": 1}  # fmt: skip
     arguments = make(
-        output_dir=str(folder), per_device_train_batch_size=point.batch_size // devices, per_device_eval_batch_size=32,
+        output_dir=str(folder), per_device_train_batch_size=rows_of_a_device(point), per_device_eval_batch_size=32,
         learning_rate=point.learning_rate, num_train_epochs=point.epochs, seed=point.seed,
         weight_decay=settings.weight_decay, warmup_steps=settings.warmup_share, lr_scheduler_type="linear",
         eval_strategy="epoch", logging_strategy="epoch", report_to=[], disable_tqdm=True,

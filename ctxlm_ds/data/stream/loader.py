@@ -134,16 +134,9 @@ class TrainLoader:
     """
 
     def __init__(
-        self,
-        rows: RowSource,
-        objective: Objective,
-        data: DataSection,
-        training: TrainingConfig,
-        ranks: tuple[int, int] = (0, 1),
-        start_row: int = 0,
-        idle: bool = False,
-        device: torch.device | None = None,
-    ) -> None:
+        self, rows: RowSource, objective: Objective, data: DataSection, training: TrainingConfig,
+        ranks: tuple[int, int] = (0, 1), start_row: int = 0, idle: bool = False, device: torch.device | None = None,
+    ) -> None:  # fmt: skip
         _require_rows(rows)
         self._builder = BatchBuilder(rows, objective, data, training.seed, TRAIN_MASKS)
         size_at = training.batch_size_at if training.batch_ramp else None
