@@ -22,7 +22,7 @@ help: ## list the targets
 install: $(STAMP) ## create .venv with the tested versions (once)
 
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "Python 3.10 or newer is needed: make PYTHON=python3.11")'
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11")'
 	@echo "installing into $(VENV) (about 2 GB, some minutes, once): 1 of 2: $$(grep '^torch==' constraints.txt)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP_INSTALL) setuptools wheel $$(grep '^torch==' constraints.txt)
@@ -53,8 +53,8 @@ test-fast: install ## unit tests of one process that take no seconds, in some mi
 mutants: operators ## break the package in 60 places, one at a time: do the tests notice? (half an hour)
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
-PYTHONS ?= 3.10 3.12 3.13
-test-pythons: ## `make test-fast` under PYTHONS="3.10 3.12 3.13", each in .venv-VERSION; a missing interpreter is skipped
+PYTHONS ?= 3.12 3.13
+test-pythons: ## `make test-fast` under PYTHONS="3.12 3.13", each in .venv-VERSION; a missing interpreter is skipped
 	@for version in $(PYTHONS); do \
 		python$$version --version >/dev/null 2>&1 || { echo "Python $$version is not installed: skipped"; continue; }; \
 		$(MAKE) --no-print-directory test-fast PYTHON=python$$version VENV=.venv-$$version || exit 1; \

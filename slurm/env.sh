@@ -14,7 +14,7 @@
 # CTXLM_HOME=/shared/ctxlm_ds                  # the checkout; default: where sbatch found the script
 
 # --- Container (at most one) ------------------------------------------------------------------------------------------
-# The ranks run in it; the job itself (a few lines of Python 3.10 or newer without further packages) runs outside.
+# The ranks run in it; the job itself (a few lines of Python 3.11 or newer without further packages) runs outside.
 # CTXLM_CONTAINER=/shared/images/ctxlm.sif     # apptainer exec --nv IMAGE
 # CTXLM_CONTAINER_OPTIONS="--bind /shared"     # further options of apptainer exec
 # CTXLM_PYXIS=/shared/images/ctxlm.sqsh        # enroot with pyxis: srun --container-image IMAGE

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Self
 
 import numpy as np
 import torch
@@ -21,9 +21,6 @@ from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.encoder_decoder import DECODER_FIELDS, LABELS, EncoderDecoder
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.registry import OBJECTIVES
-
-if TYPE_CHECKING:
-    from typing import Self
 
 
 class Targets(Predictions):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,6 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.tokenizers.load import open_tokenizer
 from ctxlm_ds.training.hooks.curves import points_of
 from ctxlm_ds.training.hooks.hooks import Hook, RunEnd
-
-if TYPE_CHECKING:
-    from typing import Self
 
 NOTHING, BEGINNING = 0.1, 1.0
 """Nats below word frequencies up to which a model has learned nothing from context, or a beginning."""

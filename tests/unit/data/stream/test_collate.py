@@ -7,7 +7,7 @@ import pytest
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.data.sample import NO_LABEL, Example
-from ctxlm_ds.errors import ConfigError, DataError
+from ctxlm_ds.errors import DataError
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.objectives.masked_lm import MaskedLM
 from tests.ragged import Rows, collate
@@ -103,12 +103,6 @@ def test_given_slots_are_never_exceeded_in_packed_rows() -> None:
         assert budgets.min() >= 1 and budgets.sum() <= 12
     alone = data_section(seq_length=128)
     assert objective.budgets(np.array([5, 128]), alone).tolist() == [12, 12]
-
-
-def test_fewer_slots_than_sequences_are_refused() -> None:
-    data = data_section(packing=True, max_sequences_per_row=8)
-    with pytest.raises(ConfigError, match=r"max_predictions 7 .*max_sequences_per_row 8"):
-        masked_lm(7).fields(data)
 
 
 @pytest.mark.parametrize(
