@@ -56,8 +56,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was imported out of every later collection."""
+    """Leave what was imported out of every later collection, and autograd without threads."""
     gc.freeze()
+    if (torch := sys.modules.get("torch")) is not None:
+        # At the first backward pass autograd starts a thread for each device, also for the fake one that a CUDA build
+        # without a GPU has after torch.compile; no fork could compute gradients then.
+        torch.ones(1, requires_grad=True).sum().backward()
     gc.enable()
 
 
