@@ -4,45 +4,27 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ctxlm_ds.apps.plan import plan_run
-from ctxlm_ds.console import run_command
-from tests.integration.route import ROOT, call, launcher
-
-TOOL = ROOT / "tools" / "plan_run.py"
-Plan = Callable[..., str]
+from tests.integration.route import ROOT, call, call_here, launcher
 
 
-@pytest.fixture
-def plan(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Plan:
-    """The tool in this process, which has imported torch: standard output, or the error's text if `status` is not 0."""
-
-    def run(*arguments: str, status: int = 0) -> str:
-        monkeypatch.setattr(sys, "argv", [str(TOOL), *arguments])
-        ended: object = 0
-        try:
-            run_command(plan_run.main)
-        except SystemExit as end:
-            ended = end.code
-        shown = capsys.readouterr()
-        assert ended == status, shown.err
-        return shown.out if status == 0 else shown.err
-
-    return run
+def plan(*arguments: str, status: int = 0) -> str:
+    """Standard output of the tool, or the error's text if `status` is not 0."""
+    done = call_here(plan_run.main, ROOT / "tools" / "plan_run.py", *arguments)
+    assert done.returncode == status, done.stderr
+    return done.stdout if status == 0 else done.stderr
 
 
-@pytest.fixture
-def plan_json(plan: Plan) -> Callable[..., Any]:
-    return lambda *arguments: json.loads(plan(*arguments, "--json"))
+def plan_json(*arguments: str) -> Any:
+    return json.loads(plan(*arguments, "--json"))
 
 
-def test_the_table_and_a_command_that_pretraining_accepts(plan: Plan) -> None:
+def test_the_table_and_a_command_that_pretraining_accepts() -> None:
     text = plan("--config", "roberta-large", "--nodes", "2", "--gpu", "A100-80")
     lines = text.splitlines()
     header = next(line for line in lines if line.lstrip().startswith("dp "))
@@ -55,7 +37,7 @@ def test_the_table_and_a_command_that_pretraining_accepts(plan: Plan) -> None:
     call(*launcher("forked", 1), *options, "--check", "--world-size", 16)
 
 
-def test_json_has_what_the_table_has(plan_json: Callable[..., Any]) -> None:
+def test_json_has_what_the_table_has() -> None:
     found = plan_json("--config", "bert-large", "--gpu", "H100", "--gpus-per-node", "4")
     best = found["recommended"]
     assert best["memory_bytes"]["total"] <= found["cluster"]["usable_bytes"]
@@ -66,7 +48,7 @@ def test_json_has_what_the_table_has(plan_json: Callable[..., Any]) -> None:
     assert len(every["plans"]) > len(found["plans"])
 
 
-def test_a_slower_network_costs_time(plan_json: Callable[..., Any]) -> None:
+def test_a_slower_network_costs_time() -> None:
     arguments = ("--config", "bert-large", "--nodes", "16", "--gpu", "A100-80", "--deepspeed-config", "zero1")
     fast = plan_json(*arguments)["recommended"]["step_seconds"]
     slow = plan_json(*arguments, "--inter-node-gbps", "10")["recommended"]["step_seconds"]
@@ -91,13 +73,13 @@ def test_a_slower_network_costs_time(plan_json: Callable[..., Any]) -> None:
         ),
     ],
 )  # fmt: skip
-def test_mistakes(plan: Plan, arguments: list[str], words: list[str]) -> None:
+def test_mistakes(arguments: list[str], words: list[str]) -> None:
     text = plan(*arguments, status=2)
     for word in words:
         assert word in text
 
 
-def test_a_gpu_of_ones_own(plan_json: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_gpu_of_ones_own(tmp_path: Path) -> None:
     own = tmp_path / "own.yaml"
     own.write_text(
         "memory_gib: 24\ntflops_16bit: 165\ntflops_fp32: 82.6\nmemory_gb_per_s: 1008\nnvlink_gb_per_s: 64\n"

@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ctxlm_ds.apps.convert.fork import fork
 from ctxlm_ds.process.run_history import START, read_history
 from tests.integration.conftest import Prepared
 from tests.integration.route import call, kill_group, launcher, metrics, pretrain_words, start, tool, wait_for
@@ -50,20 +49,6 @@ def test_killed_at_random_moments(uninterrupted: Path, bert_route: Prepared, tmp
     assert metrics(run_dir) == metrics(uninterrupted)
     assert metrics(run_dir, "grad_norm") == metrics(uninterrupted, "grad_norm")
     assert metrics(run_dir, "eval/heldout/loss") == metrics(uninterrupted, "eval/heldout/loss")
-
-
-def test_a_fork_goes_on_bitwise_as_its_run(uninterrupted: Path, tmp_path: Path) -> None:
-    branch, last = tmp_path / "branch", f"step-{STEPS:08d}"
-    begin = fork(f"{uninterrupted}@{STEPS - 3}", branch)
-    assert begin == STEPS - 3
-    call(*launcher("forked", 2), *pretrain_words(branch / "config.yaml", [], 2))
-    expected = {step: loss for step, loss in metrics(uninterrupted).items() if step > begin}
-    assert metrics(branch) == expected and len(expected) == 3
-    paths = sorted((branch / "checkpoints" / last).glob("*.safetensors"))
-    assert len(paths) == 4  # weights and moments of two ranks
-    for path in paths:
-        ours, theirs = load_file(path), load_file(uninterrupted / "checkpoints" / last / path.name)
-        assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def last_step(run_dir: Path) -> int:

@@ -5,7 +5,6 @@ Both forms of files are read back; nothing incomplete stays.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from ctxlm_ds.apps.downstream.embed import build_parser, main, write_vectors
-from ctxlm_ds.errors import ConfigError
 from tests.downstream_models import hidden_states, write_bert
+from tests.integration.route import call_here
 
 LINES = ["the film was good .", "Ann met unknown films in Paris"]
 
@@ -30,16 +29,18 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(monkeypatch: pytest.MonkeyPatch, files: Path, *options: object) -> None:
+def run(files: Path, *options: object, status: int = 0) -> str:
+    """Run the command; return what it says on standard error."""
     base = ["--features", files / "bert", "--input", files / "text.txt", "--lines"]
-    monkeypatch.setattr(sys, "argv", ["embed.py", *map(str, [*base, *options])])
-    main()
+    done = call_here(main, "embed.py", *base, *options)
+    assert done.returncode == status, done.stderr
+    return done.stderr
 
 
-def test_words_are_hidden_states(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_hidden_states(files: Path, tmp_path: Path) -> None:
     from safetensors import safe_open
 
-    run(monkeypatch, files, "--layers", "concat:2", "--output", tmp_path / "v.safetensors")
+    run(files, "--layers", "concat:2", "--output", tmp_path / "v.safetensors")
     with safe_open(tmp_path / "v.safetensors", "np") as file:
         assert file.metadata()["layers"] == "concat:2"
         found = {name: file.get_tensor(name) for name in ("vectors", "offsets")}
@@ -52,9 +53,9 @@ def test_words_are_hidden_states(files: Path, tmp_path: Path, monkeypatch: pytes
         np.testing.assert_allclose(found["vectors"][rows, 0], expected, atol=1e-6)
 
 
-def test_both_files_hold_every_layer(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_files_hold_every_layer(files: Path, tmp_path: Path) -> None:
     for suffix in ("safetensors", "arrow"):
-        run(monkeypatch, files, "--layers", "all", "--output", tmp_path / f"v.{suffix}")
+        run(files, "--layers", "all", "--output", tmp_path / f"v.{suffix}")
     columns = pa.ipc.open_file(str(tmp_path / "v.arrow")).read_all()
     layers = [np.array(columns[f"layer_{at}"].to_pylist(), dtype=np.float32) for at in range(4)]
     np.testing.assert_array_equal(load_file(tmp_path / "v.safetensors")["vectors"], np.stack(layers, axis=1))
@@ -62,10 +63,9 @@ def test_both_files_hold_every_layer(files: Path, tmp_path: Path, monkeypatch: p
     np.testing.assert_allclose(layers[1][5:], states[1, [word_ids.index(word) for word in range(6)]], atol=1e-6)
 
 
-def test_sentences_are_the_mean_of_their_words(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-
+def test_sentences_are_the_mean_of_their_words(files: Path, tmp_path: Path) -> None:
     for unit in ("words", "sentences"):
-        run(monkeypatch, files, "--layers", "all", "--unit", unit, "--output", tmp_path / f"{unit}.arrow")
+        run(files, "--layers", "all", "--unit", unit, "--output", tmp_path / f"{unit}.arrow")
     words, sentences = (pa.ipc.open_file(str(tmp_path / f"{unit}.arrow")).read_all() for unit in ("words", "sentences"))
     assert words.schema.metadata[b"layers"] == b"all" and words["sentence"].to_pylist() == [0] * 5 + [1] * 6
     assert sentences["word"].to_pylist() == LINES and words["word"].to_pylist() == " ".join(LINES).split()
@@ -79,35 +79,28 @@ def test_sentences_are_the_mean_of_their_words(files: Path, tmp_path: Path, monk
     ("options", "message"),
     [
         (("--layers", "mix:2"), "a mix is trained with a task"),
-        (("--output", "v.npz"), r"the name ends in \.safetensors or \.arrow"),
+        (("--output", "v.npz"), "the name ends in .safetensors or .arrow"),
     ],
 )
-def test_mistakes_are_refused(
-    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        run(monkeypatch, files, "--output", tmp_path / "v.arrow", *options)
+def test_mistakes_are_refused(files: Path, tmp_path: Path, options: tuple[str, ...], message: str) -> None:
+    assert message in run(files, "--output", tmp_path / "v.arrow", *options, status=2)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("option", "warned"), [("--lines", True), ("--split-special-tokens", False)])
 def test_names_of_special_tokens_in_a_text_are_told_as_for_a_task(
-    option: str, warned: bool, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    option: str, warned: bool, files: Path, tmp_path: Path
+) -> None:
     (tmp_path / "text.txt").write_text("the film\nAnn met [MASK] in [SEP]\n")
     output = ["--input", tmp_path / "text.txt", "--words", "whitespace", "--output", tmp_path / "v.safetensors"]
-    run(monkeypatch, files, *output, option)
     told = "Ann met [MASK] in [SEP]: the text has [MASK], which is read as that special token (2 such names here)"
-    assert (told in capsys.readouterr().err) == warned
+    assert (told in run(files, *output, option)) == warned
 
 
-def test_words_without_a_static_vector_are_counted(
-    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_words_without_a_static_vector_are_counted(files: Path, tmp_path: Path) -> None:
     (tmp_path / "glove.txt").write_text("the 1 2\nfilm 2 3\nann 1 1\n")
-    run(monkeypatch, files, "--features", tmp_path / "glove.txt", "--output", tmp_path / "v.safetensors")
-    assert f"72.7 % of 11 words have no vector in {tmp_path / 'glove.txt'}; theirs is zero" in capsys.readouterr().err
+    told = run(files, "--features", tmp_path / "glove.txt", "--output", tmp_path / "v.safetensors")
+    assert f"72.7 % of 11 words have no vector in {tmp_path / 'glove.txt'}; theirs is zero" in told
 
 
 def test_help_describes_the_files(tmp_path: Path) -> None:

@@ -155,16 +155,11 @@ def test_a_decoder_predicts_what_the_encoder_does_not_see(export: Export, family
         np.testing.assert_allclose(open_scorer(export(family), way=way).scores(SENTENCES), scores, rtol=1e-5)
 
 
-def test_a_sentence_that_is_too_long_is_named(export: Export) -> None:
-    with pytest.raises(DataError, match=r"the the .*has 82 tokens, the model reads at most \d\d; shorten"):
-        open_scorer(export("bert")).scores(["the " * 80])
-
-
 def test_a_sentence_that_is_too_long_ends_no_computation(export: Export, monkeypatch: pytest.MonkeyPatch) -> None:
     scorer = open_scorer(export("bert"))
     monkeypatch.setattr(scorers, "BLOCK", 1)
     monkeypatch.setattr(scorers.LanguageModel, "log_probs", None)
-    with pytest.raises(DataError, match="82 tokens"):
+    with pytest.raises(DataError, match=r"the the .*has 82 tokens, the model reads at most \d\d; shorten"):
         scorer.scores(["the", "the " * 80])
 
 

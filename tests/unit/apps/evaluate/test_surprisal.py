@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from transformers import AutoModelForMaskedLM
 
 from ctxlm_ds.apps.evaluate.command import main
 from ctxlm_ds.apps.evaluate.scorers import TokenScores
 from ctxlm_ds.apps.evaluate.surprisal import word_surprisals
 from ctxlm_ds.errors import DataError
 from tests.downstream_models import write_bert, write_gpt2
+from tests.unit.apps.evaluate.test_scorers import loaded, masked_values
 
 
 def test_a_word_is_the_sum_of_its_tokens_wherever_their_white_space_is() -> None:
@@ -27,8 +28,6 @@ def test_a_word_is_the_sum_of_its_tokens_wherever_their_white_space_is() -> None
 
 
 def test_the_file_equals_a_plain_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from transformers import AutoModelForMaskedLM, AutoTokenizer
-
     folder = write_bert(tmp_path / "bert")
     text = "the unknowns met\n\nAnn was good .\n"
     (tmp_path / "text.txt").write_text(text)
@@ -39,21 +38,14 @@ def test_the_file_equals_a_plain_loop(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [row[:2] for row in rows] == [["1", word] for word in text.split("\n")[0].split()] + [
         ["3", word] for word in text.split("\n")[2].split()
     ]
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForMaskedLM.from_pretrained(folder).eval()
-    wanted: dict[int, float] = {}
-    encoded = tokenizer(text.split("\n")[0], return_tensors="pt")
-    for at, word in enumerate(encoded.word_ids()):
-        if word is not None:
-            ids = encoded["input_ids"].clone()
-            ids[0, at] = tokenizer.mask_token_id
-            with torch.no_grad():
-                found = model(input_ids=ids).logits[0, at].double().log_softmax(-1)
-            wanted[word] = wanted.get(word, 0.0) - float(found[encoded["input_ids"][0, at]])
-    assert len(encoded["input_ids"][0]) > len(wanted) + 2  # a word has several tokens
-    for row, nats in zip(rows, wanted.values(), strict=False):
-        assert float(row[2]) == pytest.approx(nats, abs=1e-5) and float(row[3]) == pytest.approx(
-            nats / math.log(2), abs=1e-5
-        )
+    tokenizer, model = loaded(folder, AutoModelForMaskedLM)
+    line, wanted = text.split("\n")[0], [0.0] * 3
+    words = [word for word in tokenizer(line).word_ids() if word is not None]
+    assert len(words) > len(wanted)  # a word has several tokens
+    for word, value in zip(words, masked_values(tokenizer, model, line), strict=True):
+        wanted[word] -= value
+    assert [float(row[2]) for row in rows[:3]] == pytest.approx(wanted, abs=1e-5)
+    assert [float(row[3]) for row in rows[:3]] == pytest.approx([nats / math.log(2) for nats in wanted], abs=1e-5)
 
 
 def test_a_first_word_that_nothing_is_before_has_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

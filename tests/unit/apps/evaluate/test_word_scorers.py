@@ -50,23 +50,27 @@ def test_pairs_of_rare_words_are_left_out() -> None:
 
 
 class ByDefinition:
-    """Modified Kneser-Ney over sentences, one n-gram at a time (Chen & Goodman 1999; Heafield 2011, section 3)."""
+    """Kneser-Ney over sentences, one n-gram at a time (Chen & Goodman 1999; Heafield 2011, section 3)."""
 
-    def __init__(self, sentences: list[list[int]], order: int, num_predicted: int) -> None:
+    def __init__(
+        self, sentences: list[list[int]], order: int, num_predicted: int, begin: int = 0, modified: bool = True
+    ) -> None:
         grams = [
             Counter(tuple(one[at : at + n]) for one in sentences for at in range(len(one) - n + 1))
             for n in range(1, order + 1)
         ]
-        self.num_predicted, self.counts = num_predicted, []
+        self.num_predicted, self.modified, self.counts = num_predicted, modified, []
         for n, found in enumerate(grams, 1):
             after = Counter(more[1:] for more in grams[n]) if n < order else found
-            own = {gram: count if n > 1 and gram[0] == 0 else after[gram] for gram, count in found.items()}
+            own = {gram: count if n > 1 and gram[0] == begin else after[gram] for gram, count in found.items()}
             self.counts.append(own)
 
     def discount(self, n: int, count: int) -> float:
         number = [list(self.counts[n - 1].values()).count(k) for k in range(5)]
         single = number[1] / (number[1] + 2 * number[2])
         k = min(count, 3)
+        if not self.modified:
+            return single if k else 0.0
         return 0.0 if k == 0 else max(0.0, k - (k + 1) * single * number[k + 1] / number[k])
 
     def probability(self, context: tuple[int, ...], word: int) -> float:

@@ -6,15 +6,7 @@ import pytest
 
 from ctxlm_ds.apps.init import start
 from ctxlm_ds.apps.init.settings import load_table, recipe_text, write_recipe
-from ctxlm_ds.apps.init.start import (
-    Machine,
-    describe_gpu,
-    find_machine,
-    fitting_vocab_size,
-    new_settings,
-    num_rows,
-    shipped_recipe,
-)
+from ctxlm_ds.apps.init.start import Machine, describe_gpu, fitting_vocab_size, new_settings, num_rows, shipped_recipe
 from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.load import load_config, shipped_recipes
 from tests.sample_data import random_documents, write_dataset
@@ -93,13 +85,6 @@ def test_a_device_is_the_planners_gpu_of_its_name_or_the_nearest_in_memory():
     other = describe_gpu("NVIDIA L40S", 44.4, True)
     assert (other.name, other.memory_gib, other.tflops_16bit) == ("NVIDIA L40S", 44.4, 312.0)
     assert Machine(1, describe_gpu("Tesla T4", 14.6, False)).precision == "fp16"
-
-
-def test_this_machine_has_ranks_and_a_precision():
-    machine = find_machine(3)
-    assert machine.ranks == 3
-    assert machine.gpu is not None or machine.cpu_flops_per_s > 0
-    assert machine.precision in ("bf16", "fp16", "fp32")
 
 
 def test_a_dataset_of_few_documents_is_refused_before_the_run(tmp_path):

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from ctxlm_ds.apps.report.run_report import ReportHook, by_label, charts_of, main, read_run, run_page
 from ctxlm_ds.checkpoint.ledger import LEDGER_NAME, Ledger, Segment, open_segment
-from ctxlm_ds.errors import DataError
 from ctxlm_ds.process.run_files import update_status
 from ctxlm_ds.process.run_history import append_event
 from ctxlm_ds.training.hooks.hooks import Hooks
 from ctxlm_ds.training.loop.state import TrainState
+from tests.integration.route import call_here
 from tests.unit.training.hooks.test_metrics import end
 
 
-def report(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
-    monkeypatch.setattr(sys, "argv", ["ctxlm report", *map(str, words)])
-    main()
+def report(*words: object, status: int = 0) -> str:
+    """What the command prints, or the error's text if `status` is not 0."""
+    done = call_here(main, "ctxlm report", *words)
+    assert done.returncode == status, done.stderr
+    return done.stderr if status else done.stdout
 
 
 def make_run(folder: Path, metrics: str) -> Path:
@@ -29,23 +30,22 @@ def make_run(folder: Path, metrics: str) -> Path:
     return folder
 
 
-def test_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report(tmp_path: Path) -> None:
     records = [{"step": step, "masked_lm": 7 - step / 10, "learning_rate": 1e-3} for step in range(1, 11)]
-    report(monkeypatch, make_run(tmp_path, "".join(f"{json.dumps(record)}\n" for record in records)))
-    shown = capsys.readouterr().out
+    shown = report(make_run(tmp_path, "".join(f"{json.dumps(record)}\n" for record in records)))
     assert "loss (nats)" in shown and shown.endswith(f"all curves: {tmp_path / 'report.html'}\n")
     page = (tmp_path / "report.html").read_text()
     assert page.count("<svg") == 2 and "max_steps: 20" in page and "a&lt;b" in page and "accuracy" not in page
 
 
-def test_two_runs_over_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_runs_over_each_other(tmp_path: Path) -> None:
     line = json.dumps({"step": 1, "masked_lm": 7.0}) + "\n"
     runs = [tmp_path / name for name in ("one", "other")]
     for run in runs:
         run.mkdir()
         make_run(run, line)
     (runs[1] / "config.yaml").write_text("name: b\ntraining:\n  max_steps: 30\n")
-    report(monkeypatch, *runs, "--output", tmp_path / "both.html")
+    report(*runs, "--output", tmp_path / "both.html")
     page = (tmp_path / "both.html").read_text()
     assert "a&lt;b training 7" in page and "b training 7" in page
     assert "<td>training.max_steps=20</td>" in page and "<td>training.max_steps=30</td>" in page
@@ -77,9 +77,7 @@ def test_a_branch_begins_at_the_tokens_of_its_trunk(tmp_path: Path) -> None:
     assert not any("tokens" in chart.title for chart in charts_of(by_label([read_run(folders["fork"])])))
 
 
-def test_a_sweep_is_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_is_compared(tmp_path: Path) -> None:
     (tmp_path / "sweep.txt").write_text("optimizer.learning_rate=1e-4\noptimizer.learning_rate=2e-4\n\n")
     for task, rate in enumerate(("1.0e-4", "2.0e-4", "3.0e-4")):
         (tmp_path / str(task)).mkdir()
@@ -88,8 +86,7 @@ def test_a_sweep_is_compared(
         (tmp_path / str(task) / "config.yaml").write_text(text)
         (tmp_path / str(task) / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     (tmp_path / "2" / "metrics.jsonl").write_text("")
-    report(monkeypatch, tmp_path)
-    shown = capsys.readouterr().out
+    shown = report(tmp_path)
     assert shown.endswith(f"all curves: {tmp_path / 'report.html'}\n") and (tmp_path / "report.html").is_file()
     table = shown.splitlines()[-4:-1]
     assert [row.split() for row in table] == [
@@ -98,16 +95,15 @@ def test_a_sweep_is_compared(
         [f"{tmp_path}/1", "2", "4.0000", "optimizer.learning_rate=0.0002"],
     ]
     assert f"{tmp_path}/2: no step is finished yet; left out" in shown
-    report(monkeypatch, *sorted(tmp_path.glob("*")), "--output", tmp_path / "report.html")
-    assert capsys.readouterr().out == shown, "the shell's pattern matches sweep.txt and report.html, too"
-    with pytest.raises(DataError, match="is missing"):
-        report(monkeypatch, tmp_path / "0", tmp_path / "none")
+    again = report(*sorted(tmp_path.glob("*")), "--output", tmp_path / "report.html")
+    assert again == shown, "the shell's pattern matches sweep.txt and report.html, too"
+    assert "is missing" in report(tmp_path / "0", tmp_path / "none", status=2)
 
 
 @pytest.mark.parametrize("metrics", ["", '{"st', "[1]\n"])
-def test_what_is_no_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metrics: str) -> None:
-    with pytest.raises(DataError, match="is missing or has no complete line; give the directory of a run"):
-        report(monkeypatch, make_run(tmp_path, metrics))
+def test_what_is_no_curve(tmp_path: Path, metrics: str) -> None:
+    told = report(make_run(tmp_path, metrics), status=2)
+    assert "is missing or has no complete line; give the directory of a run" in told
 
 
 ENVIRONMENT = {
@@ -141,19 +137,14 @@ def test_runs_of_one_name_have_their_folders_as_labels(tmp_path: Path) -> None:
     assert [chart.title for chart in charts_of(runs)] == ["loss (nats)"]
 
 
-def test_the_verdict_is_printed_and_on_the_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_verdict_is_printed_and_on_the_page(tmp_path: Path) -> None:
     runs = [ended_run(tmp_path / name) for name in ("one", "other")]
     update_status(runs[0], verdict=["held: 3.40 nats <b>", "the model repeats its text"])
-    report(monkeypatch, runs[0])
-    assert (
-        "\nverdict of tiny: held: 3.40 nats <b>\nverdict of tiny: the model repeats its text\n"
-        in capsys.readouterr().out
-    )
+    told = "\nverdict of tiny: held: 3.40 nats <b>\nverdict of tiny: the model repeats its text\n"
+    assert told in report(runs[0])
     assert "<td>held: 3.40 nats &lt;b&gt;</td>" in (runs[0] / "report.html").read_text()
-    report(monkeypatch, *runs, "--output", tmp_path / "both.html")
-    assert f"\nverdict of {runs[0]}: held: 3.40 nats <b>\n" in capsys.readouterr().out
+    both = report(*runs, "--output", tmp_path / "both.html")
+    assert f"\nverdict of {runs[0]}: held: 3.40 nats <b>\n" in both
 
 
 def test_a_run_that_ends_writes_its_page(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -182,16 +173,13 @@ ODD = ["NaN", "Infinity", "1e400", '"x"', "[]", "{}", "true", "1" + "0" * 400, "
 
 
 @pytest.mark.parametrize("value", ODD)
-def test_a_value_that_is_no_figure_costs_its_point(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], value: str
-) -> None:
+def test_a_value_that_is_no_figure_costs_its_point(tmp_path: Path, value: str) -> None:
     line = '{"step": 2, "loss": %s, "masked_lm": %s, "eval/a/loss": %s, "texts": %s}\n' % ((value,) * 4)
     other = json.dumps({"step": 3, "loss": 6.5, "masked_lm": 6.5, "texts": [["given", "written"], ["alone"], 5]}) + "\n"
     run = make_run(tmp_path, other.replace("3", "1") + line + f'{{"step": {value}}}\n' + other)
     event = '{"event": "start", "time_unix_s": %s, "environment": %s, "step": %s}\n'
     (run / "history.jsonl").write_text(event % ((value,) * 3) + event % (5, value, value))
-    report(monkeypatch, run)
-    assert "loss (nats)" in capsys.readouterr().out
+    assert "loss (nats)" in report(run)
     page = (run / "report.html").read_text()
     drawn = page[page.index("<svg") : page.rindex("</svg>")]
     assert page.count("<td>written<") == 2 and "nan" not in drawn and "inf" not in drawn

@@ -17,8 +17,3 @@ def test_a_size_that_the_study_lacks(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--size base: .*mine.yaml has the sizes tiny"):
         main([str(path), "--size", "base", "--output", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
-
-
-def test_a_study_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no shipped study"):
-        main(["no-such-study", "--output", str(tmp_path / "out")])

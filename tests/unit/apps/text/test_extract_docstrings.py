@@ -153,10 +153,3 @@ def test_existing_folder_and_missing_package(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no_such_package is no package that is installed here"):
         extract_docstrings(tmp_path / "new", ("no_such_package",))
     assert not (tmp_path / "new").exists()
-
-
-def test_numpy_is_read_whole() -> None:
-    path = docstrings._package_folder("numpy") / "_core" / "fromnumeric.py"
-    text = "\n".join(module_prose(path))
-    assert "Return the cumulative sum of the elements along a given axis." in text
-    assert ">>>" not in text and "----" not in text and "array_like" not in text.split("\n")[0]

@@ -12,45 +12,20 @@ import pytest
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.errors import DataError
 from tests.sample_data import DatasetWriter, write_dataset
+from tests.unit.apps.evaluate.test_word_scorers import ByDefinition
 from tools.benchmark.ngrams import compare_ngrams, marked_words, trigram_probabilities
 
 IDS = 6
-
-
-def discount(counts: list[int]) -> float:
-    ones, twos = counts.count(1), counts.count(2)
-    return ones / (ones + 2 * twos) if ones else 0.5
-
-
-def by_definition(text: list[int], u: int, v: int, w: int) -> float:
-    """Chen & Goodman 1999, section 3: continuation counts below the highest order."""
-    trigrams = list(zip(text, text[1:], text[2:], strict=False))
-    types = set(trigrams)
-    pairs = {(b, c) for _, b, c in types}
-    bigrams = set(zip(text, text[1:], strict=False))
-    after = {pair: len({a for a, b, c in types if (b, c) == pair}) for pair in pairs}
-    unigram = {c: len({b for b, d in bigrams if d == c}) for _, c in bigrams}
-    d1, d2 = discount(list(unigram.values())), discount(list(after.values()))
-    d3 = discount([trigrams.count(one) for one in types])
-    share = max(unigram.get(w, 0) - d1, 0) / len(bigrams) + d1 * len(unigram) / len(bigrams) / IDS
-    total = sum(count for (b, _), count in after.items() if b == v)
-    if total:
-        fan = len([pair for pair in after if pair[0] == v])
-        share = max(after.get((v, w), 0) - d2, 0) / total + d2 * fan / total * share
-    total = sum(1 for a, b, _ in trigrams if (a, b) == (u, v))
-    if total:
-        fan = len({c for a, b, c in types if (a, b) == (u, v)})
-        share = max(trigrams.count((u, v, w)) - d3, 0) / total + d3 * fan / total * share
-    return share
 
 
 def test_probabilities_are_those_of_the_definition() -> None:
     rng = np.random.default_rng(0)
     text = np.minimum(rng.geometric(0.4, 60), IDS - 1)
     held_out = rng.integers(0, IDS, 200)
-    found = trigram_probabilities(text, held_out, IDS)
+    expected = ByDefinition([text.tolist()], 3, IDS, begin=-1, modified=False)
     triples = zip(held_out.tolist(), held_out[1:].tolist(), held_out[2:].tolist(), strict=False)
-    assert found == pytest.approx([by_definition(text.tolist(), *triple) for triple in triples])
+    found = trigram_probabilities(text, held_out, IDS)
+    assert found == pytest.approx([expected.probability((u, v), w) for u, v, w in triples])
 
 
 def test_of_datasets(tmp_path: Path) -> None:
