@@ -1,4 +1,4 @@
-"""A BERT fills masks at each evaluation, and a T5 spans: as the exported model does, and the same when split.
+"""A BERT fills masks at each evaluation as the exported model does, and a T5 spans: the same when split.
 
 The run is unchanged.
 """
@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoTokenizer, BertForPreTraining, T5ForConditionalGeneration
+from transformers import AutoTokenizer, BertForPreTraining
 
 from ctxlm_ds.registry import FAMILIES
-from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.integration.conftest import Prepared, prepare
 from tests.integration.route import call, launcher, metrics, pretrain_words, tool, write_recipe
 
@@ -73,23 +72,14 @@ def t5_recipe(folder: Path) -> Path:
 
 
 def test_written_targets(tmp_path: Path) -> None:
+    """That they are those of transformers' generate(): tests/families/test_generation.py."""
     recipe = t5_recipe(tmp_path)
     one, split = tmp_path / "one", tmp_path / "split"
     done = call(*launcher("forked", 1), *pretrain_words(recipe, [f"run_dir={one}"]))
     assert done.stderr.count("step 6 written: ") == 2
     parallel = [f"run_dir={split}", "parallel.tensor_parallel_size=2", "parallel.sequence_parallel=true"]
     call(*launcher("forked", 2), *pretrain_words(recipe, parallel))
-    shared = [f"run_dir={tmp_path / 'shared'}", "parallel.context_parallel_size=2"]
-    call(*launcher("forked", 2), *pretrain_words(recipe, shared))
     ((given, written), (held_out, restored)) = metrics(one, "texts")[6]
-    assert metrics(tmp_path / "shared", "texts") == metrics(split, "texts") == metrics(one, "texts")
+    assert metrics(split, "texts") == metrics(one, "texts") and written
     assert given.replace(" ", "") == SPANS.replace(" ", "")
     assert "<extra_id_0>" in held_out and " (was <extra_id_0>" in restored
-
-    tool("convert_checkpoint.py", "to-hf", "--checkpoint", one, "--output", tmp_path / "hf")
-    model = T5ForConditionalGeneration.from_pretrained(tmp_path / "hf")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
-    inputs = tokenizer(SPANS, return_tensors="pt")
-    ids = model.generate(inputs["input_ids"], max_new_tokens=8, do_sample=False)[0].tolist()
-    ends = {tokenizer.pad_token_id, tokenizer.eos_token_id}
-    assert written == load_tokenizer(tmp_path / "tokenizer").decode([token for token in ids if token not in ends])

@@ -73,18 +73,6 @@ def test_the_same_export_again_is_done_at_once(run: Path, tmp_path: Path) -> Non
     assert convert(*words, "--overwrite").returncode == 0 and "complete already" in convert(*words).stdout
 
 
-def test_a_damaged_checkpoint_is_one_error_and_no_output(run: Path, tmp_path: Path) -> None:
-    step = run / "checkpoints" / "step-00000100"
-    path = step / "weights-00000.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-    for checkpoint in (run, step):
-        done = convert("to-hf", "--checkpoint", checkpoint, "--output", tmp_path / "hf")
-        assert done.returncode == 2 and "Traceback" not in done.stderr
-        errors = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-        assert len(errors) == 1 and "weights-00000.safetensors" in errors[0]
-    assert {path.name for path in tmp_path.iterdir()} == {"run", "tokenizer"}
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

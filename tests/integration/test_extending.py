@@ -95,16 +95,8 @@ def test_a_field_says_how_ranks_share_it(folder: Path, tmp_path: Path, shared: s
     changed = shutil.copytree(folder, tmp_path / "toy", symlinks=True)
     for module in (changed / "toy_family.py", changed / "site" / "toy_family.py"):
         module.write_text(module.read_text().replace(', shared="slots"', shared))
-    words = [
-        "--config",
-        "recipe.yaml",
-        "--deepspeed_config",
-        "zero1",
-        "--set",
-        "run_dir=broken",
-        "training.max_steps=1",
-    ]
-    done = here(changed, "-m", "ctxlm_ds.pretrain", *words, check=False)
+    words = "-m ctxlm_ds.pretrain --config recipe.yaml --deepspeed_config zero1 --set run_dir=broken"
+    done = here(changed, *words.split(), "training.max_steps=1", check=False)
     assert done.returncode and message in done.stderr and not (changed / "broken" / "checkpoints").exists()
 
 

@@ -79,12 +79,8 @@ def test_pretraining_fills_masks(pretrained: tuple[Folder, str]) -> None:
 
 
 def test_a_look_at_the_run(pretrained: tuple[Folder, str]) -> None:
-    seen = pretrained[0].run("look")
-    assert (
-        f"'eval/heldout/loss': ({32 if pretrained[0].is_small else 200}," in seen
-        and "[CLS]" in seen
-        and "[MASK]" in seen
-    )
+    seen, steps = pretrained[0].run("look"), 32 if pretrained[0].is_small else 200
+    assert f"'eval/heldout/loss': ({steps}," in seen and "[CLS]" in seen and "[MASK]" in seen
     assert [line.split()[0] for line in seen.splitlines()[-3:]] == ["list", "string", "returns"]
 
 

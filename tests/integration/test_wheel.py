@@ -63,7 +63,7 @@ def test_the_package_is_the_installed_one(installed: Path, tmp_path: Path) -> No
     for name in ("ds_configs", "slurm"):
         listed = {path.relative_to(ROOT / name) for path in (ROOT / name).rglob("*") if path.is_file()}
         assert {path.relative_to(package / name) for path in (package / name).rglob("*") if path.is_file()} == listed
-    sources = [path for end in ("py", "yaml", "json") for path in (ROOT / "ctxlm_ds").rglob(f"*.{end}")]
+    sources = [path for end in ("py", "yaml", "json", "cpp") for path in (ROOT / "ctxlm_ds").rglob(f"*.{end}")]
     assert len(sources) > 300 and all((package / path.relative_to(ROOT / "ctxlm_ds")).is_file() for path in sources)
     assert os.access(package / "slurm" / "route.sh", os.X_OK) and (package / "py.typed").is_file()
 

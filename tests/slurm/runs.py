@@ -25,8 +25,6 @@ from tests.slurm.cluster import Cluster, Rank
 PRETRAIN = "slurm/pretrain.sbatch"
 LOOK_S = 3.0
 CURVES = ("loss", "grad_norm", "eval/heldout/loss")
-NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
-"""Masks of dropout are drawn a rank, so that losses of different layouts can be compared only without."""
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from ctxlm_ds.process.run_history import START
-from tests.integration.route import call, launcher, pretrain_words
+from tests.integration.route import NO_DROPOUT, call, launcher, pretrain_words
 from tests.slurm.cluster import Cluster, NoClusterError, command_of
-from tests.slurm.runs import NO_DROPOUT, Job, Runs, assert_close, curves
+from tests.slurm.runs import Job, Runs, assert_close, curves
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 SCRIPT = "slurm/deepspeed_hostfile.sbatch"
@@ -42,12 +42,12 @@ def ssh_runs(ssh_cluster: Cluster, runs: Runs, tmp_path_factory: pytest.TempPath
     return Runs(ssh_cluster, runs.route, tmp_path_factory.mktemp("hostfile"))
 
 
-def submit(runs: Runs, folder: Path, *options: str, **sections: dict[str, Any]) -> Job:
+def submit(runs: Runs, folder: Path, *options: str, of_slurm: tuple[str, ...] = (), **sections: dict[str, Any]) -> Job:
     """sbatch of the script; `options` are deepspeed's."""
     recipe = runs.recipe(folder, **sections)
     log, run_dir = folder / "job.log", folder / "run"
     job = runs.cluster.sbatch(
-        "--nodes=2", "--ntasks-per-node=1", f"--output={log}", SCRIPT, *options, "--",
+        "--nodes=2", "--ntasks-per-node=1", f"--output={log}", *of_slurm, SCRIPT, *options, "--",
         "--config", recipe, "--deepspeed_config", "zero1", "--set", f"run_dir={run_dir}",
     )  # fmt: skip
     return Job(runs.cluster, job, run_dir, log)
@@ -69,15 +69,9 @@ def test_losses_equal_those_of_one_machine(ssh_runs: Runs, tmp_path: Path) -> No
 def test_include_and_deepspeed_env(ssh_runs: Runs, tmp_path: Path) -> None:
     """One node is left, not the one of the batch script; a variable of ./.deepspeed_env reaches its rank."""
     (tmp_path / ".deepspeed_env").write_text("CTXLM_ATTEMPT=from-the-file\n\n")
-    recipe = ssh_runs.recipe(tmp_path, **SHORT)
-    log, run_dir = tmp_path / "job.log", tmp_path / "run"
-    job = ssh_runs.cluster.sbatch(
-        "--nodes=2", "--ntasks-per-node=1", f"--output={log}", f"--chdir={tmp_path}", SCRIPT, "--include", "n2:0", "--",
-        "--config", recipe, "--set", f"run_dir={run_dir}",
-    )  # fmt: skip
-    found = Job(ssh_runs.cluster, job, run_dir, log)
-    found.assert_finished()
-    start = found.events(START)[0]
+    job = submit(ssh_runs, tmp_path, "--include", "n2:0", of_slurm=(f"--chdir={tmp_path}",), **SHORT)
+    job.assert_finished()
+    start = job.events(START)[0]
     assert (start["world_size"], start["host"], start["attempt"]) == (1, "n2", "from-the-file")
 
 

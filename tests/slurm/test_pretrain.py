@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.process.run_history import START
-from tests.integration.route import call, launcher, pretrain_words
-from tests.slurm.runs import NO_DROPOUT, Job, Runs, assert_close, curves
+from tests.integration.route import NO_DROPOUT, call, launcher, pretrain_words
+from tests.slurm.runs import Job, Runs, assert_close, curves
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 SHORT = {"max_steps": 12}

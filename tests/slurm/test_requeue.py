@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.process.run_history import END, START
-from tests.slurm.runs import NO_DROPOUT, Job, Runs, assert_close
+from tests.integration.route import NO_DROPOUT
+from tests.slurm.runs import Job, Runs, assert_close
 
 pytestmark = [pytest.mark.slurm, pytest.mark.soak, pytest.mark.timeout(600)]
 

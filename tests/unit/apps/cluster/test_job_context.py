@@ -62,15 +62,11 @@ def test_the_batch_script_s_arguments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("CTXLM_RESTART", "successor"), ("CTXLM_MAX_RESTARTS", "0"), ("CTXLM_RESTART_DELAY_S", "soon"),
-     ("CTXLM_SRUN_OPTIONS", "--comment='open")],
+    ("name", "value", "told"),
+    [("CTXLM_RESTART", "successor", "CTXLM_RESTART"), ("CTXLM_MAX_RESTARTS", "0", "CTXLM_MAX_RESTARTS"),
+     ("CTXLM_RESTART_DELAY_S", "soon", "CTXLM_RESTART_DELAY_S"),
+     ("CTXLM_SRUN_OPTIONS", "--comment='open", "CTXLM_SRUN_OPTIONS"), ("CTXLM_PYXIS", "b.sqsh", "one of them")],
 )  # fmt: skip
-def test_wrong_settings_are_named(name: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        read_settings({name: value})
-
-
-def test_two_kinds_of_containers_are_refused() -> None:
-    with pytest.raises(ConfigError, match="one of them"):
-        read_settings({"CTXLM_CONTAINER": "a.sif", "CTXLM_PYXIS": "b.sqsh"})
+def test_wrong_settings_are_named(name: str, value: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        read_settings({"CTXLM_CONTAINER": "a.sif", name: value})

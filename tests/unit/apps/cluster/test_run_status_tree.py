@@ -7,11 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from ctxlm_ds.apps.cluster.run_status import Begin, begin_of, main, read_statuses, tree_lines
 from ctxlm_ds.checkpoint.folders import CHECKPOINTS_DIR, step_name
 from ctxlm_ds.process.run_files import FORK_RECORD, update_status
+from tests.integration.route import call_here
 
 
 def make_run(run: Path, source: Path | None = None, begun: bool = True) -> Path:
@@ -36,15 +35,13 @@ def make_branch(trunk: Path, step: int, run: Path, begun: bool = True) -> Path:
     return run
 
 
-def test_the_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tree(tmp_path: Path) -> None:
     trunk = make_run(tmp_path / "a-trunk")
     later = make_branch(trunk, 4000, tmp_path / "later", begun=False)
     early = make_branch(trunk, 300, tmp_path / "x-early")
     make_run(tmp_path / "from-early", early / CHECKPOINTS_DIR / step_name(320))
     make_run(tmp_path / "elsewhere", Path("/weights/bert"))
-    monkeypatch.setattr(sys, "argv", ["ctxlm status", "--tree", str(tmp_path)])
-    main()
-    head, *lines = capsys.readouterr().out.splitlines()
+    head, *lines = call_here(main, "ctxlm status", "--tree", tmp_path).stdout.splitlines()
     assert head.split() == ["run", "began", "with", "step", "tokens", "loss", "state"]
     assert [" ".join(line.split()) for line in lines] == [
         f"{trunk} 7 7,000 3.2500 completed",
@@ -54,9 +51,7 @@ def test_the_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
         f"{later / 'config.yaml'}` starts it",
         f"{tmp_path / 'elsewhere'} weights 7 7,000 3.2500 completed",
     ]
-    monkeypatch.setattr(sys, "argv", ["ctxlm status", str(later)])
-    main()
-    shown = capsys.readouterr().out
+    shown = call_here(main, "ctxlm status", later).stdout
     assert "no status.json" not in shown and f"`ctxlm pretrain --config {later / 'config.yaml'}` starts it" in shown
 
 

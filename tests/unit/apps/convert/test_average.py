@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from ctxlm_ds.export.weights import open_checkpoint
 from ctxlm_ds.recipe.load import load_saved_config
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.checkpoints import make_config, make_tokenizer, random_weights, write_run
+from tests.integration.route import call_here
 
 SMALL_READS = 100
 
@@ -42,14 +42,12 @@ def checkpoint(run: Path) -> Path:
 
 
 def test_the_mean_is_that_of_float64(
-    make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ctxlm_ds.apps.convert.average.READ_ELEMENTS", SMALL_READS)
     runs = [make("a"), make("bb"), make("ccc")]
-    words = ["average", *map(str, runs), "--weights", "1", "2", "5", "--output", str(tmp_path / "mean")]
-    monkeypatch.setattr(sys, "argv", words)
-    main()
-    assert "the average of 3 checkpoints" in capsys.readouterr().out
+    done = call_here(main, "average", *runs, "--weights", 1, 2, 5, "--output", tmp_path / "mean")
+    assert "the average of 3 checkpoints" in done.stdout, done.stderr
     verify(tmp_path / "mean")
     found, readers = CheckpointReader(tmp_path / "mean"), [CheckpointReader(checkpoint(run)) for run in runs]
     assert found.names() == readers[0].names() and not found.moment_kinds()

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from ctxlm_ds.errors import CheckpointError, ConfigError
 from ctxlm_ds.process.run_files import FORK_RECORD
 from ctxlm_ds.recipe.load import load_config
 from tests.checkpoints import make_tokenizer, write_random_run
+from tests.integration.route import call_here
 
 
 @pytest.fixture
@@ -25,15 +25,11 @@ def trunk(tmp_path: Path) -> Path:
     return write_random_run(tmp_path / "trunk", "gpt2", make_tokenizer("gpt2", tmp_path / "tok"))
 
 
-def test_a_branch_shares_the_files_of_its_checkpoint(
-    trunk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_branch_shares_the_files_of_its_checkpoint(trunk: Path, tmp_path: Path) -> None:
     source, manifest = find_verified(trunk)
     new = tmp_path / "branch"
-    words = ["fork", f"{trunk}@{manifest.step}", str(new), "--set", "optimizer.learning_rate=1e-5"]
-    monkeypatch.setattr(sys, "argv", words)
-    main()
-    assert f"next: ctxlm pretrain --config {new / 'config.yaml'}" in capsys.readouterr().out
+    done = call_here(main, "fork", f"{trunk}@{manifest.step}", new, "--set", "optimizer.learning_rate=1e-5")
+    assert f"next: ctxlm pretrain --config {new / 'config.yaml'}" in done.stdout, done.stderr
     there, _ = find_verified(new)
     assert there.name == source.name and list_files(there) == list_files(source)
     assert all(os.path.samefile(there / name, source / name) for name in list_files(source))

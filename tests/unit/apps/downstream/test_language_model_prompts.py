@@ -5,7 +5,6 @@ Scores equal those of plain models of transformers, one text at a time and unpad
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from ctxlm_ds.apps.downstream.prompt import PromptDescription
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.errors import ConfigError
 from tests.downstream_models import WORDS, causal_export, sentiment, write_bert
+from tests.unit.apps.evaluate.test_suite_harness import ROLLING, ROWS, write_task
 
 PROMPT = PromptDescription(pattern="{text} a {mask} film .", words={"bad": "bad", "good": "good"}, separator=" ")
 
@@ -169,18 +169,8 @@ def test_lm_evaluation_harness_finds_the_same_log_probabilities(causal: Path, tm
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    rows = [{"text": "the river" + " walked slowly" * at, "label": at % 2} for at in range(5)]
-    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = {"data_files": {"validation": str(tmp_path / "dev.jsonl")}}
-    source = {"dataset_path": "json", "dataset_kwargs": files, "validation_split": "validation"}
-    rivers = {
-        "output_type": "multiple_choice", "doc_to_text": "{{text}} It was", "doc_to_target": "label",
-        "doc_to_choice": ["books", "unhappy times"], "metric_list": [{"metric": "acc"}],
-    }  # fmt: skip
-    texts = {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}",
-             "metric_list": [{"metric": "word_perplexity"}]}  # fmt: skip
-    for name, task in (("rivers", rivers), ("rivers_text", texts)):
-        (tmp_path / f"{name}.yaml").write_text(json.dumps({"task": name, **source, **task}))
+    write_task(tmp_path)
+    write_task(tmp_path, "rivers_text", **ROLLING)
     done = simple_evaluate(
         model="hf", model_args={"pretrained": str(causal), "dtype": "float32"}, device="cpu", batch_size=4,
         tasks=["rivers", "rivers_text"], task_manager=TaskManager(include_path=str(tmp_path), include_defaults=False),
@@ -188,13 +178,13 @@ def test_lm_evaluation_harness_finds_the_same_log_probabilities(causal: Path, tm
     )  # fmt: skip
     scorer = load_scorer(causal, load_tokenizer(causal, False))
     words = ("books", "unhappy times")
-    ours = scorer.scores([scorer.item(f"{row['text']} It was ", word, "") for row in rows for word in words])
+    ours = scorer.scores([scorer.item(f"{row['text']} It was ", word, "") for row in ROWS for word in words])
     samples = sorted(done["samples"]["rivers"], key=lambda sample: sample["doc_id"])
     theirs = [value for sample in samples for value, _ in sample["filtered_resps"]]
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
-    right = ours.reshape(-1, 2).argmax(-1) == [row["label"] for row in rows]
+    right = ours.reshape(-1, 2).argmax(-1) == [row["label"] for row in ROWS]
     assert done["results"]["rivers"]["acc,none"] == pytest.approx(right.mean())
-    texts = [row["text"] for row in rows]
+    texts = [row["text"] for row in ROWS]
     total = scorer.scores([scorer.item("", text, "") for text in texts]).sum()
     per_word = total / sum(len(text.split()) for text in texts)
     assert done["results"]["rivers_text"]["word_perplexity,none"] == pytest.approx(np.exp(-per_word), rel=1e-4)

@@ -14,17 +14,20 @@ from tests.downstream_models import write_bert, write_gpt2
 
 ROWS = [{"text": "the river" + " walked slowly" * at, "label": at % 2} for at in range(5)]
 
+ROLLING = {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}",
+           "doc_to_choice": None, "metric_list": [{"metric": "word_perplexity"}]}  # fmt: skip
 
-def write_task(folder: Path, **changes: Any) -> None:
+
+def write_task(folder: Path, name: str = "rivers", **changes: Any) -> None:
     folder.mkdir(exist_ok=True)
     (folder / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     task = {
-        "task": "rivers", "dataset_path": "json", "validation_split": "validation", "output_type": "multiple_choice",
+        "task": name, "dataset_path": "json", "validation_split": "validation", "output_type": "multiple_choice",
         "dataset_kwargs": {"data_files": {"validation": str(folder / "dev.jsonl")}}, "doc_to_target": "label",
         "doc_to_text": "{{text}} It was", "doc_to_choice": ["books", "unhappy times"],
         "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
     }  # fmt: skip
-    (folder / "rivers.yaml").write_text(json.dumps(task | changes))
+    (folder / f"{name}.yaml").write_text(json.dumps(task | changes))
 
 
 def suite(folder: Path, **changes: Any) -> list[str]:
@@ -60,9 +63,7 @@ def test_the_table_has_what_the_harness_finds(metric: str, tmp_path: Path) -> No
 
 @pytest.mark.long
 def test_a_metric_that_is_no_mean_has_no_interval(tmp_path: Path) -> None:
-    rolling = {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}",
-               "doc_to_choice": None, "metric_list": [{"metric": "word_perplexity"}]}  # fmt: skip
-    write_task(tmp_path / "tasks", **rolling)
+    write_task(tmp_path / "tasks", **ROLLING)
     main([str(write_gpt2(tmp_path / "gpt")), *suite(tmp_path, metric="word_perplexity")])
     (row,) = json.loads((tmp_path / "out" / "table.json").read_text())
     assert row["mean"] > 1 and row["interval_low"] is None and row["examples"] == len(ROWS)

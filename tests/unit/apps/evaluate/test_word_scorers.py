@@ -67,7 +67,7 @@ class ByDefinition:
 
     def discount(self, n: int, count: int) -> float:
         number = [list(self.counts[n - 1].values()).count(k) for k in range(5)]
-        single = number[1] / (number[1] + 2 * number[2])
+        single = number[1] / (number[1] + 2 * number[2]) if number[1] else 0.5
         k = min(count, 3)
         if not self.modified:
             return single if k else 0.0

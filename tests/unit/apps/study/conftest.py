@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,11 @@ def study() -> Study:
             "measures": ["conll2003-pos"],
         }
     )
+
+
+@pytest.fixture
+def runs(study: Study, tmp_path: Path) -> StudyRuns:
+    return StudyRuns(tmp_path, study, study.sizes["tiny"])
 
 
 Complete = Callable[..., None]

@@ -20,11 +20,6 @@ from tests.unit.apps.study.conftest import Complete
 SCORES_OF = {"best-layer": 0.7, "mix": 0.8, "word2vec": 0.6}
 
 
-@pytest.fixture
-def runs(study: Study, tmp_path: Path) -> StudyRuns:
-    return StudyRuns(tmp_path, study, study.sizes["tiny"])
-
-
 def finish(runs: StudyRuns, complete: Complete, losses: Mapping[str, float], **more: Any) -> None:
     for job in runs.search:
         complete(runs, job, losses[job.arm] + abs(job.factor - 2))

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,14 +18,10 @@ from ctxlm_ds.apps.study.definition import STUDY_DIR, Budget, Study, load_study
 from ctxlm_ds.apps.study.runs import Job, StudyRuns, Work, execute, failure_mark
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.recipe.load import load_config
+from tests.integration.route import wait_for
 from tests.unit.apps.study.conftest import Complete
 
 SOURCES = ("tokenizer.path=tok", "data.train=[data/x]")
-
-
-@pytest.fixture
-def runs(study: Study, tmp_path: Path) -> StudyRuns:
-    return StudyRuns(tmp_path, study, study.sizes["tiny"])
 
 
 def test_the_search_comes_first_and_seeds_are_paired(runs: StudyRuns, complete: Complete) -> None:
@@ -98,10 +93,7 @@ def test_losses_of_other_tokenizers_are_refused(tmp_path: Path) -> None:
         StudyRuns(tmp_path, study.model_copy(update={"compare": "loss"}), study.sizes["tiny"]).prepare(path, [])
 
 
-def test_a_batch_that_grows_gets_the_steps_of_its_budget(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = StudyRuns(tmp_path, study, study.sizes["tiny"])
+def test_a_batch_that_grows_gets_the_steps_of_its_budget(runs: StudyRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     grows = load_config("bert-docstrings", [*SOURCES, "training.batch_ramp=[16, 16, 10000]"])
     monkeypatch.setattr(runs, "config", lambda arm: grows)
     monkeypatch.setattr(runs, "_cost_per_row", lambda arm, unit: 50.0)
@@ -167,7 +159,7 @@ def begin(tmp_path: Path, handler: str) -> subprocess.Popen[bytes]:
     code = ("from pathlib import Path\nimport sys\nfrom ctxlm_ds.apps.study.runs import Work, execute\n"
             "execute([Work('one', [sys.executable, 'child.py'], Path('one.log'))], 1)")  # fmt: skip
     process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ})
-    wait_for(tmp_path / "begun")
+    wait_for((tmp_path / "begun").exists, 90, "the process of the study")
     return process
 
 
@@ -175,12 +167,6 @@ def runs_inside(tmp_path: Path) -> bool:
     """Whether the process inside the one of the study is alive."""
     inner = int((tmp_path / "inner").read_text())
     return psutil.pid_exists(inner) and psutil.Process(inner).status() != psutil.STATUS_ZOMBIE
-
-
-def wait_for(path: Path) -> None:
-    deadline_s = time.monotonic() + 90
-    while not path.exists() and time.monotonic() < deadline_s:
-        time.sleep(0.05)
 
 
 def test_a_signal_reaches_the_processes_and_ends_the_study(tmp_path: Path) -> None:
@@ -193,7 +179,7 @@ def test_a_signal_reaches_the_processes_and_ends_the_study(tmp_path: Path) -> No
 def test_a_second_signal_kills_a_process_that_hangs(tmp_path: Path) -> None:
     process = begin(tmp_path, "lambda *_: pathlib.Path('ignored').touch()")
     process.send_signal(signal.SIGTERM)
-    wait_for(tmp_path / "ignored")
+    wait_for((tmp_path / "ignored").exists, 90, "the signal")
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 128 + signal.SIGTERM and not runs_inside(tmp_path)

@@ -90,9 +90,3 @@ def test_the_name_changes_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     names = {device_guard._cached(folder), device_guard._cached(folder / "other")}
     monkeypatch.setattr(device_guard.metadata, "version", lambda name: "2.14.0")
     assert len({*names, device_guard._cached(folder)}) == 3
-
-
-def test_the_source_is_in_the_wheel() -> None:
-    assert device_guard.SOURCE == ROOT / "ctxlm_ds/apps/verify/device_guard.cpp" and device_guard.SOURCE.is_file()
-    settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert '"apps/verify/*.cpp"' in settings.partition("package-data")[2].partition("[tool.ruff]")[0]

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from ctxlm_ds.objectives.base import build_objective
+from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.load import load_config
 from tools.benchmark.documents import (
     LONGEST,
@@ -56,6 +57,8 @@ def test_rows_of_each_way() -> None:
     shapes = {}
     for way in WAYS:
         case = recipe_for(CASE, way)
+        check_config(case, 1)
+        assert case.data.shares_rows == (way == PACKED)
         steps = document_steps(case, build_objective(case.objective), lengths, way == WAYS[3])
         assert len(steps) == NUM_STEPS
         batches = [batch for step in steps for batch in step.micro_batches]

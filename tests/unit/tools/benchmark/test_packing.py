@@ -5,21 +5,12 @@ from __future__ import annotations
 import pytest
 
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.load import load_config
 from tools.benchmark.packing import PACKED, WAYS, DocumentSteps, compare_packing, packing_rows, recipe_for
 from tools.benchmark.steps import StepBenchmark, measured_recipe
 from tools.benchmark.turns import Facts, SideProcess, Turn
 
 CASE = measured_recipe(load_config("bert-tiny", ["training.micro_batch_size=2"]), 0.0, "fp32", 3)
-
-
-@pytest.mark.parametrize(("way", "length", "rows"), list(zip(WAYS, (512, 512, 128, 128), (2, 2, 8, 8), strict=True)))
-def test_every_way_is_a_possible_recipe(way: str, length: int, rows: int) -> None:
-    config = recipe_for(CASE, way)
-    check_config(config, 1)
-    assert (config.data.seq_length, config.data.shares_rows) == (length, way == PACKED)
-    assert (config.training.micro_batch_size, config.training.global_batch_size) == (rows, 3 * rows)
 
 
 def test_short_position_tables_grow() -> None:
