@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.data.dataset.inspection import verify_dataset
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.tokenizers.train import train_tokenizer
@@ -31,9 +29,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_text_comes_back_with_the_right_tokenizer_only(text: Path, tmp_path: Path) -> None:
-    proof = verify_dataset(IndexedDataset(text / "whole_text_sentence"))[-1]
-    same, compared = map(int, re.findall(r"(\d+) of (\d+) sampled", proof)[0])
-    assert compared > 30 and same >= 0.95 * compared
     for extension in ("bin", "idx"):  # as a dataset of Megatron, which records no tokenizer
         (tmp_path / f"bare.{extension}").write_bytes((text / f"whole_text_sentence.{extension}").read_bytes())
     right = run_tool("inspect_dataset", tmp_path / "bare", "--verify", "--tokenizer", text / "tok").stdout

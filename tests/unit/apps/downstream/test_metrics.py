@@ -42,10 +42,6 @@ def test_regression_by_its_definitions(caplog: pytest.LogCaptureFixture) -> None
     assert "their correlation is undefined, 0 is given" in caplog.text
 
 
-def test_words_are_counted_if_there_are_no_spans() -> None:
-    assert tagging_scores([["NN", "VB"]], [["NN", "NN"]], False, ["accuracy"]) == {"accuracy": 0.5}
-
-
 def test_spans_as_seqeval_counts_them() -> None:
     generator = np.random.default_rng(1)
     labels = ["O", "B-A", "I-A", "B-B", "I-B"]

@@ -38,15 +38,6 @@ def test_what_is_behind_a_text_changes_nothing(mix_at: str, encoder: str) -> Non
     torch.testing.assert_close(alone[0], logits[1, :2])
 
 
-def test_a_text_is_the_mean_of_its_words() -> None:
-    settings = HeadSettings(encoder="none", dropout=0.0)
-    model = FrozenModel(SHAPE, settings, 2, "label").eval()
-    inputs = batch()
-    words = torch.cat([inputs["static"], inputs["vectors"].mean(dim=2)], dim=-1)
-    expected = model.classifier(torch.stack([words[0].mean(dim=0), words[1, :2].mean(dim=0)]))
-    torch.testing.assert_close(model(**inputs)["logits"], expected)
-
-
 def test_a_pair_is_compared() -> None:
     model = FrozenModel(SHAPE, replace(SETTINGS, encoder="none"), 1, "number", pairs=True).eval()
     inputs = batch(4)
