@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
 from ctxlm_ds.tokenizers.train import train_tokenizer
@@ -16,24 +14,17 @@ from tests.sample_data import random_documents, write_dataset
 from tests.text import write_corpus
 
 
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a dataset, its tokenizer and another one."""
-    folder = tmp_path_factory.mktemp("corpus")
-    documents = write_corpus(folder / "text.jsonl", 150, seed=1)
+def test_text_comes_back_with_the_right_tokenizer_only(tmp_path: Path) -> None:
+    documents = write_corpus(tmp_path / "text.jsonl", 150, seed=1)
     for name, kind in (("tok", "wordpiece"), ("other", "bpe")):
-        train_tokenizer(kind, documents, 600, folder / name)
+        train_tokenizer(kind, documents, 600, tmp_path / name)
     config = PreprocessConfig(split_sentences=True, append_eod=True)
-    preprocess([str(folder / "text.jsonl")], folder / "tok", folder / "whole", config)
-    return folder
-
-
-def test_text_comes_back_with_the_right_tokenizer_only(text: Path, tmp_path: Path) -> None:
+    preprocess([str(tmp_path / "text.jsonl")], tmp_path / "tok", tmp_path / "whole", config)
     for extension in ("bin", "idx"):  # as a dataset of Megatron, which records no tokenizer
-        (tmp_path / f"bare.{extension}").write_bytes((text / f"whole_text_sentence.{extension}").read_bytes())
-    right = run_tool("inspect_dataset", tmp_path / "bare", "--verify", "--tokenizer", text / "tok").stdout
+        (tmp_path / f"bare.{extension}").write_bytes((tmp_path / f"whole_text_sentence.{extension}").read_bytes())
+    right = run_tool("inspect_dataset", tmp_path / "bare", "--verify", "--tokenizer", tmp_path / "tok").stdout
     assert "sampled sequences decode to text that gives the same ids again" in right
-    wrong = run_tool("inspect_dataset", tmp_path / "bare", "--verify", "--tokenizer", text / "other", code=2)
+    wrong = run_tool("inspect_dataset", tmp_path / "bare", "--verify", "--tokenizer", tmp_path / "other", code=2)
     assert "name the tokenizer that made the dataset with --tokenizer" in wrong.stderr
     written = run_tool("inspect_dataset", tmp_path / "bare", "--write-manifest").stdout
     assert "bare.sha256 written" in written

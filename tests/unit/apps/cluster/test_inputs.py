@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,16 +16,6 @@ from ctxlm_ds.tokenizers.load import load_tokenizer
 from tests.unit.apps.run_inputs import config_of, rows_of
 
 STAGE = Path(__file__).resolve().parents[4] / "slurm" / "stage.sh"
-
-
-@pytest.fixture
-def copied_route(route: Path, tmp_path: Path) -> Iterator[Path]:
-    """A copy of the route that a test may damage."""
-    folder = tmp_path / "route"
-    shutil.copytree(route, folder)
-    recipe = (folder / "recipe.json").read_text().replace(str(route), str(folder))
-    (folder / "recipe.json").write_text(recipe)
-    yield folder
 
 
 def stage(folder: Path, into: Path) -> tuple[list[str], str]:
@@ -88,12 +77,15 @@ def test_what_is_there_is_not_copied_again_unless_it_is_damaged(route: Path, tmp
 
 
 @pytest.mark.long
-def test_a_damaged_source_or_a_full_disk_stages_nothing(copied_route: Path, tmp_path: Path) -> None:
+def test_a_damaged_source_or_a_full_disk_stages_nothing(route: Path, tmp_path: Path) -> None:
+    copied = shutil.copytree(route, tmp_path / "route")
+    recipe = copied / "recipe.json"
+    recipe.write_text(recipe.read_text().replace(str(route), str(copied)))
     (tmp_path / "file").write_text("")
-    settings, said = stage(copied_route, tmp_path / "file")
+    settings, said = stage(copied, tmp_path / "file")
     assert not settings and "everything is read from where the recipe says" in said
-    damage(copied_route / "b/text.bin")
-    settings, said = stage(copied_route, tmp_path)
+    damage(copied / "b/text.bin")
+    settings, said = stage(copied, tmp_path)
     assert not settings and "text.bin: FAILED" in said and "if a source is damaged, make it again" in said
 
 

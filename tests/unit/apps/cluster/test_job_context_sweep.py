@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -30,11 +29,10 @@ def test_each_line_is_a_task_with_a_run_of_its_own(sweep: Path) -> None:
 
 
 def test_the_run_directory_of_the_command_is_the_task_s(
-    sweep: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    sweep: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The user has not replaced it, so no note says so."""
-    monkeypatch.setattr(logging.getLogger("ctxlm_ds"), "propagate", True)
-    caplog.set_level(logging.INFO, "ctxlm_ds")
+    caplog.set_level("INFO", "ctxlm_ds")
     (tmp_path / "tiny.yaml").write_text("name: tiny\n")
     words = ["tiny", "--sweep", str(sweep), "--set", f"run_dir={tmp_path}", "training.seed=2"]
     found = of_task(words, {"SLURM_ARRAY_TASK_ID": "0"})

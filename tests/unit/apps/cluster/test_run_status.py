@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,6 @@ def run_dir(tmp_path: Path) -> Path:
     return run_dir
 
 
-@pytest.fixture
-def lock(run_dir: Path) -> Iterator[RunLock]:
-    with RunLock(run_dir).acquire() as held:
-        yield held
-
-
 def status(run_dir: Path, **queue: str) -> RunStatus:
     (found,) = read_statuses([run_dir], {name.removeprefix("job_"): state for name, state in queue.items()})
     # Whatever it is, it can be shown.
@@ -54,15 +47,16 @@ def leave_lock(run_dir: Path, age_s: float, **changes: Any) -> None:
     os.utime(run_dir / LOCK_NAME, (time.time() - age_s,) * 2)
 
 
-def test_running(run_dir: Path, lock: RunLock) -> None:
-    found = status(run_dir)
+def test_running(run_dir: Path) -> None:
+    with RunLock(run_dir).acquire():
+        found = status(run_dir)
+        update_status(run_dir, state="starting")
+        assert status(run_dir).state == "starting"
     assert (found.state, found.why, found.job_id, found.log) == ("running", None, "7", "/logs/7.log")
     assert (found.step, found.of, found.loss, found.restarts, found.skipped) == (20, 100, 6.8, 1, 1)
     assert found.checkpoint == step_name(20) and found.checkpoint_problem is None
     text = "\n".join(details(found))
     assert "20/100" in text and "1:20" in text and "20, 0:0" in text and "rank 1 on n2 was killed" in text
-    update_status(run_dir, state="starting")
-    assert status(run_dir).state == "starting"
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,7 @@ def test_long_examples_are_shortened_from_their_end(prompting: Prompting) -> Non
         prompting.fit(Example("f:1", "Paris"), given * 4)
 
 
-def test_choices_fill_the_gap(
-    prompting: Prompting, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_choices_fill_the_gap(prompting: Prompting, caplog: pytest.LogCaptureFixture) -> None:
     task = TaskDescription(
         kind="multiple_choice", format="jsonl", train="t", dev="d",
         columns={"text": "text", "choices": "choices", "label": "label"},

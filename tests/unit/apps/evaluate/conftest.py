@@ -8,7 +8,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import torch
 
 from ctxlm_ds.export.huggingface import to_hf
 from ctxlm_ds.recipe.schema import RunConfig, TokenizerConfig
@@ -19,11 +18,6 @@ from tests.checkpoints import WORDS, random_weights, write_run
 from tests.sections import data_section, model_section, objective_section
 
 Export = Callable[[str], Path]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -193,7 +193,7 @@ def test_a_killed_process_is_one_error(data: Path, monkeypatch: pytest.MonkeyPat
         main([str(write_bert(data / "bert")), *suite(data, early=TUNED | {"seeds": [1, 2]}), "--jobs", "2"])
 
 
-def test_what_is_wrong_is_one_error_before_a_model_is_loaded(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_wrong_is_one_error_before_a_model_is_loaded(data: Path) -> None:
     model = write_bert(data / "bert")
     pairs = {"task": "minimal-pairs", "files": "pairs.jsonl"}
     options = suite(data, pairs=pairs, mine=TUNED)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
-import logging
 import shutil
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +72,6 @@ class Run:
         return sorted(path.name for path in (self.folder / "downstream").glob("step-*/*"))
 
 
-@pytest.fixture
-def log() -> Iterator[io.StringIO]:
-    stream = io.StringIO()
-    handler, logger = logging.StreamHandler(stream), logging.getLogger("ctxlm_ds")
-    logger.addHandler(handler)
-    yield stream
-    logger.removeHandler(handler)
-
-
 @pytest.fixture(autouse=True)
 def as_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
@@ -141,14 +129,14 @@ def test_a_reported_task_is_not_judged_again_after_a_resume(tmp_path: Path) -> N
     assert [list(figures) for _, figures in again.told] == [["downstream/sst2/accuracy"]]
 
 
-def test_a_step_is_skipped_while_an_earlier_one_waits(tmp_path: Path, log: io.StringIO) -> None:
+def test_a_step_is_skipped_while_an_earlier_one_waits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = Run(tmp_path, how="hang")
     run.hook.on_run_start(start(0))
     for step in (2, 4, 6):
         run.save(step)
         run.step(step)
     assert [work.step for work in run.hook._queue] == [4] and run.left().count("checkpoint") == 2
-    assert "step 6 is not judged on cola, training continues: step 4 still waits" in log.getvalue()
+    assert "step 6 is not judged on cola, training continues: step 4 still waits" in caplog.text
     run.hook._longest_wait_s = 0.0
     run.hook.on_run_end(end(6))
     assert [work.step for work in run.hook._queue] == [4, 6]
@@ -156,7 +144,7 @@ def test_a_step_is_skipped_while_an_earlier_one_waits(tmp_path: Path, log: io.St
 
 @pytest.mark.parametrize("broken", ["os.link", "subprocess.Popen"])
 def test_an_error_of_the_system_drops_one_evaluation(
-    tmp_path: Path, log: io.StringIO, monkeypatch: pytest.MonkeyPatch, broken: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError("not now")
@@ -167,7 +155,7 @@ def test_an_error_of_the_system_drops_one_evaluation(
         patched.setattr(broken, fail)
         run.save(2)
         run.step(2)
-    assert "step 2 is not judged on cola, training continues: not now" in log.getvalue()
+    assert "step 2 is not judged on cola, training continues: not now" in caplog.text
     assert "checkpoint" not in run.left() and run.hook._running is None
     run.save(4)
     run.step(4)
@@ -175,14 +163,14 @@ def test_an_error_of_the_system_drops_one_evaluation(
     assert run.told == [(4, {"downstream/cola/accuracy": 0.4})]
 
 
-def test_the_end_of_a_run_does_not_wait_forever(tmp_path: Path, log: io.StringIO) -> None:
+def test_the_end_of_a_run_does_not_wait_forever(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = Run(tmp_path, how="hang")
     run.hook._longest_wait_s = 0.1
     run.hook.on_run_start(start(0))
     run.save(2)
     run.step(2)
     run.hook.on_run_end(end(2))
-    assert run.hook._running is None and "1 downstream evaluations are left" in log.getvalue()
+    assert run.hook._running is None and "1 downstream evaluations are left" in caplog.text
     again = Run(tmp_path)
     again.hook.on_run_start(start(2))
     again.hook.on_run_end(end(2))
@@ -199,15 +187,15 @@ def test_a_rollback_ends_the_process_of_a_later_step(tmp_path: Path) -> None:
     assert process.poll() is not None and run.hook._running is None and run.left() == []
 
 
-def test_a_failure_is_a_warning(tmp_path: Path, log: io.StringIO) -> None:
+def test_a_failure_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     run = Run(tmp_path, how="fail")
     run.hook.on_run_start(start(0))
     run.step(2)
     run.save(4)
     run.step(4)
     run.settle(5)
-    assert "step 2 is not judged on cola, training continues: it was not saved" in log.getvalue()
-    assert "step 4 is not judged on cola, training continues: error: this model is too good" in log.getvalue()
+    assert "step 2 is not judged on cola, training continues: it was not saved" in caplog.text
+    assert "step 4 is not judged on cola, training continues: error: this model is too good" in caplog.text
     assert run.told == [] and run.left() == ["cola-log.txt"]
 
 
