@@ -65,12 +65,11 @@ def test_preemption(runs: Runs, tmp_path: Path) -> None:
     assert runs.cluster.wait(urgent, 60) == "COMPLETED"
 
 
-@pytest.mark.parametrize("node", ["n2", "BatchHost"])
-def test_a_killed_node(node: str, runs: Runs, tmp_path: Path) -> None:
-    """Without and with the batch script."""
+def test_a_killed_node(runs: Runs, tmp_path: Path) -> None:
+    """That of the batch script; another one: test_faults.py."""
     job = runs.submit(tmp_path)
     job.wait_for_step(25)
-    runs.cluster.kill_node(runs.cluster.job(job.id).get(node, node), noticed=True)
+    runs.cluster.kill_node(runs.cluster.job(job.id)["BatchHost"], noticed=True)
     assert_came_back(job, runs)
 
 

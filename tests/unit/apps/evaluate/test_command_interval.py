@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ctxlm_ds.apps.evaluate.command import Job, Model, bootstrap, interval_of, read_examples
-from ctxlm_ds.apps.evaluate.suite import entries_of, load_suite
+from tests.unit.apps.evaluate.test_suite import entries
 
 
 def test_the_interval_of_a_mean_is_near_the_normal_one() -> None:
@@ -51,8 +51,7 @@ def test_predictions_of_each_kind_are_scored_again(
 ) -> None:
     (tmp_path / "file").write_text(text)
     (tmp_path / "mine.yaml").write_text(json.dumps({"train": "file", "dev": "file", **settings}))
-    (tmp_path / "suite.yaml").write_text('{"tasks": {"mine": {"task": "mine.yaml"}}}')
-    (entry,) = entries_of(*load_suite(str(tmp_path / "suite.yaml")), tmp_path)
+    (entry,) = entries(tmp_path, {"mine": {"task": "mine.yaml"}})
     assert entry.task is not None
     job, metric = Job(Model("m", tmp_path), entry, tmp_path, "babylm", None), entry.task.judged_by[0]
     for seed, values in ((1, [right] * 3), (2, [right, wrong, wrong])):
@@ -74,8 +73,7 @@ def test_a_metric_that_is_no_mean_over_examples_has_none(
     tmp_path: Path, values: list[float | None], mean: float, has_one: bool
 ) -> None:
     """The harness's perplexity is exp of the negative mean of log-likelihoods, its correlations are of all examples."""
-    (tmp_path / "suite.yaml").write_text('{"tasks": {"mine": {"task": "lm-eval", "harness": "some"}}}')
-    (entry,) = entries_of(*load_suite(str(tmp_path / "suite.yaml")), tmp_path)
+    (entry,) = entries(tmp_path, {"mine": {"task": "lm-eval", "harness": "some"}})
     folder = tmp_path / "points" / "seed0"
     folder.mkdir(parents=True)
     lines = (json.dumps({"id": at, "value": value}) + "\n" for at, value in enumerate(values))

@@ -24,8 +24,9 @@ def report(*words: object, status: int = 0) -> str:
     return done.stderr if status else done.stdout
 
 
-def make_run(folder: Path, metrics: str) -> Path:
-    (folder / "config.yaml").write_text("name: a<b\ntraining:\n  max_steps: 20\n")
+def make_run(folder: Path, metrics: str, config: str = "name: a<b\ntraining:\n  max_steps: 20\n") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.yaml").write_text(config)
     (folder / "metrics.jsonl").write_text(metrics)
     return folder
 
@@ -41,10 +42,8 @@ def test_the_report(tmp_path: Path) -> None:
 def test_two_runs_over_each_other(tmp_path: Path) -> None:
     line = json.dumps({"step": 1, "masked_lm": 7.0}) + "\n"
     runs = [tmp_path / name for name in ("one", "other")]
-    for run in runs:
-        run.mkdir()
-        make_run(run, line)
-    (runs[1] / "config.yaml").write_text("name: b\ntraining:\n  max_steps: 30\n")
+    make_run(runs[0], line)
+    make_run(runs[1], line, "name: b\ntraining:\n  max_steps: 30\n")
     report(*runs, "--output", tmp_path / "both.html")
     page = (tmp_path / "both.html").read_text()
     assert "a&lt;b training 7" in page and "b training 7" in page
@@ -56,11 +55,10 @@ def test_a_branch_begins_at_the_tokens_of_its_trunk(tmp_path: Path) -> None:
     """A fork goes on counting; a run from weights counts from 0 after what these have read, by its ledger."""
     folders = {name: tmp_path / name for name in ("trunk", "fork", "second")}
     for name, folder in folders.items():
-        folder.mkdir()
         records = [{"step": step, "loss": 5.0, "masked_lm": 5.0, "tokens": 100 * step} for step in (4, 5)]
-        make_run(folder, "".join(f"{json.dumps(record)}\n" for record in [*records, {"step": 5, "eval/a/loss": 4.5}]))
+        lines = "".join(f"{json.dumps(record)}\n" for record in [*records, {"step": 5, "eval/a/loss": 4.5}])
         begun = f"initialize_from: {folders['trunk']}\n" if name == "second" else ""
-        (folder / "config.yaml").write_text(f"name: {name}\n{begun}")
+        make_run(folder, lines, f"name: {name}\n{begun}")
     segments: list[Segment] = []
     for name, tokens in (("trunk", 7000), ("second", 500)):
         sources = [{"path": "p", "index": name, "rows": 10, "tokens": tokens}]
@@ -80,11 +78,9 @@ def test_a_branch_begins_at_the_tokens_of_its_trunk(tmp_path: Path) -> None:
 def test_a_sweep_is_compared(tmp_path: Path) -> None:
     (tmp_path / "sweep.txt").write_text("optimizer.learning_rate=1e-4\noptimizer.learning_rate=2e-4\n\n")
     for task, rate in enumerate(("1.0e-4", "2.0e-4", "3.0e-4")):
-        (tmp_path / str(task)).mkdir()
         text = f"name: a\nrun_dir: {tmp_path}/{task}\noptimizer: {{learning_rate: {rate}}}\n"
         lines = [{"step": step, "loss": 7.0 - step - task, "masked_lm": 7.0 - step - task} for step in (1, 2)]
-        (tmp_path / str(task) / "config.yaml").write_text(text)
-        (tmp_path / str(task) / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        make_run(tmp_path / str(task), "".join(f"{json.dumps(line)}\n" for line in lines), text)
     (tmp_path / "2" / "metrics.jsonl").write_text("")
     shown = report(tmp_path)
     assert shown.endswith(f"all curves: {tmp_path / 'report.html'}\n") and (tmp_path / "report.html").is_file()
@@ -112,11 +108,10 @@ ENVIRONMENT = {
 
 
 def ended_run(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.yaml").write_text("name: tiny\nparallel:\n  tensor_parallel_size: 2\n")
     records: list[dict[str, object]] = [{"step": step, "masked_lm": 7.0 - step / 10} for step in range(1, 11)]
     records += [{"step": step, "texts": [["a <b>", f"written at {step}"]]} for step in range(1, 11)]
-    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    config = "name: tiny\nparallel:\n  tensor_parallel_size: 2\n"
+    make_run(folder, "".join(f"{json.dumps(record)}\n" for record in records), config)
     append_event(folder, "start", step=0, last_step=10, world_size=2, environment=ENVIRONMENT)
     append_event(folder, "end", step=10, reason="stopped by <SIGTERM>", completed=False, failed=False)
     return folder

@@ -1,4 +1,4 @@
-"""Studies: the shipped ones are complete and their arms are recipes; a mistake names its place."""
+"""Studies: a user's own, and a mistake names its place; the shipped ones: test_runs.py."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ctxlm_ds.apps.downstream.task import shipped
-from ctxlm_ds.apps.study.definition import STUDY_DIR, Study, load_study
+from ctxlm_ds.apps.study.definition import Study, load_study
 from ctxlm_ds.errors import ConfigError
-from ctxlm_ds.recipe.load import load_config
-from ctxlm_ds.recipe.yaml_source import write_yaml
 
-SOURCES = ["tokenizer.path=tok", "data.train=[data/x]", "training.max_steps=100"]
 GOOD = """
 title: Masks
 recipe: bert-docstrings
@@ -22,25 +18,6 @@ arms:
   many: {set: {objective: {mask_prob: 0.5}}}
 sizes: {tiny: {budget: {tokens: 1M}}}
 """
-
-
-def recipes(study: Study, folder: Path) -> list[Path]:
-    found = []
-    for size, shape in study.sizes.items():
-        for name, arm in study.arms.items():
-            base, own = folder / f"{size}-{name}-base.yaml", folder / f"{size}-{name}.yaml"
-            base.write_text(write_yaml({"extends": arm.recipe or study.recipe, **shape.set}))
-            own.write_text(write_yaml({"extends": str(base), **arm.set}))
-            found.append(own)
-    return found
-
-
-@pytest.mark.parametrize("name", shipped(STUDY_DIR))
-def test_the_arms_of_a_shipped_study_are_recipes(name: str, tmp_path: Path) -> None:
-    _, study = load_study(name)
-    assert study.claim.source and study.claim.text and "tiny" in study.sizes
-    for path in recipes(study, tmp_path):
-        load_config(path, SOURCES)
 
 
 def load(tmp_path: Path, text: str) -> Study:

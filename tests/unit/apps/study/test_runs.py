@@ -81,7 +81,9 @@ def test_a_budget_in_seconds_takes_the_rate_of_one_run_each(
 
 @pytest.mark.parametrize("name", shipped(STUDY_DIR))
 def test_arms_of_shipped_studies_can_be_compared(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are recipes, too."""
     path, study = load_study(name)
+    assert study.claim.source and study.claim.text and "tiny" in study.sizes
     monkeypatch.setattr(StudyRuns, "_make_datasets", lambda *_: None)
     for size, settings in study.sizes.items():
         StudyRuns(tmp_path / size, study, settings).prepare(path, [])

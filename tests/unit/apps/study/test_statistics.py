@@ -57,6 +57,7 @@ def test_what_arms_share_does_not_hide_their_difference() -> None:
     shared = parts(rng)
     first, second = arm(rng, 3.0, shared), arm(rng, 3.2, shared)
     found = difference(first, second)
+    assert found == difference(first, second)
     assert found.mean == pytest.approx((second - first).mean())
     assert found.low > 0.1 and found.high < 0.3 and found.is_seen
     assert found.p == ttest_rel(second.mean(axis=1), first.mean(axis=1)).pvalue < 0.01
@@ -71,8 +72,3 @@ def test_equal_arms_and_one_seed_have_no_test() -> None:
     assert not same.is_seen and same.p == 1.0 and same.smallest == np.inf
     single = difference(items[:1], items[:1] + 1.0)
     assert single.p == 1.0 and single.low > 0 and not single.is_seen
-
-
-def test_a_repetition_gives_the_same_bits() -> None:
-    items = np.random.default_rng(5).normal(size=(2, SEEDS, ITEMS))
-    assert difference(*items) == difference(*items)

@@ -17,7 +17,7 @@ from ctxlm_ds.kernels.dispatch import DTYPES, OPERATIONS
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.registry import FAMILIES
 from tests.unit.apps.verify import fake_passes
-from tests.unit.apps.verify.fake_passes import CAPABILITIES, OF_EVERY_ROW, RECIPES, ROWS, Case, Outcome
+from tests.unit.apps.verify.fake_passes import CAPABILITIES, OF_EVERY_ROW, ROWS, Case, Outcome
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[4]
@@ -57,10 +57,6 @@ def passes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return Passes(*pickle.loads(path.read_bytes()))
-
-
-def test_every_family_has_a_recipe() -> None:
-    assert sorted(RECIPES) == sorted(FAMILIES.shipped_names())
 
 
 def test_every_parameter_gets_a_gradient_on_the_device(passes: Passes) -> None:

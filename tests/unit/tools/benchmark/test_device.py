@@ -98,15 +98,6 @@ def test_a_model_without_these_sizes() -> None:
         next(measure_operations(config, "cpu", 1))
 
 
-def test_settings() -> None:
-    cases = settings_to_compare(CONFIG)
-    assert not cases["compile false"].training.compile and cases["compile true"].training.compile
-    assert cases["attention sdpa"].kernels.attention == "sdpa"
-    assert cases["cross_entropy chunked"].kernels.cross_entropy == "chunked"
-    assert cases["compile reduce-overhead"].training.compile_mode == "reduce-overhead"
-    assert cases["vocab_multiple 1"].parallel.vocab_multiple == 1
-
-
 def test_a_setting_that_does_not_run_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = {
         name: case

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.benchmark.tables import Table, spread
+from tools.benchmark.tables import Table
 
 TABLE = Table("a run", ("", "speed", "memory"), [["ours", "12", "3 MB"], ["their model", "4", "10 MB"]], ["A note."])
 
@@ -28,7 +28,3 @@ def test_markdown() -> None:
         "",
         "A note.",
     ]
-
-
-def test_spread() -> None:
-    assert spread([3.0, 1.0, 2.5], "{:.1f}") == "2.5 (1.0 to 3.0)"
