@@ -1,6 +1,6 @@
-"""A BERT fills masks at each evaluation as the exported model does, and a T5 spans: the same when split.
+"""A BERT fills masks at each evaluation, and a T5 spans: the same when split, and the run is unchanged.
 
-The run is unchanged.
+That exported models write the same: tests/families/test_generation.py.
 """
 
 from __future__ import annotations
@@ -8,12 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoTokenizer, BertForPreTraining
 
 from ctxlm_ds.registry import FAMILIES
 from tests.integration.conftest import Prepared, prepare
-from tests.integration.route import call, launcher, metrics, pretrain_words, tool, write_recipe
+from tests.integration.route import call, launcher, metrics, pretrain_words, write_recipe
 
 PROMPT = "the [MASK] is about [MASK]."
 SPANS = "the <extra_id_0> is about <extra_id_1>."
@@ -37,14 +35,8 @@ def test_filled_masks(bert_route: Prepared, tmp_path: Path) -> None:
     for key in ("loss", "grad_norm", "eval/heldout/loss", "eval/heldout/masked_lm_accuracy"):
         assert metrics(runs["shared"], key) == pytest.approx(metrics(runs["one"], key), rel=1e-5), key
     assert PROMPT in (runs["one"] / "report.html").read_text()
-
-    tool("convert_checkpoint.py", "to-hf", "--checkpoint", runs["one"], "--output", tmp_path / "hf")
-    model = BertForPreTraining.from_pretrained(tmp_path / "hf")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
-    inputs = tokenizer(PROMPT, return_tensors="pt")
-    with torch.no_grad():
-        words = model(**inputs).prediction_logits.argmax(-1)[inputs["input_ids"] == tokenizer.mask_token_id]
-    assert written[12][0] == [PROMPT, ", ".join(tokenizer.decode([word]) for word in words)]
+    prompt, words = written[12][0]
+    assert prompt == PROMPT and len(words.split(", ")) == 2
 
 
 def t5_recipe(folder: Path) -> Path:
@@ -72,7 +64,6 @@ def t5_recipe(folder: Path) -> Path:
 
 
 def test_written_targets(tmp_path: Path) -> None:
-    """That they are those of transformers' generate(): tests/families/test_generation.py."""
     recipe = t5_recipe(tmp_path)
     one, split = tmp_path / "one", tmp_path / "split"
     done = call(*launcher("forked", 1), *pretrain_words(recipe, [f"run_dir={one}"]))

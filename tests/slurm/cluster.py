@@ -223,26 +223,24 @@ def _pid_space(pid: int) -> str:
         return ""  # gone meanwhile
 
 
-def command_of(pid: int) -> str:
+def _read(pid: int, name: str) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
     except OSError:
-        return ""
+        return ""  # gone meanwhile
+
+
+def command_of(pid: int) -> str:
+    return _read(pid, "cmdline").replace("\0", " ").strip()
 
 
 def _environment(pid: int) -> dict[str, str]:
-    try:
-        pairs = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return {}
-    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    return dict(pair.split("=", 1) for pair in _read(pid, "environ").split("\0") if "=" in pair)
 
 
 def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+    words = _read(pid, "stat").rpartition(")")[2].split()
+    return int(words[1]) if words else 0
 
 
 def _is_pretraining(command: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.apps.downstream.examples import find_file, grouped, read_examples, read_files
+from ctxlm_ds.apps.downstream.examples import find_file, read_examples, read_files
 from ctxlm_ds.apps.downstream.task import TaskDescription
 from ctxlm_ds.errors import DataError
 
@@ -171,7 +171,3 @@ def test_doubtful_examples_are_counted(tmp_path: Path, caplog: pytest.LogCapture
     read_examples(task(**ANSWERS), path)
     place = "article 1, paragraph 0, question q1"
     assert caplog.messages == [f"{path}: 1 example with the id of an earlier one (the first: {path}: {place})"]
-
-
-def test_values_are_grouped_in_their_order() -> None:
-    assert list(grouped([("b", 1), ("a", 2), ("b", 0)]).items()) == [("b", [1, 0]), ("a", [2])]

@@ -42,13 +42,9 @@ def test_pairs_are_read_with_their_paradigm_and_phenomenon(tmp_path: Path) -> No
     write(tmp_path / "notes.txt", ["no pairs"])
     found = read_pairs(tmp_path)
     assert found[1][:4] == ("a mountain walked.", "a mountain reading.", "verb", "argument_structure")
+    known = {"order": "argument_structure", "verb": "argument_structure", "b": "b"}
     assert [pair.paradigm for pair in found] == ["order", "verb", "b", "order"]
-    assert [pair.phenomenon for pair in found] == [
-        "argument_structure",
-        "argument_structure",
-        "b",
-        "argument_structure",
-    ]
+    assert [pair.phenomenon for pair in found] == [known[pair.paradigm] for pair in found]
     assert [Path(pair.origin).name for pair in found] == ["a.jsonl.xz:1", "a.jsonl.xz:2", "b.jsonl:1", "b.jsonl:3"]
     assert found[:2] == read_pairs(tmp_path / "a.jsonl.xz")
 

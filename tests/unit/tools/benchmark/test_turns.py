@@ -64,16 +64,11 @@ def test_short_steps_make_longer_turns(tmp_path: Path, monkeypatch: pytest.Monke
         assert 1 <= sides["a"].steps_in(3 * STEP_S) <= 3 and sides["a"].turns == []
 
 
-def test_an_error_of_a_side_arrives_as_it_is() -> None:
-    with pytest.raises(ConfigError, match="no such thing"), started({"a": Fails(ConfigError("no such thing"))}):
-        pass
-
-
-def test_a_fault_of_a_side_arrives_with_its_traceback() -> None:
-    with pytest.raises(RuntimeError, match="in run"), started({"a": Fails(ValueError("wrong"))}):
-        pass
-
-
-def test_a_side_that_is_killed_is_named() -> None:
-    with pytest.raises(ConfigError, match="process of a ended with status 7"), started({"a": Fails(None)}):
+@pytest.mark.parametrize(("error", "raised", "told"), [
+    (ConfigError("no such thing"), ConfigError, "no such thing"),
+    (ValueError("wrong"), RuntimeError, "in run"),  # with its traceback
+    (None, ConfigError, "process of a ended with status 7"),
+])  # fmt: skip
+def test_the_end_of_a_side_is_told(error: Exception | None, raised: type[Exception], told: str) -> None:
+    with pytest.raises(raised, match=told), started({"a": Fails(error)}):
         pass
