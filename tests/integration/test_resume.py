@@ -9,12 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from ctxlm_ds.process.run_history import START, read_history
 from tests.integration.conftest import Prepared
-from tests.integration.route import call, kill_group, launcher, metrics, pretrain_words, start, tool, wait_for
+from tests.integration.route import call, kill_group, launcher, metrics, pretrain_words, start, wait_for
 
 STEPS = 24
 
@@ -66,7 +64,7 @@ def test_a_stop_signal_saves_and_the_next_start_goes_on(bert_route: Prepared, tm
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.soak)])
 def test_ranks_that_share_rows_go_on_from_and_to_one(bert_route: Prepared, tmp_path: Path, ranks: int) -> None:
-    """Ranks that end early, then one, then the ranks again: the losses and the model are those of one alone."""
+    """Ranks that end early, then one, then the ranks again: the losses are those of one alone."""
     shared, one, turns = "parallel.context_parallel_size=2", tmp_path / "one", tmp_path / "turns"
     ends = [(f"training.max_steps={steps}", "schedule.total_steps=6") for steps in (2, 4, 6)]
     for folder in (one, turns):
@@ -83,13 +81,6 @@ def test_ranks_that_share_rows_go_on_from_and_to_one(bert_route: Prepared, tmp_p
         assert 6 in wanted and [found[step] for step in wanted if step in found] == pytest.approx(
             [loss for step, loss in wanted.items() if step in found], rel=1e-5
         )
-    weights = []
-    for folder in (one, turns):
-        tool("convert_checkpoint.py", "to-hf", "--checkpoint", folder / "run", "--output", folder / "hf")
-        weights.append(load_file(folder / "hf" / "model.safetensors"))
-    assert weights[0].keys() == weights[1].keys()
-    for name, weight in weights[0].items():
-        torch.testing.assert_close(weights[1][name], weight, rtol=1e-3, atol=1e-4, msg=name)
 
 
 def test_changed_settings_are_reported_or_refused(bert_route: Prepared, tmp_path: Path) -> None:

@@ -172,9 +172,3 @@ def test_a_recipe_is_valid_once_its_model_is_listed(
     size, out = 32_768 * 16 + 4 * 16**2, capsys.readouterr().out
     for line in ("valid for 1 rank", f"parameters: {size:,} (with a vocabulary of 32,768; the run takes"):
         assert (line in out) == (not change)
-
-
-def test_a_login_node_without_torch_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_run.importlib.util, "find_spec", lambda name: None)
-    told = "  parameters and memory: unknown, torch is not installed here"
-    assert lines_or_reason(list) == [told]
