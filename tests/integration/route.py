@@ -104,6 +104,22 @@ def metrics(run_dir: Path, key: str = "loss") -> dict[int, Any]:
     return {line["step"]: line[key] for line in lines if key in line}
 
 
+def last_step(run_dir: Path) -> int:
+    """The newest step in metrics.jsonl, 0 before the first; reads only the file's end."""
+    try:
+        with open(run_dir / "metrics.jsonl", "rb") as handle:
+            handle.seek(max(0, handle.seek(0, 2) - 4096))
+            lines = handle.read().splitlines()
+    except FileNotFoundError:
+        return 0
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            continue  # torn by the cut, or being written
+    return 0
+
+
 def alone_losses(folder: Path, steps: int) -> dict[int, float]:
     """The losses of the first steps of the recipe in FOLDER/recipe.yaml, without dropout, in one process."""
     recipe, run_dir = folder / "recipe.yaml", folder / "alone"

@@ -12,7 +12,7 @@ import pytest
 
 from ctxlm_ds.process.run_history import START, read_history
 from tests.integration.conftest import Prepared
-from tests.integration.route import call, kill_group, launcher, metrics, pretrain_words, start, wait_for
+from tests.integration.route import call, kill_group, last_step, launcher, metrics, pretrain_words, start, wait_for
 
 STEPS = 24
 
@@ -41,13 +41,6 @@ def test_killed_at_random_moments(bert_route: Prepared, tmp_path: Path) -> None:
     call(*command)
     for key in ("loss", "grad_norm", "eval/heldout/loss"):
         assert metrics(run_dir, key) == metrics(tmp_path / "whole" / "run", key), key
-
-
-def last_step(run_dir: Path) -> int:
-    try:
-        return max(metrics(run_dir), default=0)
-    except (FileNotFoundError, ValueError):
-        return 0
 
 
 def test_a_stop_signal_saves_and_the_next_start_goes_on(bert_route: Prepared, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from ctxlm_ds.checkpoint.folders import list_checkpoints
 from ctxlm_ds.checkpoint.manifest import verify
 from ctxlm_ds.process.run_history import END, read_history
 from tests.integration.conftest import Prepared
-from tests.integration.route import call, launcher, metrics
+from tests.integration.route import call, last_step, launcher, metrics
 from tests.slurm.cluster import Cluster, Rank
 
 PRETRAIN = "slurm/pretrain.sbatch"
@@ -125,22 +125,6 @@ class Job:
         history = "\n".join(map(str, self.events()))
         shown = self.cluster.run("scontrol", "show", "job", self.id, check=False).stdout
         return f"--- history\n{history}\n--- log of job {self.id}\n{self.text()[-8000:]}\n--- {shown[:600]}"
-
-
-def last_step(run_dir: Path) -> int:
-    """The newest step in metrics.jsonl, 0 before the first; reads only the file's end."""
-    try:
-        with open(run_dir / "metrics.jsonl", "rb") as handle:
-            handle.seek(max(0, handle.seek(0, 2) - 4096))
-            lines = handle.read().splitlines()
-    except FileNotFoundError:
-        return 0
-    for line in reversed(lines):
-        try:
-            return int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError):
-            continue  # torn by the cut, or being written
-    return 0
 
 
 def curves(run_dir: Path) -> dict[str, dict[int, float]]:
