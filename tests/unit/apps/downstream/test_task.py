@@ -47,8 +47,3 @@ def test_labels_are_as_json_writes_them(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(GOOD + "labels: [true, false, 0, new]\n")
     assert load_task(str(path))[1].labels == ["true", "false", "0", "new"]
-
-
-def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"did you mean cola\?"):
-        load_task("colla")

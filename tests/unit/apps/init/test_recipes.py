@@ -34,7 +34,3 @@ def test_what_differs() -> None:
     assert not any(line[0] == "model.vocab_size" for line in lines)
     assert printed("diff", "bert-mini", "bert-mini") == ["the same settings"]
     assert differences({"a.b": 1, "a.c": []}, {"a.b": 1, "a.d": {}}) == [("a.c", "[]", "-"), ("a.d", "-", "{}")]
-
-
-def test_a_misspelt_recipe() -> None:
-    assert "did you mean bert-tiny" in call_here(main, "ctxlm recipes", "diff", "bert-mini", "bert-tinny").stderr
