@@ -21,7 +21,7 @@ from ctxlm_ds.data.sample import Batch, Example, Examples, Samples, starts_of
 from ctxlm_ds.data.stream.collate import collate_arrays, count_labels, split_fields, to_batches
 from ctxlm_ds.data.stream.loader import EvalLoader
 from ctxlm_ds.data.stream.preview import preview_rows
-from ctxlm_ds.errors import ConfigError, DataError
+from ctxlm_ds.errors import DataError
 from ctxlm_ds.objectives.base import LossTerm, Objective, build_objective, fill_token_fields, token_fields
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.recipe.sections import DataSection, ObjectiveSection
@@ -214,13 +214,6 @@ def test_a_made_up_batch_has_the_shapes_and_kinds_of_a_real_one() -> None:
         positions = made.fields.get("prediction_positions")
         if positions is not None:
             assert (positions.diff(dim=1) > 0).all() and int(positions.max()) < 16
-
-
-def test_it_is_found_by_its_name() -> None:
-    built = build_objective(SpanSection(weight=0.25))
-    assert isinstance(built, Spans) and built.terms[1].weight == 0.25
-    with pytest.raises(ConfigError, match=f"did you mean {NAME}"):
-        OBJECTIVES.get(NAME + "s")
 
 
 def test_the_z_loss_is_a_term_of_each_loss_over_words() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,6 @@ from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import LayerSequence, ModelBuild
 from ctxlm_ds.models.program import build_program
 from ctxlm_ds.objectives.base import build_objective
-from ctxlm_ds.objectives.tinybert import count_pairs, count_positions
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.recipe.check import check_config
 from ctxlm_ds.recipe.schema import RunConfig
@@ -216,11 +214,6 @@ def test_packed_sequences_are_compared_as_if_each_had_a_row() -> None:
     packed = losses_of(config, model, batch_of(config, PACKED))
     alone = losses_of(config, model, batch_of(config, [[length] for row in PACKED for length in row]))
     assert packed[1] == pytest.approx(alone[1], rel=1e-5)
-
-
-def test_counts_are_those_of_positions_and_of_pairs_in_a_sequence() -> None:
-    arrays = {"sequence_ids": np.array([[1, 1, 1, 2, 2, 0], [1, 0, 0, 0, 0, 0], [0] * 6])}
-    assert (count_positions(arrays), count_pairs(arrays)) == (6, 9 + 4 + 1)
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 from ctxlm_ds.data.fields import IGNORE_LABEL, MOST_BOUNDARY_TARGETS
 from ctxlm_ds.data.numba_random import below, stream, stream_key, word_at
 from ctxlm_ds.data.sample import Example
-from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.objectives.corruption.spans import geometric_shares
-from ctxlm_ds.recipe.check import check_config
 from tests.ragged import Rows, Sample, collate, each, pair_sample, samples_from, single_sample
 from tests.sample_data import FIRST_WORD_ID, FakeTokenizer
-from tests.sections import changed_config, objective_section
+from tests.sections import objective_section
 
 TOKENIZER = FakeTokenizer()
 SPANBERT = {
@@ -257,15 +255,3 @@ def test_an_unknown_word_next_to_a_span_is_a_boundary(special_tokens: str, has_t
     )
     assert ((input_ids == TOKENIZER.unk_id).sum() > 20) == has_targets
     assert used.sum() > 0 and not set(input_ids.tolist()) & {TOKENIZER.cls_id, TOKENIZER.sep_id}
-
-
-def test_the_boundary_term_needs_a_model_that_has_its_head() -> None:
-    section = {"name": "causal_lm"}
-    objective = build_objective(objective_section(**SPANBERT, boundary_weight=0.5), None)
-    assert objective.outputs == ("predicted_logits", "boundary_logits")
-    assert [(term.name, term.weight) for term in objective.terms] == [("masked_lm", 1.0), ("span_boundary", 0.5)]
-    assert build_objective(objective_section(**SPANBERT), None).outputs == ("predicted_logits",)
-    sections = {"model": {"family": "gpt2"}, "objective": section, "data": {"sample_format": "blocks"}}
-    changed = changed_config(sections, {"objective.name": "masked_lm", "objective.boundary_weight": 1.0})
-    with pytest.raises(ConfigError, match="boundary_logits"):
-        check_config(changed, None)
