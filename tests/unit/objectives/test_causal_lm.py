@@ -14,8 +14,7 @@ from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.objectives.causal_lm import CausalLMSection
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.training.engine.losses import TermLosses
-from tests.ragged import Rows, text_examples
-from tests.sample_data import FakeTokenizer
+from tests.ragged import text_examples
 
 VOCAB_SIZE = 11
 
@@ -24,18 +23,6 @@ def loss_of(logits: Tensor, labels: Tensor, factors: Tensor) -> tuple[Tensor, di
     objective = build_objective(CausalLMSection())
     losses = TermLosses(objective.terms, objective.outputs, ParallelContext())
     return losses({"logits": logits}, {"causal_lm_labels": labels}, factors)
-
-
-def test_terms_and_fields() -> None:
-    objective = build_objective(CausalLMSection(), FakeTokenizer(pad_id=7))
-    (term,) = objective.terms
-    assert (term.name, term.outputs, term.labels) == ("causal_lm", ("logits",), ("causal_lm_labels",))
-    assert term.has_perplexity and set(objective.outputs) == set(term.outputs)
-    fields = {field.name: (field.columns, field.fill) for field in objective.fields(Rows(16, 3))}
-    assert fields == {
-        "input_ids": (16, 7), "position_ids": (16, 0), "sequence_ids": (16, 0), "sequence_starts": (4, 16),
-        "causal_lm_labels": (16, IGNORE_LABEL),
-    }  # fmt: skip
 
 
 def test_inputs_are_all_but_the_last_and_labels_all_but_the_first() -> None:

@@ -20,13 +20,6 @@ def objective(**settings: Any) -> Any:
     return build_objective(objective_section(name="distillation", **settings))
 
 
-def test_terms_have_the_published_weights() -> None:
-    made = objective()
-    assert {term.name: term.weight for term in made.terms} == {"soft_targets": 5.0, "masked_lm": 2.0, "cosine": 1.0}
-    assert made.terms[0].settings == {"temperature": 2.0}
-    assert made.teacher_outputs == ("predicted_logits", "hidden_states.-1") and made.taps == ("hidden_states.-1",)
-
-
 def test_without_angles_no_hidden_state_is_asked_for() -> None:
     made = objective(cosine_weight=0.0, soft_target_weight=3.0, temperature=1.5)
     assert [(term.name, term.weight) for term in made.terms] == [("soft_targets", 3.0), ("masked_lm", 2.0)]

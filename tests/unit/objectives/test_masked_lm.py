@@ -13,7 +13,6 @@ from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.objectives.base import build_objective
 from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.training.engine.losses import TermLosses
-from tests.ragged import Rows
 from tests.sections import objective_section
 
 VOCAB_SIZE = 11
@@ -50,18 +49,6 @@ def by_hand(logits: Tensor, labels: Tensor) -> tuple[float, int, int]:
             correct += scores[label] == max(scores)
             count += 1
     return loss, correct, count
-
-
-@pytest.mark.parametrize(("name", "terms"), [("masked_lm", TERMS[:1]), ("masked_lm_nsp", TERMS)])
-def test_terms_outputs_and_fields(name: str, terms: tuple[str, ...]) -> None:
-    """Known without a tokenizer."""
-    objective = build_objective(objective_section(name=name))
-    assert tuple(term.name for term in objective.terms) == terms
-    assert [term.labels for term in objective.terms] == [(f"{term}_labels",) for term in terms]
-    assert tuple(output for term in objective.terms for output in term.outputs) == objective.outputs
-    names = {field.name for field in objective.fields(Rows(16))}
-    assert {f"{term}_labels" for term in terms} <= names
-    assert ("cls_positions" in names) == ("next_sentence" in terms)
 
 
 def test_loss_is_the_sum_of_each_terms_factor_times_its_sum() -> None:

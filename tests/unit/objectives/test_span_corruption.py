@@ -49,14 +49,6 @@ def rows_of(config: RunConfig, folder: Path, documents: int = 30) -> tuple[Any, 
     return objective, build_rows([prefix], tokenizer, config.row_settings)
 
 
-def test_rows_of_512_have_targets_of_114() -> None:
-    config = config_of(512)
-    fields = {field.name: field.columns for field in build_objective(config.objective).fields(config.data)}
-    assert config.objective.sample_length(config.data) == 568
-    assert fields["input_ids"] == fields["sequence_ids"] == 512
-    assert fields["decoder_input_ids"] == fields["decoder_sequence_ids"] == fields["decoder_labels"] == 114
-
-
 def test_batches_hold_inputs_and_shifted_targets(tmp_path: Path) -> None:
     tokenizer, config = FakeTokenizer(), config_of()
     objective, rows = rows_of(config, tmp_path)
@@ -157,7 +149,6 @@ def test_a_vocabulary_that_lacks_tokens_is_refused(
         ({"objective": {"name": "prefix_lm", "noise_density": 0.0}}, "0 leaves nothing to write"),
         ({"objective": {"sentinel_tokens": "<extra_id>"}}, "objective.sentinel_tokens: '<extra_id>' has no single"),
         ({"data": {"seq_length": 4}}, "data.seq_length: 4 leaves no room"),
-        ({"data": {"sample_format": "doc_sentences", "packing": True}}, "so texts cannot share rows; set it to false"),
         ({"data": {"sample_format": "doc_sentences", "packing": True}}, "data.packing: true, but objective.name"),
     ],
 )
@@ -337,13 +328,6 @@ def test_a_prefix_leaves_room_for_the_end_token() -> None:
     assert denoiser.prefix_bounds(511) == (1, 510)
     assert denoiser.prefix_bounds(1) == (0, 0)
     assert denoiser.lengths(511) == (511, 511)
-
-
-def test_a_mode_token_takes_a_place_of_the_input() -> None:
-    denoiser = Denoiser(0.15, 3.0, mode_token="[R]")
-    length = denoiser.text_length(512)
-    assert length == PUBLISHED.text_length(511)
-    assert denoiser.lengths(length)[0] <= 512
 
 
 @each("density, mean, input_length", product([1e-6, 0.15, 0.5, MOST_NOISE], [1.0, 2.5, 64.0, 1e6], [8, 9, 33, 3001]))
