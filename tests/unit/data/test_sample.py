@@ -1,4 +1,4 @@
-"""Sequences in flat arrays, one at a time, and made-up batches of declared fields."""
+"""Made-up batches of declared fields, and batches with no more places than they need."""
 
 from __future__ import annotations
 
@@ -8,41 +8,8 @@ import numpy as np
 import torch
 
 from ctxlm_ds.data.fields import IGNORE_LABEL, Field
-from ctxlm_ds.data.sample import NO_LABEL, Batch, Examples, empty_samples, needed_places, starts_of
+from ctxlm_ds.data.sample import Batch, needed_places
 from ctxlm_ds.kernels.attention import cumulative_lengths
-from tests.ragged import one_sample
-
-LENGTHS = np.array([3, 0, 2])
-
-
-def test_starts_are_cumulative_sums() -> None:
-    assert starts_of(LENGTHS).tolist() == [0, 3, 3, 5]
-    assert starts_of(np.zeros(0, dtype=np.int64)).tolist() == [0]
-
-
-def test_a_sample_is_its_stretch_of_the_flat_arrays() -> None:
-    samples = empty_samples(LENGTHS)
-    samples.input_ids[:] = [5, 6, 7, 8, 9]
-    samples.special_mask[:] = [True, False, False, False, True]
-    samples.second_starts[:] = [2, 0, 2]
-    samples.sequence_labels[:] = [1, NO_LABEL, NO_LABEL]
-    assert samples.lengths.tolist() == LENGTHS.tolist()
-    first, last = one_sample(samples, 0), one_sample(samples, 2)
-    assert (first.input_ids.tolist(), first.token_type_ids.tolist(), first.sequence_label) == ([5, 6, 7], [0, 0, 1], 1)
-    assert first.special_mask.tolist() == [True, False, False]
-    # A sequence of one segment: the second begins at its length.
-    assert (last.input_ids.tolist(), last.token_type_ids.tolist(), last.sequence_label) == ([8, 9], [0, 0], NO_LABEL)
-    assert one_sample(samples, 1).input_ids.size == 0
-
-
-def test_an_example_has_its_own_predictions() -> None:
-    ids, positions, labels = (np.array(one, dtype=np.int32) for one in ([5, 4, 4, 8, 4], [1, 2, 1], [6, 7, 9]))
-    seconds, starts = np.array([1, 0, 2]), starts_of(np.array([2, 0, 1]))
-    examples = Examples(ids, starts_of(LENGTHS), seconds, np.zeros(3, dtype=np.int8), positions, labels, starts)
-    first, last = examples.example(0), examples.example(2)
-    assert (first.prediction_positions.tolist(), first.prediction_labels.tolist()) == ([1, 2], [6, 7])
-    assert (last.prediction_positions.tolist(), last.prediction_labels.tolist()) == ([1], [9])
-    assert first.token_type_ids.tolist() == [0, 1, 1] and last.input_ids.tolist() == [8, 4]
 
 
 def test_made_up_rows_are_one_full_sequence_each() -> None:

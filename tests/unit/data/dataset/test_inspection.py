@@ -109,17 +109,12 @@ def test_unknown_tokens_are_read_or_counted(tmp_path: Path, monkeypatch: pytest.
     assert unknown_advice(2, 100, {"unknown_cause": "because"}).endswith("; because")
 
 
-def test_long_sequences_are_cut_for_the_eye(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "data", [[[1] * 10_000]])
-    last = list(show_documents(IndexedDataset(tmp_path / "data"), None, 1))[-1]
-    assert last.endswith("… (9,800 more tokens)")
-
-
-def test_long_documents_are_cut_for_the_eye(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "data", [[[5, 6, 7]] * 3_000])
-    lines = list(show_documents(IndexedDataset(tmp_path / "data"), None, 1))
-    assert len(lines) == 23 and lines[1] == "document 0: 3000 sequences"
-    assert lines[-1] == "  … (2,980 more sequences, 8,940 tokens)"
+def test_long_sequences_and_documents_are_cut_for_the_eye(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "data", [[[1] * 10_000], [[5, 6, 7]] * 3_000])
+    lines = list(show_documents(IndexedDataset(tmp_path / "data"), None, 2))
+    heading = lines.index("document 1: 3000 sequences")
+    assert lines[heading - 2].endswith("… (9,800 more tokens)")
+    assert len(lines) == heading + 22 and lines[-1] == "  … (2,980 more sequences, 8,940 tokens)"
 
 
 def test_the_tokenizer_may_be_a_vocabulary_file(tmp_path: Path) -> None:

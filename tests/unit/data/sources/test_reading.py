@@ -19,21 +19,12 @@ from tests.unit.data.sources.documents import texts_of
 FORMATS = {
     "text": "corpus.txt",
     "jsonl": "corpus.jsonl",
-    "wikiextractor": "wiki_00",
     "parquet": "corpus.parquet",
     "jsonl.gz": "corpus.jsonl.gz",
     "jsonl.xz": "corpus.jsonl.xz",
     "jsonl.bz2": "corpus.json.bz2",
     "jsonl.zst": "corpus.jsonl.zst",
-    "text.gz": "corpus.txt.gz",
-    "wikiextractor.bz2": "wiki_00.bz2",
 }
-
-
-@pytest.mark.parametrize("format", list(FORMATS))
-def test_every_format_gives_the_same_documents(tmp_path: Path, format: str) -> None:
-    documents = write_corpus(tmp_path / FORMATS[format], 120, seed=4, format=format)
-    assert texts_of(tmp_path / FORMATS[format]) == documents
 
 
 def test_globs_are_sorted_and_files_taken_once(tmp_path: Path) -> None:

@@ -229,15 +229,6 @@ def test_micro_batches_on_a_gpu_are_those_of_the_cpu(tmp_path: Path) -> None:
             assert all(torch.equal(sent.fields[name].cpu(), kept.fields[name]) for name in kept.fields)
 
 
-def test_static_masks_never_change(tmp_path: Path) -> None:
-    made = setup(
-        tmp_path, documents=8, objective={"masking": "static"}, training={"global_batch_size": 1, "micro_batch_size": 1}
-    )
-    count = len(made[0])
-    rows = sum(global_rows([steps_of(made, 2 * count)]), [])
-    assert sorted(rows[:count]) == sorted(rows[count:]) and rows[:count] != rows[count:]
-
-
 @pytest.mark.parametrize("packing", [False, True])
 def test_static_masks_depend_on_the_sample_alone(tmp_path: Path, packing: bool) -> None:
     """They are those of its index alone, whatever rows share a batch, and differ between samples and passes."""

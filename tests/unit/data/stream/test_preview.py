@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 from rich.text import Text
 
 from ctxlm_ds.data.formats.pairs import SegmentPair
@@ -65,16 +63,6 @@ def test_predictions_stand_in_brackets() -> None:
     styles = {text.plain[span.start : span.end]: str(span.style) for span in text.spans}
     assert styles["[MASK→w12]"] == "bold yellow" and styles["[w20→w40]"] == "bold red"
     assert styles["[w30→w30]"] == "bold green" and styles["[CLS]"] == "cyan"
-
-
-def test_colours_only_on_a_terminal() -> None:
-    text = render_example(example([2, 4, 3], {1: 12}), TOKENIZER)
-    for terminal in (True, False):
-        out = io.StringIO()
-        console = Console(file=out, force_terminal=terminal, color_system="standard" if terminal else None)
-        console.print(text, soft_wrap=True)
-        assert ("\x1b[" in out.getvalue()) == terminal
-        assert "MASK→w12" in out.getvalue()
 
 
 def test_byte_level_tokens_are_read_as_text() -> None:
