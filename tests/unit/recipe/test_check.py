@@ -139,12 +139,6 @@ CASES: list[tuple[dict[str, Any], str, list[str]]] = [
         "data.seq_length",
         ["the first token of a text is never masked"],
     ),
-    (
-        {"data": {"sample_format": "full_sentences"}},
-        "data.sample_format",
-        ["full_sentences", "masked_lm_nsp", "segment_pair or sentence_pair"],
-    ),
-    ({"model": {"family": "roberta"}}, "objective.name", ["masked_lm_nsp", "roberta"]),
     ({"optimizer": {"betas": [0.9, 1.0]}}, "optimizer.betas", ["0.9, 1.0"]),
     ({"optimizer": {"name": "lamb"}, "kernels": {"optimizer": "deepspeed"}}, "kernels.optimizer", ["no exact lamb"]),
     (
@@ -228,31 +222,6 @@ def test_each_impossible_combination(sections: dict[str, Any], path: str, words:
     assert [problem.path for problem in problems] == [path]
     for word in words:
         assert word in problems[0].text
-
-
-def test_defaults_are_possible() -> None:
-    check_config(RunConfig(), None)
-    check_config(RunConfig(), 32)
-
-
-def test_all_are_reported_at_once() -> None:
-    sections: dict[str, Any] = {
-        "model": {"hidden_size": 100},
-        "data": {"seq_length": 600, "sample_format": "doc_sentences"},
-        "parallel": {"pipeline_parallel_size": 24},
-        "schedule": {"warmup_steps": 2000},
-    }
-    with pytest.raises(ConfigError) as caught:
-        check_config(config_of(**sections), None)
-    assert "5 problems" in str(caught.value)
-    for path in (
-        "model.num_attention_heads",
-        "data.seq_length",
-        "data.sample_format",
-        "parallel.pipeline_parallel_size",
-        "schedule.warmup_steps",
-    ):
-        assert f"\n  {path}: " in str(caught.value)
 
 
 @pytest.mark.parametrize("size", [0, -1, 10**9])
@@ -369,13 +338,6 @@ def test_a_family_alone_is_told_all_that_goes_with_it() -> None:
     problems = find_problems(RunConfig.model_validate({"model": {"family": "gpt2"}}))
     assert [problem.path for problem in problems] == ["objective.name", "data.sample_format"]
     assert "set data.sample_format to blocks" in problems[1].text
-
-
-@pytest.mark.parametrize("family", ["bert", "roberta"])
-def test_an_encoder_takes_neither_causal_lm_nor_blocks(family: str) -> None:
-    problems = find_problems(gpt2(model={"family": family}))
-    assert [problem.path for problem in problems] == ["objective.name", "data.sample_format"]
-    assert "or model.family to gpt2, gpt1 or llama" in problems[0].text
 
 
 def test_slots_without_effect_are_named() -> None:

@@ -111,12 +111,6 @@ def test_deepspeeds_pipeline_engine_really_refuses_stage_2() -> None:
     assert re.search(r"assert self\.zero_optimization_stage\(\s*\) < ZeroStageEnum\.gradients", source)
 
 
-def test_data_parallel_size() -> None:
-    parallel = {"tensor_parallel_size": 2, "pipeline_parallel_size": 4}
-    assert config_of(parallel=parallel).parallel.data_parallel_size(32) == 4
-    assert config_of().parallel.data_parallel_size(32) == 32
-
-
 def test_settings_without_effect_in_this_layout() -> None:
     idle = unused_settings(config_of(parallel={"pipeline_partition": "uniform"}))
     assert [line.split(":")[0] for line in idle] == ["parallel.pipeline_partition"]

@@ -182,12 +182,6 @@ def test_extends_merges_sections_and_replaces_lists(tmp_path: Path) -> None:
     assert config.extends is None
 
 
-def test_a_recipe_may_extend_a_shipped_one(tmp_path: Path) -> None:
-    config = load_config(write(tmp_path / "r.yaml", "extends: roberta-base\ndata: {train: [corpus]}\n"))
-    assert config.model == load_config("roberta-base").model
-    assert paths(config) == ["corpus"]
-
-
 def test_extends_that_goes_nowhere(tmp_path: Path) -> None:
     write(tmp_path / "a.yaml", "extends: b.yaml\n")
     write(tmp_path / "b.yaml", "extends: a.yaml\n")
@@ -206,12 +200,6 @@ def test_a_long_chain_of_recipes_is_refused(tmp_path: Path) -> None:
         (tmp_path / f"{number}.yaml").write_text(f"extends: {number + 1}.yaml\n")
     with pytest.raises(ConfigError, match="more than 20 recipes extend each other"):
         load_config(tmp_path / "0.yaml")
-
-
-def test_a_problem_of_a_base_names_the_base_s_file(tmp_path: Path) -> None:
-    base = write(tmp_path / "base.yaml", "training:\n  max_step: 4\n")
-    problems = problems_of(write(tmp_path / "r.yaml", "extends: base.yaml\n"))
-    assert f"[{base}:2]" in problems[0]
 
 
 def test_an_unknown_recipe_name_gets_the_nearest_one() -> None:

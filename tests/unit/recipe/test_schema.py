@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ctxlm_ds.recipe.load import load_config
-from ctxlm_ds.recipe.schema import DownstreamTask, EvaluationConfig, RunConfig
+from ctxlm_ds.recipe.schema import EvaluationConfig, RunConfig
 from tests.unit.recipe.test_load import line_about, problems_of, write
 from tests.unit.recipe.test_yaml_source import refusal
 
@@ -67,8 +67,3 @@ def test_settings_of_texts_are_idle_without_texts() -> None:
     for settings in ({"continuations": 2}, {"prompts": ["The quiet"]}):
         evaluation = EvaluationConfig.model_validate(settings)
         assert evaluation.continues and evaluation.idle_settings == ()
-
-
-def test_a_task_is_named_after_its_description() -> None:
-    names = [DownstreamTask(task=task, data="data", every_steps=2).name for task in ("sst2", "mine/topics.yaml")]
-    assert names == ["sst2", "topics"]
