@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -146,10 +145,3 @@ def test_a_wrong_generator_fails_the_proof(original: Path, tmp_path: Path, monke
     with pytest.raises(ExportError, match="random/generator_logits"):
         from_hf(original, tmp_path / "ours")
     assert not (tmp_path / "ours").exists()
-
-
-def test_what_is_read_is_logged_for_both(original: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="ctxlm_ds"):
-        from_hf(original, tmp_path / "ours")
-    for part, kind in CLASSES.items():
-        assert f"{original / part} read as {kind.__name__}" in caplog.text
