@@ -1,4 +1,4 @@
-"""Trained tokenizers: ids, determinism, impossible settings, and what transformers makes of the folder."""
+"""Trained tokenizers: ids, determinism, impossible settings, what transformers makes of the folder, and the report."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 from tokenizers import Tokenizer as Backend
 
-from ctxlm_ds.errors import ConfigError, TokenizerError
+from ctxlm_ds.data.dataset.inspection import unknown_advice
+from ctxlm_ds.data.preprocess.job import PreprocessConfig, preprocess
+from ctxlm_ds.data.sources.corpus import Corpus
+from ctxlm_ds.errors import ConfigError, DataError, TokenizerError
 from ctxlm_ds.tokenizers.base import Tokenizer
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from ctxlm_ds.tokenizers.train import MOST_UNKNOWN, KeyedSample, sampled_texts, train_tokenizer
+from ctxlm_ds.tokenizers.train import MOST_UNKNOWN, KeyedSample, sampled_texts, tokenizer_report, train_tokenizer
 from tests.text import make_documents
 from tests.unit.tokenizers.conftest import TEXTS
 
@@ -95,28 +100,22 @@ def test_the_same_text_gives_the_same_vocabulary_in_every_process(tmp_path: Path
 
 
 def test_impossible_settings(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'wordlevel' is not known; choose one of wordpiece, bpe, gpt2, gpt1"):
-        train_tokenizer("wordlevel", TEXTS, 500, tmp_path / "a")
-    with pytest.raises(ConfigError, match="lowercase is no setting of bpe, which has add_prefix_space, min_frequency"):
-        train_tokenizer("bpe", TEXTS, 500, tmp_path / "a", lowercase=True)
-    for names in (["[MASK]"], ["<a>", "<a>"], ["a b"], ["x"]):
-        with pytest.raises(ConfigError, match="special_tokens: .* cannot be one"):
-            train_tokenizer("wordpiece", TEXTS, 500, tmp_path / "a", special_tokens=names)
-    with pytest.raises(ConfigError, match="normalization 'lower' is not known to gpt2"):
-        train_tokenizer("gpt2", TEXTS, 500, tmp_path / "a", normalization="lower")
-    with pytest.raises(ConfigError, match="a sample of 0 bytes"):
-        train_tokenizer("bpe", TEXTS, 500, tmp_path / "a", max_sample_bytes=0)
-    for size in (200, 999_999_999_999):
-        with pytest.raises(ConfigError, match=f"--vocab-size {size}: bpe needs at least 261 tokens, at most 4,194,304"):
-            train_tokenizer("bpe", TEXTS, size, tmp_path / "a")
-    with pytest.raises(ConfigError, match="--vocab-size 4: elmo needs at least 6 tokens"):
-        train_tokenizer("elmo", TEXTS, 4, tmp_path / "a", special_tokens=["<a>", "<b>"])
-    with pytest.raises(ConfigError, match="--vocab-size 793471: elmo needs at least 4 tokens, at most 194,304"):
-        train_tokenizer("elmo", TEXTS, None, tmp_path / "a", input_words=4_000_000)
-    for setting in ("min_frequency", "limit_alphabet"):
-        for value in (0, 10**20):
-            with pytest.raises(ConfigError, match=f"--{setting.replace('_', '-')} {value}: a number from 1 to "):
-                train_tokenizer("wordpiece", TEXTS, 500, tmp_path / "a", **{setting: value})
+    sizes = "bpe needs at least 261 tokens, at most 4,194,304"
+    for kind, size, settings, message in [
+        ("wordlevel", 500, {}, "'wordlevel' is not known; choose one of wordpiece, bpe, gpt2, gpt1"),
+        ("bpe", 500, {"lowercase": True}, "lowercase is no setting of bpe, which has add_prefix_space, min_frequency"),
+        *(("wordpiece", 500, {"special_tokens": names}, "special_tokens: .* cannot be one")
+          for names in (["[MASK]"], ["<a>", "<a>"], ["a b"], ["x"])),
+        ("gpt2", 500, {"normalization": "lower"}, "normalization 'lower' is not known to gpt2"),
+        ("bpe", 500, {"max_sample_bytes": 0}, "a sample of 0 bytes"),
+        *(("bpe", size, {}, f"--vocab-size {size}: {sizes}") for size in (200, 999_999_999_999)),
+        ("elmo", 4, {"special_tokens": ["<a>", "<b>"]}, "--vocab-size 4: elmo needs at least 6 tokens"),
+        ("elmo", None, {"input_words": 4_000_000}, "size 793471: elmo needs at least 4 tokens, at most 194,304"),
+        *(("wordpiece", 500, {name: value}, f"--{name.replace('_', '-')} {value}: a number from 1 to ")
+          for name in ("min_frequency", "limit_alphabet") for value in (0, 10**20)),
+    ]:  # fmt: skip
+        with pytest.raises(ConfigError, match=message):
+            train_tokenizer(kind, TEXTS, size, tmp_path / "a", **settings)
     with pytest.raises(TokenizerError, match="no text"):
         train_tokenizer("bpe", ["", "  "], 500, tmp_path / "a")
     assert not (tmp_path / "a").exists()
@@ -261,3 +260,49 @@ def test_training_on_a_sample_is_training_on_its_texts(tmp_path: Path, caplog: p
     assert sampled.fingerprint == direct.fingerprint != whole.fingerprint
     record = json.loads((tmp_path / "a" / "ctxlm_tokenizer.json").read_text())
     assert (record["max_sample_bytes"], record["sample_seed"]) == (60_000, 4)
+
+
+def test_figures_of_a_vocabulary_known_by_heart(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer("elmo", ["a a a b b c"], 6, tmp_path / "t")
+    report = tokenizer_report(tokenizer, [("x", "a b zz, a"), ("y", "c c"), ("x", "b")])
+    assert list(report) == ["x", "y", "all"]
+    assert report["x"] == {
+        "documents": 2, "words": 6, "tokens": 6, "fertility": 1.0, "characters_per_token": round(10 / 6, 4),
+        "unknown_rate": round(2 / 6, 6), "whole_words": round(4 / 6, 4),
+    }  # fmt: skip
+    assert (report["y"]["unknown_rate"], report["all"]["words"], report["all"]["unknown_rate"]) == (0.0, 8, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "cause"),
+    [
+        (["é", "a", "t"], "e\u0301 a t", "decomposed accents (NFD): compose them"),
+        (["강", "물"], "강 물", "the normalizer changes letters that the vocabulary has (강 물)"),
+        (["a", "t"], "a ж t ж я", "the vocabulary lacks ж я: train a tokenizer"),
+        (["a", "t"], "a t aaaa", ""),
+    ],
+)
+def test_the_cause_of_unknown_tokens_is_looked_for(tmp_path: Path, words: list[str], text: str, cause: str) -> None:
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": "강" in words}))
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    (result,) = preprocess([str(tmp_path / "text.txt")], tmp_path / "vocab.txt", tmp_path / "set", PreprocessConfig())
+    found = result.metadata["unknown_cause"]
+    assert found.startswith(cause) and bool(found) == bool(cause)
+    advice = unknown_advice(result.metadata["unknown_tokens"], result.metadata["tokens"], result.metadata)
+    assert advice.endswith(found or "their text is lost")
+
+
+@pytest.mark.parametrize(
+    ("keys", "flag"), [({"key_flags": "--json-key and --language-key"}, "--language-key"), ({}, "--json-keys")]
+)
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_missing_key_is_told_by_its_flag(tmp_path: Path, keys: dict[str, str], flag: str, kind: str) -> None:
+    file = tmp_path / f"x.{kind}"
+    if kind == "jsonl":
+        file.write_text('{"text": "x", "lang": "de"}\n')
+    else:
+        parquet.write_table(pyarrow.table({"text": ["x"], "lang": ["de"]}), file)
+    with pytest.raises(DataError, match=f"has no (key|column) 'lung'.*lang, text; see .*{flag}\\b(?!s)"):
+        list(Corpus([str(file)], ["text", "lung"], **keys).documents())

@@ -17,7 +17,7 @@ from ctxlm_ds.apps.text.tokenizers import LanguageSample, build_parser, main, re
 from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import tokenizer_report, tokenizer_types, train_tokenizer
 from tests.integration.route import Finished, call_here
-from tests.unit.tokenizers.test_train_report import TEXTS
+from tests.unit.tokenizers.conftest import TEXTS
 
 
 def train(*arguments: object) -> Finished:

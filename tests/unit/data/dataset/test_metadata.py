@@ -14,7 +14,7 @@ from ctxlm_ds.data.dataset.metadata import dataset_manifest, file_digest, read_m
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.errors import DataError
 from tests.sample_data import random_documents, write_dataset
-from tests.unit.data.dataset.test_reader import documents_of, expect_refusal, write_documents
+from tests.unit.data.dataset.test_reader import documents_of, edit, expect_refusal, write_documents
 
 
 @pytest.fixture
@@ -119,18 +119,14 @@ def test_a_dataset_of_megatron_gets_one_that_then_proves_it(sealed: Path) -> Non
         Path(f"{sealed}.{extension}").unlink()
     verify_dataset(IndexedDataset(sealed), write=True)
     assert _sha256sum(sealed.parent, "--strict", "-c", "data.sha256").stdout == "data.bin: OK\ndata.idx: OK\n"
-    content = bytearray(Path(f"{sealed}.bin").read_bytes())
-    content[40] ^= 4
-    Path(f"{sealed}.bin").write_bytes(content)
+    edit(Path(f"{sealed}.bin"), lambda data: data[:40] + bytes([data[40] ^ 4]) + data[41:])
     with pytest.raises(DataError, match=r"data\.bin: sha256 .*data\.sha256 records"):
         verify_dataset(IndexedDataset(sealed))
 
 
 def test_damage_is_not_recorded_as_the_truth(sealed: Path) -> None:
     Path(f"{sealed}.sha256").unlink()
-    content = bytearray(Path(f"{sealed}.bin").read_bytes())
-    content[40] ^= 4
-    Path(f"{sealed}.bin").write_bytes(content)
+    edit(Path(f"{sealed}.bin"), lambda data: data[:40] + bytes([data[40] ^ 4]) + data[41:])
     with pytest.raises(DataError, match=r"data\.json records"):
         verify_dataset(IndexedDataset(sealed), write=True)
     assert not Path(f"{sealed}.sha256").exists()

@@ -18,7 +18,7 @@ from ctxlm_ds.data.index.sentence_table import sentence_table
 from ctxlm_ds.errors import DataError
 from tests.fuzz import Case, damage, damage_json, run_cases
 from tests.sample_data import ends_of, random_documents, starts_of, write_dataset
-from tests.unit.data.dataset.test_reader_index import write_old
+from tests.unit.data.dataset.test_reader import write_old
 
 pytestmark = pytest.mark.long
 

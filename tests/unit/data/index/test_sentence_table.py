@@ -1,8 +1,11 @@
-"""The table of sentences, and parts of a dataset."""
+"""The table of sentences, parts of a dataset, and ranges of documents for threads."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
+from ctxlm_ds.data.formats.base import Making, SequenceTemplate
 from ctxlm_ds.data.index.index import SampleIndex
-from ctxlm_ds.data.index.record import SourcePart
-from ctxlm_ds.data.index.sentence_table import document_at, sentence_at, sentence_table
+from ctxlm_ds.data.index.record import SampleSettings, SourcePart
+from ctxlm_ds.data.index.sentence_table import document_at, document_ranges, sentence_at, sentence_table
 from ctxlm_ds.errors import DataError
+from ctxlm_ds.registry import FORMATS as REGISTERED
 from tests.sample_data import (
     FakeTokenizer,
     build_sample_index,
@@ -22,6 +27,7 @@ from tests.sample_data import (
     run_config,
     sample_of,
     starts_of,
+    table_of,
     write_dataset,
 )
 
@@ -97,3 +103,25 @@ def test_a_part_is_a_dataset_of_its_documents_alone(tmp_path: Path, sample_forma
     expected = build_sample_index(alone, TOKENIZER, config)
     assert part.meta["documents"] == 25 and part.meta["sentences"] == sum(map(len, documents[20:45]))
     assert tokens_of(part) == tokens_of(expected)
+
+
+def records_of(table: Any, sample_format: str, workers: int) -> list[tuple[int, ...]]:
+    values = SampleSettings(
+        sample_format=sample_format, seq_length=64, num_duplicates=1, seed=3, packing=False,
+        max_sequences_per_row=1, static_masking=None, own={"short_seq_prob": 0.1, "one_segment_prob": 0.1},
+    )  # fmt: skip
+    parts = REGISTERED.get(sample_format)().records(
+        table, Making(SimpleNamespace(prefix="d"), (0, 1), values, SequenceTemplate.of(TOKENIZER), workers), 0
+    )
+    return [record for records in parts for record in records.tolist()]
+
+
+@pytest.mark.parametrize("sample_format", [*FORMATS, "doc_segments"])
+def test_threads_ranges_and_buffers_change_nothing(monkeypatch: pytest.MonkeyPatch, sample_format: str) -> None:
+    table = table_of(random_documents(200, seed=6))
+    expected = records_of(table, sample_format, 1)
+    assert expected == records_of(table, sample_format, 3)
+    ranges = "ctxlm_ds.data.index.sentence_table.document_ranges"
+    monkeypatch.setattr(ranges, partial(document_ranges, size=17))
+    monkeypatch.setattr("ctxlm_ds.data.formats.loops.running_text.RECORDS_AT_ONCE", 3)
+    assert expected == records_of(table, sample_format, 1) == records_of(table, sample_format, 4)
