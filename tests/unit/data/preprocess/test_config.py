@@ -1,4 +1,4 @@
-"""Names of datasets, and the key that is equal for equal builds."""
+"""The key that is equal for equal builds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ctxlm_ds.data.preprocess.config import PreprocessConfig, build_key, dataset_prefix
+from ctxlm_ds.data.preprocess.config import PreprocessConfig, build_key
 from ctxlm_ds.data.sources.types import InputShard
 
 PLAIN = PreprocessConfig()
@@ -17,12 +17,6 @@ CHANGES: dict[str, Any] = {
     "shard": InputShard(1, 3),
 }  # fmt: skip
 WITHOUT_EFFECT: dict[str, Any] = {"workers": 8, "max_bad_records": 9, "overwrite": True, "document": "file"}
-
-
-def test_names_are_megatrons_with_the_shard() -> None:
-    assert dataset_prefix("out/wiki", "text", PLAIN) == "out/wiki_text_document"
-    split = replace(PLAIN, split_sentences=True, shard=InputShard(3, 16))
-    assert dataset_prefix("out/wiki", "title", split) == "out/wiki_title_sentence_shard00003-of-00016"
 
 
 @pytest.mark.parametrize("name", CHANGES)
