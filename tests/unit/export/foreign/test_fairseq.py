@@ -60,24 +60,30 @@ class Reference(nn.Module):
             for name, value in layer.named_parameters():
                 for theirs, fairseq in own.items():
                     name = name.replace(theirs, fairseq)
-                full = f"{encoder}.sentence_encoder.layers.{number}.{name}"
-                if "in_proj_" in name and not joined:
-                    base, leaf = full.split("in_proj_")
-                    parts = zip("qkv", value.chunk(3), strict=True)
-                    found |= {f"{base}{part}_proj.{leaf}": share for part, share in parts}
-                else:
-                    found[full] = value
+                found |= projections(f"{encoder}.sentence_encoder.layers.{number}.{name}", value, joined)
         return {name: value.detach().clone() for name, value in found.items()}
 
 
-@pytest.fixture
-def reference(byte_bpe_folder: Path) -> Reference:
+def projections(name: str, value: Tensor, joined: bool) -> dict[str, Tensor]:
+    """A parameter under fairseq's names, which divide the joint projection of queries, keys and values today."""
+    if joined or "in_proj_" not in name:
+        return {name: value}
+    base, leaf = name.split("in_proj_")
+    return {f"{base}{part}_proj.{leaf}": share for part, share in zip("qkv", value.chunk(3), strict=True)}
+
+
+def randomized(model: nn.Module) -> nn.Module:
     torch.manual_seed(3)
-    model = Reference(load_tokenizer(byte_bpe_folder).vocab_size).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(0.2 * torch.randn(parameter.shape) + ("norm" in name and name.endswith("weight")))
-    return model
+            is_norm = "norm" in name or name.startswith("ends")
+            parameter.copy_(0.2 * torch.randn(parameter.shape) + (is_norm and name.endswith("weight")))
+    return model.eval()
+
+
+@pytest.fixture
+def reference(byte_bpe_folder: Path) -> nn.Module:
+    return randomized(Reference(load_tokenizer(byte_bpe_folder).vocab_size))
 
 
 def save(path: Path, content: dict[str, Any], is_zip: bool = True) -> Path:

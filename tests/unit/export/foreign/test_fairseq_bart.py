@@ -15,7 +15,7 @@ from torch.nn import functional
 from ctxlm_ds.errors import CheckpointError, CtxlmError, ExportError
 from ctxlm_ds.export.foreign.fairseq import from_fairseq
 from ctxlm_ds.tokenizers.load import load_tokenizer
-from tests.unit.export.foreign.test_fairseq import save
+from tests.unit.export.foreign.test_fairseq import projections, randomized, save
 
 WIDTH, HEADS, INNER, LAYERS, DECODER_LAYERS, POSITIONS = 32, 4, 48, 2, 3, 40
 STACKS = ("encoder", "decoder")
@@ -84,23 +84,12 @@ class Reference(nn.Module):
                 for name, value in layer.named_parameters():
                     part, rest = name.split(".", 1)
                     full = f"{stack}.layers.{number}.{NAMES[stack].get(part, part)}.{rest}"
-                    if "in_proj_" in full and not joined:
-                        base, leaf = full.split("in_proj_")
-                        shares = zip("qkv", value.chunk(3), strict=True)
-                        found |= {f"{base}{share}_proj.{leaf}": own for share, own in shares}
-                    else:
-                        found[full] = value
+                    found |= projections(full, value, joined)
         return {name: value.detach().clone() for name, value in found.items()}
 
 
-def reference(folder: Path, is_mbart: bool) -> Reference:
-    torch.manual_seed(3)
-    model = Reference(load_tokenizer(folder).vocab_size, is_mbart).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            is_norm = "norm" in name or name.startswith("ends")
-            parameter.copy_(0.2 * torch.randn(parameter.shape) + (is_norm and name.endswith("weight")))
-    return model
+def reference(folder: Path, is_mbart: bool) -> nn.Module:
+    return randomized(Reference(load_tokenizer(folder).vocab_size, is_mbart))
 
 
 @pytest.mark.parametrize("joined", [True, False], ids=["2019", "today"])

@@ -54,19 +54,17 @@ def test_incomplete_folders_are_named(tmp_path: Path) -> None:
     (tmp_path / "run" / "mp_rank_01_000" / "model_optim_rng.pt").unlink()
     with pytest.raises(ExportError, match=r"mp_rank_01_000 has neither model_optim_rng\.pt nor"):
         read_megatron(tmp_path / "run")
-    write(tmp_path / "bare", {"model": {"a": torch.ones(1)}}, "mp_rank_00")
-    with pytest.raises(ExportError, match="no arguments of the run"):
-        read_megatron(tmp_path / "bare")
-    write(tmp_path / "empty", {"args": CONTENT["args"]}, "mp_rank_00")
-    with pytest.raises(ExportError, match="hold no model"):
-        read_megatron(tmp_path / "empty")
-    write(tmp_path / "half", CONTENT, "mp_rank_00")
-    write(tmp_path / "half", {"args": CONTENT["args"]}, "mp_rank_01")
-    with pytest.raises(ExportError, match="the file of a rank holds no model"):
-        read_megatron(tmp_path / "half")
-    write(tmp_path / "version", CONTENT | {"checkpoint_version": "three"}, "mp_rank_00")
-    with pytest.raises(ExportError, match="checkpoint_version is 'three', not a number"):
-        read_megatron(tmp_path / "version")
+    bare = {"args": CONTENT["args"]}
+    for number, (ranks, message) in enumerate([
+        ([{"model": {"a": torch.ones(1)}}], "no arguments of the run"),
+        ([bare], "hold no model"),
+        ([CONTENT, bare], "the file of a rank holds no model"),
+        ([CONTENT | {"checkpoint_version": "three"}], "checkpoint_version is 'three', not a number"),
+    ]):  # fmt: skip
+        for rank, content in enumerate(ranks):
+            write(tmp_path / str(number), content, f"mp_rank_{rank:02d}")
+        with pytest.raises(ExportError, match=message):
+            read_megatron(tmp_path / str(number))
     (tmp_path / "dist").mkdir()
     (tmp_path / "dist" / ".metadata").write_bytes(b"")
     with pytest.raises(ExportError, match="torch_dist; convert it with Megatron-LM's"):
