@@ -147,21 +147,6 @@ def edit(file: Path, **changes: object) -> None:
     file.write_text(json.dumps(content))
 
 
-def _unigram_folder(folder: Path) -> Backend:
-    """A SentencePiece-like tokenizer as XLM-R or ALBERT have it."""
-    from transformers import PreTrainedTokenizerFast
-
-    backend = Backend(models.Unigram())
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
-    trainer = trainers.UnigramTrainer(vocab_size=300, special_tokens=specials, unk_token="<unk>")
-    backend.train_from_iterator(TEXTS, trainer)
-    roles = {"cls": "<s>", "sep": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}
-    names = {f"{role}_token": name for role, name in roles.items()}
-    PreTrainedTokenizerFast(tokenizer_object=backend, **names).save_pretrained(folder)
-    return backend
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -253,9 +238,16 @@ def test_baked_in_truncation_and_padding_are_ignored(folder: Path) -> None:
 
 
 def test_other_kinds_load_and_save(tmp_path: Path) -> None:
+    """As XLM-R or ALBERT have it."""
     from transformers import AutoTokenizer
 
-    backend = _unigram_folder(tmp_path / "unigram")
+    backend = Backend(models.Unigram())
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    roles = {"cls": "<s>", "pad": "<pad>", "sep": "</s>", "unk": "<unk>", "mask": "<mask>"}
+    names = {f"{role}_token": name for role, name in roles.items()}
+    trainer = trainers.UnigramTrainer(vocab_size=300, special_tokens=list(names.values()), unk_token="<unk>")
+    backend.train_from_iterator(TEXTS, trainer)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **names).save_pretrained(tmp_path / "unigram")
     tokenizer = load_tokenizer(tmp_path / "unigram")
     assert tokenizer.kind == "huggingface"
     expected = [backend.encode(text, add_special_tokens=False).ids for text in TEXTS]

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from ctxlm_ds.data.dataset.reader import IndexedDataset
 from ctxlm_ds.data.formats.base import Making, SequenceTemplate
-from ctxlm_ds.data.index.index import SampleIndex
 from ctxlm_ds.data.index.record import SampleSettings, SourcePart
 from ctxlm_ds.data.index.sentence_table import document_at, document_ranges, sentence_at, sentence_table
 from ctxlm_ds.errors import DataError
@@ -25,11 +24,11 @@ from tests.sample_data import (
     ends_of,
     random_documents,
     run_config,
-    sample_of,
     starts_of,
     table_of,
     write_dataset,
 )
+from tests.unit.data.index.test_index import ids_of
 
 TOKENIZER = FakeTokenizer()
 SEP = TOKENIZER.sep_id
@@ -88,10 +87,6 @@ def test_what_reads_samples_takes_no_memory_for_documents(tmp_path: Path, eod_id
     assert len(sentence_table(gap, SEP).document_ends) == 100
 
 
-def tokens_of(index: SampleIndex) -> list[list[int]]:
-    return [sample_of(index, number).input_ids.tolist() for number in range(len(index.records))]
-
-
 @pytest.mark.parametrize("sample_format", [*FORMATS, "blocks", "chunks"])
 def test_a_part_is_a_dataset_of_its_documents_alone(tmp_path: Path, sample_format: str) -> None:
     documents = random_documents(60, sentences=4, seed=4)
@@ -102,7 +97,7 @@ def test_a_part_is_a_dataset_of_its_documents_alone(tmp_path: Path, sample_forma
     part = build_sample_index(SourcePart(str(whole), (20, 45)), TOKENIZER, config)
     expected = build_sample_index(alone, TOKENIZER, config)
     assert part.meta["documents"] == 25 and part.meta["sentences"] == sum(map(len, documents[20:45]))
-    assert tokens_of(part) == tokens_of(expected)
+    assert ids_of(part) == ids_of(expected)
 
 
 def records_of(table: Any, sample_format: str, workers: int) -> list[tuple[int, ...]]:

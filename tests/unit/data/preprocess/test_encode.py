@@ -21,7 +21,8 @@ from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.text import make_documents, write_corpus
 from tests.unit.data.conftest import DOCUMENTS
-from tests.unit.data.preprocess.test_job import read_documents, run
+from tests.unit.data.dataset.test_reader import read_documents
+from tests.unit.data.preprocess.test_job import run
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.text import write_corpus
 from tests.unit.data.conftest import DOCUMENTS
+from tests.unit.data.dataset.test_reader import read_documents
 
 
 @pytest.fixture
@@ -27,10 +28,6 @@ def run(corpus: Path, tokenizer: Path, **settings: object) -> IndexedDataset:
     config = PreprocessConfig(**settings)  # type: ignore[arg-type]
     (result,) = preprocess([str(corpus)], tokenizer, corpus.parent / "out" / "set", config)
     return IndexedDataset(result.prefix)
-
-
-def read_documents(dataset: IndexedDataset) -> list[list[list[int]]]:
-    return [[sequence.tolist() for sequence in dataset.document(i)] for i in range(dataset.num_documents)]
 
 
 def test_metadata(corpus: Path, tokenizers: dict[str, Path]) -> None:
@@ -96,21 +93,6 @@ def test_several_keys_keep_their_documents_side_by_side(tmp_path: Path, tokenize
     titles, texts = (read_documents(IndexedDataset(result.prefix)) for result in results)
     assert [bool(document) for document in titles] == [True, False, True]
     assert [bool(document) for document in texts] == [True, True, False]
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_bad_records(tmp_path: Path, tokenizers: dict[str, Path], workers: int) -> None:
-    path = tmp_path / "corpus.jsonl"
-    lines = [json.dumps({"text": text}) for text in DOCUMENTS[:5]]
-    path.write_text("\n".join([*lines[:2], "{broken", *lines[2:4], '{"text": 1}', lines[4]]))
-    with pytest.raises(DataError, match=r"corpus\.jsonl, line 3: not valid JSON.*--max-bad-records"):
-        run(path, tokenizers["wordpiece"], workers=workers)
-    with pytest.raises(DataError, match="line 6.*more than the 1 allowed"):
-        run(path, tokenizers["wordpiece"], workers=workers, max_bad_records=1)
-    assert list((tmp_path / "out").iterdir()) == []
-    dataset = run(path, tokenizers["wordpiece"], workers=workers, max_bad_records=2)
-    assert dataset.num_documents == 5
-    assert dataset.metadata is not None and dataset.metadata["bad_records"] == 2
 
 
 def test_nothing_is_overwritten_unless_told(corpus: Path, tokenizers: dict[str, Path]) -> None:
