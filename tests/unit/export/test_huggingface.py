@@ -207,19 +207,6 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", ["weights-00000.safetensors", "index.json", "config.yaml", "tokenizer/tokenizer.json"])
-def test_a_damaged_or_missing_file_is_named(name: str, tmp_path: Path, wordpiece_folder: Path) -> None:
-    config = make_config("bert", wordpiece_folder)
-    step = write_checkpoint(tmp_path / "step-00000100", config, random_weights(config))
-    damage(step / name)
-    with pytest.raises(CheckpointError, match=f"{name}"):
-        to_hf(step, tmp_path / "out" / "hf")
-    (step / name).unlink()
-    with pytest.raises(CheckpointError, match=f"{name}"):
-        to_hf(step, tmp_path / "out" / "hf")
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_failed_verification_leaves_nothing(tmp_path: Path, wordpiece_folder: Path) -> None:
     """A tokenizer whose settings transformers reads otherwise than the run did."""
     tokenizer = tmp_path / "tokenizer"
