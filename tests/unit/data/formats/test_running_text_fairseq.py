@@ -1,8 +1,19 @@
-"""RoBERTa's rows equal fairseq's, token by token, from text to the samples that training reads."""
+"""RoBERTa's rows equal fairseq's, token by token, from text to the samples that training reads.
+
+Sources (github.com/facebookresearch/fairseq):
+- examples/roberta/multiprocessing_bpe_encoder.py: each line is stripped and encoded by itself; --keep-empty keeps the
+  empty lines between documents (examples/roberta/README.pretraining.md).
+- fairseq/binarizer.py, fairseq/data/dictionary.py: every line, an empty one too, gets </s> at its end (append_eos).
+- fairseq/tasks/masked_lm.py: blocks of tokens_per_sample - 1, <s> in front of each.
+- fairseq/data/token_block_utils_fast.pyx: which lines a block has, by break mode.
+- fairseq/trainer.py: a block longer than the model's positions is left out of training.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +29,52 @@ from ctxlm_ds.tokenizers.load import load_tokenizer
 from ctxlm_ds.tokenizers.train import train_tokenizer
 from tests.real_text import docstrings
 from tests.sample_data import FakeTokenizer, build_sample_index, random_documents, run_config, sample_of, write_dataset
-from tests.unit.data.formats import fairseq_reference as fairseq
+
+Line = list[int]
+SEPARATOR_LINE = 1
+"""Length of an empty line: its </s>."""
+
+
+def binarized(documents: Sequence[Sequence[str]], encode: Callable[[str], Line], eos: int) -> list[Line]:
+    """One line per sentence, an empty line between documents."""
+    lines: list[Line] = []
+    for number, document in enumerate(documents):
+        if number:
+            lines.append([eos])
+        lines += [[*encode(sentence.strip()), eos] for sentence in document]
+    return lines
+
+
+def blocks(lines: Sequence[Line], size: int, mode: str) -> list[Line]:
+    """The blocks of at most `size` tokens in which training sees the lines; one line may be longer."""
+    stream = [token for line in lines for token in line]
+    if mode == "none":
+        return [stream[begin : begin + size] for begin in range(0, len(stream), size)]
+    within_documents = mode == "complete_doc"
+    found: list[list[Line]] = [[]]
+    for line in lines:
+        ends_document = within_documents and len(line) == SEPARATOR_LINE
+        if ends_document or (found[-1] and sum(map(len, found[-1])) + len(line) > size):
+            found.append([])
+        if not ends_document:
+            found[-1].append(line)
+    joined = [[token for line in block for token in line] for block in found]
+    return [block for block in joined if len(block) > int(within_documents)]
+
+
+def fairseq_rows(
+    documents: Sequence[Sequence[str]], encode: Callable[[str], Line], bos: int, eos: int, length: int, mode: str
+) -> list[Line]:
+    """Every block behind <s>; those longer than `length` - 1 are still there."""
+    return [[bos, *block] for block in blocks(binarized(documents, encode, eos), length - 1, mode)]
+
+
+def cut(row: Line, length: int) -> list[Line]:
+    """Our rows instead of one that is too long for training: it is cut, and <s> put in front of each part."""
+    bos, *block = row
+    starts = accumulate([0] * bool(block) + [length - 1] * ((len(block) - 1) // (length - 1)))
+    return [[bos, *block[start : start + length - 1]] for start in starts]
+
 
 pytestmark = pytest.mark.long
 
@@ -55,8 +111,8 @@ def rows_of(index: SampleIndex) -> list[list[int]]:
 
 def expected_rows(documents: Any, encode: Any, ids: tuple[int, int], length: int, mode: str) -> list[list[int]]:
     """fairseq's rows; one that its training leaves out for its length is cut, one without text left out."""
-    found = fairseq.rows(documents, encode, *ids, length, mode)
-    parts = [part for row in found for part in fairseq.cut(row, length)]
+    found = fairseq_rows(documents, encode, *ids, length, mode)
+    parts = [part for row in found for part in cut(row, length)]
     return [part for part in parts if set(part) - set(ids)]
 
 
