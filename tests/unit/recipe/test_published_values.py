@@ -10,27 +10,7 @@ from ctxlm_ds.recipe.load import load_config, shipped_recipes
 from ctxlm_ds.recipe.phases import RunPhase, run_phases
 from ctxlm_ds.recipe.schema import RunConfig
 from tests.each import each
-from tests.unit.recipe.published_families import (
-    BART,
-    BART_LARGE,
-    DISTILBERT,
-    ELECTRA,
-    ELMO,
-    ELMO_SMALL,
-    MBART,
-    MODERNBERT,
-    MODERNBERT_LARGE,
-    MODERNBERT_LARGE_PHASE_2,
-    MODERNBERT_LARGE_RESTART,
-    MODERNBERT_PHASE_2,
-    ONE_MINUS_SQRT,
-    T5,
-    T5_1_1,
-    T5_BASE,
-    TINYBERT,
-    TINYBERT_4,
-    XLNET,
-)
+from tests.unit.recipe import published_families as later
 from tests.unit.recipe.published_settings import (
     ALBERT,
     BERT_PHASE_1,
@@ -131,21 +111,21 @@ PUBLISHED: dict[str, Values] = {  # RECIPE-phaseN: of its phase N
     "albert-large": ALBERT | LARGE,
     "albert-xlarge": ALBERT | shape(24, 2048, 32),
     "albert-xxlarge": ALBERT | shape(12, 4096, 64) | NO_DROPOUT,
-    "distilbert-base": DISTILBERT,
-    "electra-small": ELECTRA | shape(12, 256, 4) | generator(256 // 4),  # table 6
-    "electra-base": ELECTRA | BASE | generator(768 // 3) | {  # table 6
+    "distilbert-base": later.DISTILBERT,
+    "electra-small": later.ELECTRA | shape(12, 256, 4) | generator(256 // 4),  # table 6
+    "electra-base": later.ELECTRA | BASE | generator(768 // 3) | {  # table 6
         "model.embedding_size": 768, "data.seq_length": 512, "objective.max_predictions": 79,
         "optimizer.learning_rate": 2e-4, "training.global_batch_size": 256, "training.max_steps": 766_000,
     },
-    "tinybert-4l": TINYBERT | TINYBERT_4,
-    "tinybert-6l": TINYBERT | shape(6, 768, 12),
-    "modernbert-base": MODERNBERT,
-    "modernbert-base-phase2": MODERNBERT_PHASE_2,
-    "modernbert-base-phase3": MODERNBERT_PHASE_2 | ONE_MINUS_SQRT,
-    "modernbert-large": MODERNBERT | MODERNBERT_LARGE,
-    "modernbert-large-phase2": MODERNBERT | MODERNBERT_LARGE | MODERNBERT_LARGE_RESTART,
-    "modernbert-large-phase3": MODERNBERT_PHASE_2 | MODERNBERT_LARGE_PHASE_2,
-    "modernbert-large-phase4": MODERNBERT_PHASE_2 | MODERNBERT_LARGE_PHASE_2 | ONE_MINUS_SQRT | {
+    "tinybert-4l": later.TINYBERT | later.TINYBERT_4,
+    "tinybert-6l": later.TINYBERT | shape(6, 768, 12),
+    "modernbert-base": later.MODERNBERT,
+    "modernbert-base-phase2": later.MODERNBERT_PHASE_2,
+    "modernbert-base-phase3": later.MODERNBERT_PHASE_2 | later.ONE_MINUS_SQRT,
+    "modernbert-large": later.MODERNBERT | later.MODERNBERT_LARGE,
+    "modernbert-large-phase2": later.MODERNBERT | later.MODERNBERT_LARGE | later.MODERNBERT_LARGE_RESTART,
+    "modernbert-large-phase3": later.MODERNBERT_PHASE_2 | later.MODERNBERT_LARGE_PHASE_2,
+    "modernbert-large-phase4": later.MODERNBERT_PHASE_2 | later.MODERNBERT_LARGE_PHASE_2 | later.ONE_MINUS_SQRT | {
         # modernbert-large-learning-rate-decay.yaml
         "schedule.final_learning_rate": 5e-8, "training.global_batch_size": 624, "training.max_steps": 9781,
     },
@@ -168,18 +148,18 @@ PUBLISHED: dict[str, Values] = {  # RECIPE-phaseN: of its phase N
     "roberta-base-4096": ROBERTA | BASE | LONGFORMER,
     "llama-1b-32k": LLAMA_1B | LONG_LLAMA,
     "llama-1b-128k": LLAMA_1B | LONG_LLAMA | LONGER_LLAMA,
-    "t5-base-4096": T5 | T5_BASE | LONG_T5,
-    "xlnet-base": XLNET | BASE,
+    "t5-base-4096": later.T5 | later.T5_BASE | LONG_T5,
+    "xlnet-base": later.XLNET | BASE,
     "unilm-base": UNILM | BASE,
-    "t5-small": T5,
-    "t5-base": T5 | T5_BASE,
-    "t5-v1_1-base": T5 | T5_BASE | T5_1_1,
-    "elmo-original": ELMO,
-    "elmo-small": ELMO | ELMO_SMALL,
-    "bart-base": BART,
-    "bart-large": BART | BART_LARGE,
-    "mbart-base": BART | MBART,
-    "mbart-large": BART | BART_LARGE | MBART,
+    "t5-small": later.T5,
+    "t5-base": later.T5 | later.T5_BASE,
+    "t5-v1_1-base": later.T5 | later.T5_BASE | later.T5_1_1,
+    "elmo-original": later.ELMO,
+    "elmo-small": later.ELMO | later.ELMO_SMALL,
+    "bart-base": later.BART,
+    "bart-large": later.BART | later.BART_LARGE,
+    "mbart-base": later.BART | later.MBART,
+    "mbart-large": later.BART | later.BART_LARGE | later.MBART,
 }  # fmt: skip
 NOT_PUBLISHED = {"training.micro_batch_size", "training.precision", "data.num_workers"}
 
