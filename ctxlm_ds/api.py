@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ def iterate_batches(config: RunConfig, start_row: int = 0) -> Iterator[Batch]:
     from ctxlm_ds.objectives.base import build_objective
     from ctxlm_ds.tokenizers.load import open_tokenizer
 
+    check_config(config, None)
     tokenizer, _ = open_tokenizer(config.tokenizer.path, config.model.vocab_size)
     objective = build_objective(config.objective, tokenizer)
     rows = build_run_rows(config.row_settings, tokenizer, objective).train
@@ -138,8 +140,8 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self._trainer.end("left by its caller", error)
-            self._trainer.close()
+            with closing(self._trainer):
+                self._trainer.end("left by its caller", error)
         finally:
             self._lock.release()
 

@@ -24,13 +24,9 @@ UNKNOWN = "not recorded"
 
 
 def write_model_card(
-    source: CheckpointSource,
-    text: CardText,
-    hf_class: str,
-    dtype: str,
-    num_parameters: int,
+    source: CheckpointSource, text: CardText, hf_class: str, dtype: str, num_parameters: int,
     num_layers: int | None = None,
-) -> str:
+) -> str:  # fmt: skip
     """Return the card as Markdown with the Hub's YAML header; `num_layers` is None for all of the model's layers."""
     config, train_state = source.config, source.train_state
     step, run = int(train_state.get("step", 0)), source.folder.parent.parent

@@ -129,7 +129,7 @@ def compiled_dropout(x: Tensor, p: float, key: Tensor, first: int = 0) -> Tensor
     """Drop the same elements as keyed_dropout, in one kernel of torch.compile for each pass."""
     # Words before `first` go into the key: torch.compile makes one kernel for each number that it is given.
     words, lane = divmod(first, LANES_PER_WORD)
-    return _Rehashed.apply(_shifted, x, p, key + _signed(words * GAMMA % (1 << 64)), lane)
+    return _Rehashed.apply(_shifted, x, p, key + _signed(words * GAMMA % (1 << 64)) if words else key, lane)
 
 
 class _Rehashed(torch.autograd.Function):

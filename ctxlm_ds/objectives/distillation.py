@@ -41,7 +41,7 @@ class DistillationSection(MaskedLMSection):
 
     @property
     def idle_settings(self) -> tuple[str, ...]:
-        return super().idle_settings + (() if self.soft_target_weight else ("temperature", "soft_targets"))
+        return super().idle_settings + (() if self.soft_target_weight else ("temperature",))
 
     def teacher_problems(self, model: ModelSection, teacher: ModelSection) -> Iterator[Problem]:
         if self.cosine_weight > 0.0 and model.width != teacher.width:

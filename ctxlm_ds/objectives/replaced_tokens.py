@@ -48,4 +48,4 @@ class ReplacedTokens(MaskedLM):
     def __init__(self, section: ReplacedTokensSection, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(section, tokenizer)
         of_generator = replace(GENERATOR, weight=section.generator_weight)
-        self.terms = (of_generator, replace(DISCRIMINATOR, weight=section.discriminator_weight))
+        self.terms = (of_generator, replace(DISCRIMINATOR, weight=section.discriminator_weight), *self.terms[2:])

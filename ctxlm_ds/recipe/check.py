@@ -269,11 +269,11 @@ def fit_problems(model: ModelSection, data: DataSection, section: ObjectiveSecti
     objective = OBJECTIVE.registry.get(section.name)(section)
     sample_format = DATA.registry.get(data.sample_format)
     judged = [objective]
-    weighted = [term for term in objective.terms if term.weight]
-    if not weighted:
-        *others, last = (f"objective.{name}" for name in type(section).model_fields if name.endswith("_weight"))
-        yield Problem(last, "all weights are 0, so nothing is learnt; raise one", tuple(others))
-    elif section.z_loss and not any(term.outputs[0] in objective.word_labels for term in weighted):
+    if not any(term.weight for term in objective.terms):
+        names = [f"objective.{name}" for name in type(section).model_fields if name.endswith("_weight")]
+        names = names or [OBJECTIVE.path]
+        yield Problem(names[-1], "all weights are 0, so nothing is learnt; raise one", tuple(names[:-1]))
+    if section.z_loss and not objective.word_labels:
         text = f"{section.z_loss:g}: no loss of objective.name {section.name} takes the logits of words; set 0"
         yield Problem("objective.z_loss", text, ("objective.name",))
     if not _model_fits(family, objective):
@@ -298,8 +298,11 @@ def _format_fits(sample_format: Any, objective: Any) -> bool:
 def _objective_problem(family_name: str, family: Any, objective: Any, section: ObjectiveSection) -> Problem:
     missing = sorted(set(objective.outputs) - family.outputs)
     for name, field in type(section).model_fields.items():
+        if field.is_required():
+            continue
         default = field.get_default(call_default_factory=True)
-        if _model_fits(family, type(objective)(section.model_copy(update={name: default}))):
+        other = type(objective)(section.model_copy(update={name: default}))
+        if _model_fits(family, other) and any(term.weight for term in other.terms):
             needs = f"{getattr(section, name)} needs the model outputs {listed(missing, 'and')}, which {MODEL.path}"
             text = f"{needs} {family_name} does not compute; set {default}"
             return Problem(f"objective.{name}", text, (MODEL.path, OBJECTIVE.path))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from ctxlm_ds.apps.demo.pretrain_default import (
     main,
     split_corpus,
 )
-from ctxlm_ds.errors import DataError
+from ctxlm_ds.errors import ConfigError, DataError
 from ctxlm_ds.recipe.load import load_config, shipped_recipes
 from tests.integration.forked import can_fork
 from tests.integration.route import ROOT, call, call_here, launcher
@@ -74,7 +75,7 @@ def test_the_whole_job_and_again(in_forks: None, tmp_path: Path) -> None:
     assert first.stdout.count("filled:") == 5
     again = call_here(main, *command)
     assert again.returncode == 0, again.stdout + again.stderr
-    assert "ctxlm preprocess" not in again.stdout
+    assert "ctxlm tokenizer" not in again.stdout and "ctxlm preprocess" not in again.stdout
     losses = [line for line in first.stdout.splitlines() if "nats" in line]
     assert losses == [line for line in again.stdout.splitlines() if "nats" in line]
     evaluated = [json.loads(line) for line in (tmp_path / "out" / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -120,15 +121,15 @@ def test_a_tenth_of_the_documents_is_held_out(tmp_path: Path) -> None:
     assert len((tmp_path / "out" / "train.jsonl").read_text().splitlines()) == 23
 
 
-def test_the_folder_of_another_text_is_refused(tmp_path: Path) -> None:
+def test_the_folder_of_another_text_is_refused(in_forks: None, tmp_path: Path) -> None:
     for name in "ab":
         write_corpus(tmp_path / f"{name}.txt", num_documents=20, seed=ord(name), format="text")
-    split_corpus([str(tmp_path / "a.txt")], tmp_path / "out" / "corpus")
-    before = (tmp_path / "out" / "corpus" / "train.jsonl").stat()
-    split_corpus([str(tmp_path / "a.txt")], tmp_path / "out" / "corpus")
-    assert (tmp_path / "out" / "corpus" / "train.jsonl").stat() == before
-    with pytest.raises(DataError, match="made differently: text .*; choose another --output-dir or remove .*out$"):
-        split_corpus([str(tmp_path / "b.txt")], tmp_path / "out" / "corpus")
+    config = load_config("bert-docstrings", (), 1)
+    for name, size, changed in (("a", 300, None), ("a", 300, None), ("b", 300, "text"), ("a", 200, "vocab_size")):
+        job = pretrain_default.Job(tmp_path / "out", config.model, config.data)
+        said = f"out already exists and was made differently: {changed}.*; choose another --output-dir or remove it"
+        with nullcontext() if changed is None else pytest.raises(ConfigError, match=said):
+            job.make_datasets([str(tmp_path / f"{name}.txt")], size)
 
 
 def test_too_small_a_corpus_is_refused_and_leaves_nothing(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from ctxlm_ds import atomic
 from ctxlm_ds.console import at_least, format_duration, setup_logging
 from ctxlm_ds.data.preprocess.sentences import split_sentences
-from ctxlm_ds.errors import CtxlmError, DataError
+from ctxlm_ds.errors import ConfigError, CtxlmError, DataError
 from ctxlm_ds.installed import checkout
 from ctxlm_ds.process.cgroups import available_cores
 from ctxlm_ds.process.run_files import read_status, read_verdict
@@ -90,17 +90,26 @@ class Job:
 
     def make_datasets(self, inputs: Sequence[str], vocab_size: int | None) -> None:
         """Make corpus, tokenizer and datasets if they are missing, as family and sample format need them."""
-        if inputs:
-            split_corpus(inputs, self.corpus)
-        elif not (self.corpus / "train.jsonl").exists():
-            run_step(CTXLM, "docstrings", "--output-dir", self.corpus)
-        run_step(  # which refuses a folder of another text or size
-            CTXLM, "tokenizer", "--input", self.corpus / "train.jsonl",
-            "--type", FAMILIES.get(self._model.family).tokenizer,
-            "--vocab-size", vocab_size or self._model.vocab_size or SMALLEST_VOCABULARY,
-            "--output-dir", self.tokenizer,
-        )  # fmt: skip
         from ctxlm_ds.apps.init.start import preprocess_options
+        from ctxlm_ds.data.sources.reading import find_sources, source_signature
+
+        record, text = self.corpus.with_name("made_of.json"), source_signature(find_sources(inputs)) if inputs else None
+        made_of = {"text": text, "vocab_size": vocab_size}
+        if (before := atomic.read_object(record)) is not None:
+            atomic.is_same(record.parent, before, made_of, "choose another --output-dir or remove it", ConfigError)
+        if not (self.corpus / "train.jsonl").exists():
+            if inputs:
+                split_corpus(inputs, self.corpus)
+            else:
+                run_step(CTXLM, "docstrings", "--output-dir", self.corpus)
+            atomic.write_text(record, json.dumps(made_of) + "\n")
+        if not (self.tokenizer / "tokenizer.json").exists():
+            run_step(
+                CTXLM, "tokenizer", "--input", self.corpus / "train.jsonl",
+                "--type", FAMILIES.get(self._model.family).tokenizer,
+                "--vocab-size", vocab_size or self._model.vocab_size or SMALLEST_VOCABULARY,
+                "--output-dir", self.tokenizer,
+            )  # fmt: skip
         from ctxlm_ds.tokenizers.load import load_tokenizer
 
         joins = self._data.by_sentence and FORMATS.get(self._data.sample_format)().joins_sentences(self._data)
@@ -169,23 +178,13 @@ def run_process(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def split_corpus(inputs: Sequence[str], output_dir: Path) -> None:
-    """Write train.jsonl and, with every tenth document, heldout.jsonl, unless the folder has those of these inputs.
-
-    Raises DataError for too few documents, and if the folder was made of other inputs.
-    """
+    """Write train.jsonl and, with every tenth document, heldout.jsonl. Raises DataError for too few documents."""
     from ctxlm_ds.data.sources.corpus import Corpus
-    from ctxlm_ds.data.sources.reading import source_signature
 
-    corpus, record = Corpus(inputs), output_dir / "made_of.json"
-    made_of = {"text": source_signature(corpus.sources)}
-    if output_dir.exists():
-        remedy = f"choose another --output-dir or remove {output_dir.parent}"
-        atomic.is_same(output_dir, atomic.read_object(record), made_of, remedy, DataError)
-        return
     with atomic.output_folder(output_dir) as folder:
         count = 0
         with open(folder / "train.jsonl", "w") as train, open(folder / "heldout.jsonl", "w") as heldout:
-            for count, text in enumerate(corpus, 1):
+            for count, text in enumerate(Corpus(inputs), 1):
                 target = heldout if count % HELDOUT_EVERY == 0 else train
                 target.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
         if count < HELDOUT_EVERY:
@@ -193,7 +192,6 @@ def split_corpus(inputs: Sequence[str], output_dir: Path) -> None:
                 f"{' '.join(inputs)} holds {count} documents; at least {HELDOUT_EVERY} are needed to hold one out (in "
                 "plain text a blank line ends a document)"
             )
-        (folder / record.name).write_text(json.dumps(made_of))
 
 
 def demonstrated_model(family: str, objective: ObjectiveSection) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import hashlib
 import importlib.util
 import inspect
@@ -88,7 +89,9 @@ def is_held_out(module: str) -> bool:
 
 
 def _package_folder(name: str) -> Path:
-    spec = importlib.util.find_spec(name) if name.isidentifier() and name != "__main__" else None
+    spec = None
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise DataError(f"{name} is no package that is installed here; pip install {name}, or leave it out")
     return Path(next(iter(spec.submodule_search_locations)))

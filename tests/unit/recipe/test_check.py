@@ -124,11 +124,6 @@ CASES: list[tuple[dict[str, Any], str, list[str]]] = [
         ["all weights are 0"],
     ),
     (
-        ELECTRA | {"objective": ELECTRA["objective"] | {"generator_weight": 0.0, "z_loss": 0.1}},
-        "objective.z_loss",
-        ["no loss of objective.name replaced_tokens takes the logits of words"],
-    ),
-    (
         ELECTRA | {"objective": ELECTRA["objective"] | {"boundary_weight": 1.0}},
         "objective.boundary_weight",
         ["1.0 needs the model outputs boundary_logits", "electra does not compute; set 0.0"],
@@ -295,7 +290,7 @@ def test_settings_without_effect_are_named() -> None:
         ({"name": "tinybert", "mask_prob": 0.15, "whole_word": True}, []),
         ({"name": "tinybert", "hidden_weight": 0, "attention_weight": 0, "layer_map": [1]}, ["layer_map"]),
         ({"name": "distillation", "soft_target_weight": 0, "temperature": 4, "soft_targets": "masked"},
-         ["soft_targets", "temperature"]),
+         ["temperature"]),
         ({"name": "text_infilling", "mask_ratio": 0, "random_ratio": 0.5}, ["random_ratio"]),
     ],
 )  # fmt: skip
@@ -344,3 +339,10 @@ def test_slots_without_effect_are_named() -> None:
     idle = gpt2(data={"reset_at_documents": False, "max_sequences_per_row": 4})
     assert [sentence.split(":")[0] for sentence in unused_settings(idle)] == ["data.max_sequences_per_row"]
     assert unused_settings(gpt2(data={"max_sequences_per_row": 1})) == []
+
+
+def test_a_default_that_trains_nothing_is_no_advice() -> None:
+    weights = {"embedding_weight": 0, "hidden_weight": 0, "attention_weight": 0, "prediction_weight": 1}
+    config = config_of(objective={"name": "tinybert", **weights}, data={"sample_format": "doc_segments"})
+    (problem,) = (found for found in find_problems(config) if found.path.startswith("objective"))
+    assert problem.path == "objective.name" and "needs the model outputs class_logits" in problem.text

@@ -153,3 +153,7 @@ def test_existing_folder_and_missing_package(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no_such_package is no package that is installed here"):
         extract_docstrings(tmp_path / "new", ("no_such_package",))
     assert not (tmp_path / "new").exists()
+    for name in ("no_such_package.part", ".x", "__main__"):
+        with pytest.raises(DataError, match="no package that is installed here"):
+            extract_docstrings(tmp_path / "new", (name,))
+    assert docstrings._package_folder("xml.etree").name == "etree"
