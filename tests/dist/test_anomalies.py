@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from ctxlm_ds import run as run_builder
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.loop.state import Anomaly, StepResult, TrainState

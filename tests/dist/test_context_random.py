@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch.nn import functional
 
-import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionSpec
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import CarriedStates, ModelBuild, run_layer

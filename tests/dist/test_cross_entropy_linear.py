@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from ctxlm_ds.recipe.schema import KernelsConfig, RunConfig
 from tests.dist.runner import run_ranks
 from tests.dist.test_engine import Case

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig

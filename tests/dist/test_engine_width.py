@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from ctxlm_ds.models.program import plain_program
 from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.loop.state import TrainState

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.parallel.context import ParallelContext

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-import ctxlm_ds.parallel.megatron  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 from ctxlm_ds.parallel.parameters import ParameterFacts
 from ctxlm_ds.recipe import choices
 from ctxlm_ds.training.optimizers import adafactor
