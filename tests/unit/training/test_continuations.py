@@ -32,14 +32,14 @@ WORDS = 300
 ROWS, LENGTH = 3, 12
 
 
+def recipe(data: dict[str, Any], **sections: Any) -> RunConfig:
+    training = {"micro_batch_size": ROWS, "global_batch_size": ROWS}
+    return RunConfig.model_validate({"data": {"seq_length": LENGTH, **data}, "training": training, **sections})
+
+
 def config(**evaluation: Any) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "model": {"family": "gpt2", "vocab_size": WORDS, "max_position_embeddings": LENGTH},
-            "objective": {"name": "causal_lm"}, "data": {"sample_format": "blocks", "seq_length": LENGTH},
-            "training": {"micro_batch_size": ROWS, "global_batch_size": ROWS}, "evaluation": evaluation,
-        }
-    )  # fmt: skip
+    model = {"family": "gpt2", "vocab_size": WORDS, "max_position_embeddings": LENGTH}
+    return recipe({"sample_format": "blocks"}, model=model, objective={"name": "causal_lm"}, evaluation=evaluation)
 
 
 @pytest.fixture(scope="module")
@@ -144,13 +144,9 @@ def test_texts_without_what_their_rows_need_are_refused() -> None:
 
 
 def masked_config(*prompts: str) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "name": "masks", "data": {"sample_format": "full_sentences", "seq_length": LENGTH, "packing": False},
-            "objective": {"name": "masked_lm", "mask_prob": 0.3}, "evaluation": {"prompts": list(prompts)},
-            "training": {"micro_batch_size": ROWS, "global_batch_size": ROWS},
-        }
-    )  # fmt: skip
+    objective = {"name": "masked_lm", "mask_prob": 0.3}
+    data = {"sample_format": "full_sentences", "packing": False}
+    return recipe(data, objective=objective, evaluation={"prompts": list(prompts)})
 
 
 @pytest.fixture(scope="module")
@@ -159,15 +155,10 @@ def with_masks(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return train_tokenizer("wordpiece", iter(["the quick brown fox jumps over the lazy dog"] * 30), 120, folder / "b")
 
 
-class Left:
-    """An engine whose model predicts for each slot the token to the left of it, and that remembers what it read."""
+class Left(Counter):
+    """An engine whose model predicts for each slot the token to the left of it."""
 
-    parallel = ParallelContext()
-
-    def __init__(self) -> None:
-        self.batches: list[Any] = []
-
-    def choose(self, batch: Any, choice: MaskChoice) -> list[int]:
+    def choose(self, batch: Any, choice: MaskChoice) -> list[int]:  # type: ignore[override]
         self.batches.append(batch)
         left = batch.fields["input_ids"].gather(1, (batch.fields["prediction_positions"] - 1).clamp(min=0).long())
         choice({"predicted_logits": torch.nn.functional.one_hot(left, WORDS).float()}, {}, torch.ones(1))
@@ -226,12 +217,7 @@ class Echo(Counter):
 
 
 def seq2seq_config(name: str, **evaluation: Any) -> RunConfig:
-    return RunConfig.model_validate(
-        {
-            "objective": {"name": name}, "evaluation": evaluation, "data": {"seq_length": LENGTH, "packing": False},
-            "training": {"micro_batch_size": ROWS, "global_batch_size": ROWS},
-        }
-    )  # fmt: skip
+    return recipe({"packing": False}, objective={"name": name}, evaluation=evaluation)
 
 
 @pytest.fixture(scope="module")
@@ -242,13 +228,16 @@ def with_sentinels(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return train_tokenizer("wordpiece", texts, WORDS, folder, special_tokens=names)
 
 
+def echoed(config: RunConfig, tokenizer: Tokenizer) -> tuple[list[Any], list[tuple[str, str]], Echo]:
+    """The prompts as they are given, and what is written for them."""
+    run, engine = writing(config, tokenizer), Echo()
+    given = [given_prompt(ids, run.objective, tokenizer) for ids in prompts_of(config, tokenizer)]  # type: ignore[arg-type]
+    return given, WrittenTargets(given, run).write(engine, 1), engine  # type: ignore[arg-type]
+
+
 def test_a_decoder_writes_the_target_of_an_input(with_sentinels: Tokenizer) -> None:
     tokenizer, prompt = with_sentinels, "the <extra_id_0> fox"
-    config = seq2seq_config("span_corruption", prompts=[prompt, "lazy dog"])
-    run = writing(config, tokenizer)
-    given = [given_prompt(ids, run.objective, tokenizer) for ids in prompts_of(config, tokenizer)]  # type: ignore[arg-type]
-    engine = Echo()
-    written = WrittenTargets(given, run).write(engine, 1)  # type: ignore[arg-type]
+    _, written, engine = echoed(seq2seq_config("span_corruption", prompts=[prompt, "lazy dog"]), tokenizer)
     assert written == [(prompt, prompt), ("lazy dog", "lazy dog")]
     assert len(engine.batches) == 4, "up to the end of the longest"
     fields, words = engine.batches[2].fields, tokenizer.encode_batch([prompt])[0]
@@ -262,12 +251,9 @@ def test_a_decoder_writes_the_target_of_an_input(with_sentinels: Tokenizer) -> N
 def test_a_target_begins_and_is_framed_as_in_training(with_sentinels: Tokenizer) -> None:
     tokenizer = with_sentinels
     config = seq2seq_config("text_infilling", prompts=["the [MASK] fox", "the quick brown fox " * 9])
-    run = writing(config, tokenizer)
-    given = [given_prompt(ids, run.objective, tokenizer) for ids in prompts_of(config, tokenizer)]  # type: ignore[arg-type]
+    given, written, engine = echoed(config, tokenizer)
     assert given[0].start == [tokenizer.sep_id, tokenizer.cls_id]
     assert (given[0].ids[0], given[0].ids[-1]) == (tokenizer.cls_id, tokenizer.sep_id)
-    engine = Echo()
-    written = WrittenTargets(given, run).write(engine, 1)  # type: ignore[arg-type]
     assert written[0] == ("the [MASK] fox", "the [MASK] fox")
     inputs = engine.batches[0].fields["input_ids"][1]
     assert inputs[0] == tokenizer.cls_id and inputs[-1] == tokenizer.sep_id, "cut, with its end"

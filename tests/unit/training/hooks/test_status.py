@@ -174,36 +174,30 @@ def test_a_live_table_on_a_terminal(outcome: str, tmp_path: Path) -> None:
     assert ("after the end" in plain) is (outcome == "end")
 
 
-def test_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
     monkeypatch.setattr("ctxlm_ds.training.hooks.status.time.monotonic", lambda: now[0])
+    return now
+
+
+def test_time_left(now: list[float]) -> None:
     by_steps = TimeLeft(RunStart(10, 100, RunConfig()))
     by_tokens = TimeLeft(RunStart(10, 100, RunConfig(training=TrainingConfig(max_tokens=2000))))
     by_hours = TimeLeft(RunStart(10, 100, RunConfig(training=TrainingConfig(max_hours=0.01))))
+    now[0] += 222.0  # the first step, which is in no time left
     for step in range(11, 31):
         now[0] += 2.0
         left = [clock.update(metrics_of(step)) for clock in (by_steps, by_tokens, by_hours)]
-    # Steps of 100 tokens, 2 s each; 30 done (3,000 tokens): 70 left, no tokens left, 36 s less the 40 s passed.
+    # Steps of 100 tokens, 2 s each; 30 done (3,000 tokens): 70 left, no tokens left, 36 s less the time passed.
     assert left == pytest.approx([140.0, 0.0, 0.0])
     # An evaluation of 40 s counts among the last steps' wall time.
     now[0] += 40.0
     assert by_steps.update(metrics_of(31)) == pytest.approx(69 * 78 / 20)
 
 
-def test_the_first_step_is_in_no_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("ctxlm_ds.training.hooks.status.time.monotonic", lambda: now[0])
-    clock = TimeLeft(RunStart(10, 100, RunConfig()))
-    now[0] += 222.0
-    assert clock.update(metrics_of(11)) is None
-    now[0] += 0.5
-    assert clock.update(metrics_of(12)) == pytest.approx(88 * 0.5)
-
-
-def test_time_left_after_going_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measured anew from there; a limit of hours still counts from the start."""
-    now = [1000.0]
-    monkeypatch.setattr("ctxlm_ds.training.hooks.status.time.monotonic", lambda: now[0])
+def test_time_left_after_going_back(now: list[float]) -> None:
+    """Measured anew from there, without the first step; a limit of hours still counts from the start."""
     by_steps = TimeLeft(RunStart(10, 100, RunConfig()))
     by_hours = TimeLeft(RunStart(10, 100, RunConfig(training=TrainingConfig(max_hours=0.01))))
     for step in range(11, 21):

@@ -251,6 +251,8 @@ def test_a_signal_saves_first(runs: list[dict[str, dict[str, Any]]]) -> None:
         ("tokens", [1, 2], [2], [2], True, "training.max_tokens"),  # those of all ranks count
         ("hours", [1], [1], [1], False, "training.max_hours"),
         ("minutes", [1, 2, 3], [3], [1, 2, 3], True, "training.max_steps"),
+        # It comes on one rank after step 2 was agreed on; there is no time for an evaluation.
+        ("signal", [1, 2, 3], [], [3], False, "stopped by signal SIGTERM"),
         ("late signal", [1, 2], [2], [2], True, ""),  # both evaluate: an evaluation is a collective
         ("complete", [], [], [], True, ""),
         ("spent", [], [], [], True, "phases[0].hours (1) reached"),  # a restart trains no further step
@@ -279,19 +281,6 @@ def test_a_decay_by_wall_time_ends_the_run(runs: list[dict[str, dict[str, Any]]]
         )  # fmt: skip
         assert resumed == rates[8:] and rank["planned"]["end"].completed
         assert "7 of 20 steps of warmup fit before the decay" in rank["short"]["error"]
-
-
-def test_a_signal_on_one_rank_stops_all_after_the_same_step(runs: list[dict[str, dict[str, Any]]]) -> None:
-    """It comes after step 2 was agreed on, so that step 3 is the last; there is no time for an evaluation."""
-    for rank in runs:
-        result = rank["signal"]
-        assert steps_of(result, "step") == [1, 2, 3]
-        assert steps_of(result, "evaluation") == []
-        assert steps_of(result, "save") == [3]
-        assert not result["end"].completed
-    assert [rank["signal"]["end"].reason for rank in runs] == [
-        "stopped by signal SIGTERM", "stopped by signal SIGTERM",
-    ]  # fmt: skip
 
 
 def test_a_resumed_run_goes_on_from_its_state(runs: list[dict[str, dict[str, Any]]]) -> None:
