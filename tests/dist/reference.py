@@ -13,16 +13,14 @@ from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import ModelBuild
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.parallel.parameters import ParameterFacts, collect_facts
+from ctxlm_ds.parallel.parameters import collect_facts
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig
 from ctxlm_ds.recipe.sections import OptimizerSection
 from tests.dist.runner import run_ranks
 from tests.dist.training import global_batch, tiny_config, train
+from tests.published_optimizers import Facts, Tensors, Update
 
 LABELS = {"predicted_logits": "masked_lm_labels", "sentence_logits": "next_sentence_labels"}
-Tensors = dict[str, torch.Tensor]
-Update = Callable[[int, Tensors], None]
-"""Changes the parameters with the gradients of a step, which is counted from 1."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def with_gradient(name: str, value: torch.Tensor) -> torch.Tensor:
 
 
 def train_alone(
-    config: RunConfig, steps: int, make_update: Callable[[Tensors, dict[str, ParameterFacts]], Update]
+    config: RunConfig, steps: int, make_update: Callable[[Tensors, Facts], Update]
 ) -> tuple[list[float], Tensors]:
     """Losses, and the weights after `steps` steps; `make_update` gets parameters and facts."""
     model = (

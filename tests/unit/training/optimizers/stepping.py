@@ -14,6 +14,7 @@ from ctxlm_ds.training.engine.fragments import Holding, list_fragments
 from ctxlm_ds.training.optimizers.base import optimizer_of
 from ctxlm_ds.training.optimizers.build import parameter_groups
 from ctxlm_ds.training.optimizers.steps import ParameterLayout, Stepper
+from tests.published_optimizers import Update
 
 
 def take_steps(
@@ -34,3 +35,19 @@ def take_steps(
             parameter.grad = gradient(name, step)
         optimizer.step()
     return {name: parameter.detach() for name, parameter in named}
+
+
+def take_published_steps(
+    make_update: Callable[..., Update],
+    config: OptimizerSection,
+    start: dict[str, torch.Tensor],
+    facts: dict[str, ParameterFacts],
+    gradient: Callable[[str, int], torch.Tensor],
+    steps: int,
+) -> dict[str, torch.Tensor]:
+    """The same in float64 with an update of tests/published_optimizers.py."""
+    values = {name: value.double() for name, value in start.items()}
+    update = make_update(config, values, facts)
+    for step in range(steps):
+        update(step + 1, {name: gradient(name, step).double() for name in values})
+    return values

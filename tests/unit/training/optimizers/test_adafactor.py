@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
 from ctxlm_ds.parallel.placement import Split
 from ctxlm_ds.training.optimizers import adafactor
 from ctxlm_ds.training.optimizers.adafactor import AdafactorSection, list_matrices
-from tests.unit.training.optimizers.stepping import take_steps
+from tests.published_optimizers import shazeer_2018
+from tests.unit.training.optimizers.stepping import take_published_steps, take_steps
 
 RATE, STEPS = 0.01, 12
 SHAPES = {"matrix": (130, 200), "stacked": (384, 140), "small": (20, 300), "norm": (50,), "zeros": (8, 8)}
@@ -36,39 +38,20 @@ def gradient(name: str, step: int) -> torch.Tensor:
 FACTS = {name: ParameterFacts(ZEROS, decays=True, split=Split("rows", BLOCKS.get(name, ()))) for name in SHAPES}
 
 
+def section(weight_decay: float) -> AdafactorSection:
+    return AdafactorSection(learning_rate=RATE, weight_decay=weight_decay)
+
+
 def ours(weight_decay: float = 0.0) -> dict[str, torch.Tensor]:
-    config = AdafactorSection(learning_rate=RATE, weight_decay=weight_decay)
-    return take_steps(config, start_values(), FACTS, gradient, STEPS)
-
-
-def published(start: torch.Tensor, gradients: list[torch.Tensor], weight_decay: float = 0.0) -> torch.Tensor:
-    """`AdafactorOptimizer.apply_grad` of mesh_tensorflow."""
-    x, is_factored = start.double(), start.dim() == 2 and min(start.shape) >= 128
-    rows, columns, second = 0.0, 0.0, torch.zeros_like(x)
-    for step, gradient in enumerate(gradients, start=1):
-        g = gradient.double()
-        squares, decay = g * g + 1e-30, 1.0 - step**-0.8
-        if is_factored:
-            rows = decay * rows + (1 - decay) * squares.mean(1)
-            columns = decay * columns + (1 - decay) * squares.mean(0)
-            update = g * (rows / rows.mean()).rsqrt()[:, None] * columns.rsqrt()[None, :]
-        else:
-            second = decay * second + (1 - decay) * squares
-            update = g * second.rsqrt()
-        update = update / max(1.0, float(update.square().mean().sqrt()))
-        rate = RATE * max(1e-3, float(x.square().mean().sqrt()))
-        x = x * (1.0 - weight_decay * rate) - rate * update
-    return x
+    return take_steps(section(weight_decay), start_values(), FACTS, gradient, STEPS)
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_a_step_is_the_published_one(weight_decay: float) -> None:
+    config, published = section(weight_decay), partial(shazeer_2018, least=128)
+    wanted = take_published_steps(published, config, start_values(), FACTS, gradient, STEPS)
     for name, value in ours(weight_decay).items():
-        blocks = BLOCKS.get(name, (SHAPES[name][0],))
-        starts = start_values()[name].split(blocks)
-        gradients = [gradient(name, step).split(blocks) for step in range(STEPS)]
-        wanted = [published(part, [g[i] for g in gradients], weight_decay) for i, part in enumerate(starts)]
-        torch.testing.assert_close(value.double(), torch.cat(wanted), rtol=1e-5, atol=1e-6, msg=name)
+        torch.testing.assert_close(value.double(), wanted[name], rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_matrices_in_one_parameter_are_separate() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -11,7 +13,8 @@ from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.optimizers import steps
 from ctxlm_ds.training.optimizers.lamb import Lamb, LambSection
 from ctxlm_ds.training.optimizers.steps import ParameterLayout, Sharers, Stepper
-from tests.unit.training.optimizers.stepping import take_steps
+from tests.published_optimizers import you_2019
+from tests.unit.training.optimizers.stepping import take_published_steps, take_steps
 
 RATE, STEPS = 0.01, 3
 SCALES = {"tiny": 1e-6, "small": 0.02, "large": 50.0, "huge": 1e4}
@@ -24,31 +27,16 @@ def start_values() -> dict[str, torch.Tensor]:
     return values | {"zero": torch.zeros(4, 3), "bias": 0.3 * torch.randn(7, generator=generator)}
 
 
-def gradient(name: str, step: int, shape: torch.Size) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(100 * step + len(name)))
+FACTS = {name: ParameterFacts(ZEROS, decays=value.dim() > 1) for name, value in start_values().items()}
+
+
+def gradient(name: str, step: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * step + len(name))
+    return torch.randn(start_values()[name].shape, generator=generator)
 
 
 def ours(config: LambSection) -> dict[str, torch.Tensor]:
-    start = start_values()
-    facts = {name: ParameterFacts(ZEROS, decays=value.dim() > 1) for name, value in start.items()}
-    return take_steps(config, start, facts, lambda name, step: gradient(name, step, start[name].shape), STEPS)
-
-
-def paper(config: LambSection, name: str, weight: torch.Tensor, takes_ratio: bool) -> tuple[torch.Tensor, float]:
-    """You 2019, algorithm 2, with phi(z) = z; also the first step's ratio."""
-    x, first, second, ratios = weight.double(), 0.0, 0.0, []
-    decays = weight.dim() > 1 or config.decay_biases
-    for step in range(STEPS):
-        g = gradient(name, step, weight.shape).double()
-        first = config.betas[0] * first + (1 - config.betas[0]) * g
-        second = config.betas[1] * second + (1 - config.betas[1]) * g * g
-        corrected = first / (1 - config.betas[0] ** (step + 1))
-        r = corrected / ((second / (1 - config.betas[1] ** (step + 1))).sqrt() + config.eps)
-        r = r + (config.weight_decay if decays else 0.0) * x
-        ratio = float(x.norm() / r.norm()) if takes_ratio and x.norm() > 0 else 1.0
-        ratios.append(ratio)
-        x = x - RATE * ratio * r
-    return x, ratios[0]
+    return take_steps(config, start_values(), FACTS, gradient, STEPS)
 
 
 @pytest.mark.parametrize("decay_biases", [False, True])
@@ -57,12 +45,13 @@ def paper(config: LambSection, name: str, weight: torch.Tensor, takes_ratio: boo
 def test_every_step_is_the_paper_s(weight_decay: float, trust_ratio: str, decay_biases: bool) -> None:
     settings = {"weight_decay": weight_decay, "trust_ratio": trust_ratio, "decay_biases": decay_biases}
     config = LambSection.model_validate({"learning_rate": RATE, **settings})
-    found = ours(config)
-    ratios = {}
+    found, every_ratio = ours(config), {}
+    paper = partial(you_2019, ratios=every_ratio)
+    expected = take_published_steps(paper, config, start_values(), FACTS, gradient, STEPS)
     for name, value in start_values().items():
-        expected, ratios[name] = paper(config, name, value, takes_ratio=value.dim() > 1 or trust_ratio == "all")
-        error = (found[name].double() - expected).norm() / (expected - value.double()).norm()
+        error = (found[name].double() - expected[name]).norm() / (expected[name] - value.double()).norm()
         assert error < (1e-2 if name == "huge" else 1e-4), name
+    ratios = {name: of_steps[0] for name, of_steps in every_ratio.items()}
     assert ratios["tiny"] < 1e-5 and 0.01 < ratios["small"] < 0.1
     assert ratios["large"] > 20 and ratios["huge"] > 50
     assert ratios["zero"] == 1.0

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ctxlm_ds.parallel.parameters import ZEROS, ParameterFacts
 from ctxlm_ds.parallel.placement import ROWS, Split
 from ctxlm_ds.training.optimizers.matrix_work import blocks_of
 from ctxlm_ds.training.optimizers.muon import MuonSection, orthogonalize
-from tests.unit.training.optimizers.stepping import take_steps
+from tests.published_optimizers import jordan_2024
+from tests.unit.training.optimizers.stepping import take_published_steps, take_steps
 
 STEPS, RATE, MATRIX_RATE = 20, 0.01, 0.03
 BLOCKS = {"qkv": (6, 6, 6), "grouped": (6, 2, 2)}
@@ -43,34 +43,13 @@ def gradient(name: str, step: int) -> torch.Tensor:
 
 
 def config_of(**settings: Any) -> MuonSection:
-    values = {"learning_rate": RATE, "matrix_learning_rate": MATRIX_RATE, "weight_decay": 0.1, "eps": 1e-6}
+    values = {"learning_rate": RATE, "matrix_learning_rate": MATRIX_RATE, "weight_decay": 0.1, "eps": 1e-6,
+              "gradient_clipping": 0.0}  # fmt: skip
     return MuonSection(**values | settings)
 
 
 def ours(config: MuonSection) -> dict[str, torch.Tensor]:
     return take_steps(config, start_values(), FACTS, gradient, STEPS)
-
-
-def theirs(config: MuonSection) -> dict[str, torch.Tensor]:
-    """torch's optimizers on separate matrices."""
-    found = {}
-    for name, value in start_values().items():
-        blocks = BLOCKS.get(name, (value.shape[0],))
-        parts = [nn.Parameter(part.clone()) for part in value.split(blocks)]
-        if FACTS[name].matrix:
-            optimizer: torch.optim.Optimizer = torch.optim.Muon(
-                parts, lr=MATRIX_RATE, weight_decay=config.weight_decay, momentum=config.momentum,
-                adjust_lr_fn=config.matrix_scale,
-            )  # fmt: skip
-        else:
-            decay = config.weight_decay if FACTS[name].decays else 0.0
-            optimizer = torch.optim.AdamW(parts, RATE, config.betas, config.eps, decay)
-        for step in range(STEPS):
-            for part, grad in zip(parts, gradient(name, step).split(blocks), strict=True):
-                part.grad = grad
-            optimizer.step()
-        found[name] = torch.cat([part.detach() for part in parts])
-    return found
 
 
 @pytest.fixture
@@ -84,7 +63,8 @@ def float64_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.0}, {"momentum": 0.0}, {"momentum": 0.5}], ids=str)
 def test_twenty_steps_are_those_of_torch(scale: str, settings: dict[str, Any]) -> None:
     config = config_of(matrix_scale=scale, **settings)
-    found, wanted = ours(config), theirs(config)
+    found = ours(config)
+    wanted = take_published_steps(jordan_2024, config, start_values(), FACTS, gradient, STEPS)
     for name, start in start_values().items():
         torch.testing.assert_close(found[name], wanted[name], rtol=1e-9, atol=1e-10, msg=name)
         assert (found[name] - start).abs().min() > 0
