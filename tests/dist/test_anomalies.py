@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from ctxlm_ds import run as run_builder
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.loop.state import Anomaly, StepResult, TrainState
 from tests.dist.runner import run_ranks
-from tests.dist.states import Layout, checkpoints_of, gather_moments, resume_newest
+from tests.dist.states import Layout, assert_same, held_by, resume_newest, save_at
 from tests.dist.test_update import Spoiled, allow_fp16
-from tests.dist.training import build_engine, gather_weights, step_of
+from tests.dist.training import build_engine, step_of
 
 pytestmark = pytest.mark.dist
 RATE = 0.01
@@ -68,19 +67,6 @@ def train(engine: Engine, first: int, stop: int, data_from: int | None = None) -
     return [engine.train_step(step_of(engine, step + shift), step, RATE) for step in range(first, stop)]
 
 
-def states(engine: Engine) -> dict[str, Any]:
-    return {"weights": gather_weights(engine), "moments": gather_moments(engine), "scalars": engine.scalars()}
-
-
-def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    for group in ("weights", "moments"):
-        assert found[group].keys() == expected[group].keys()
-        for name, value in expected[group].items():
-            assert value.isfinite().all(), name
-            assert torch.equal(found[group][name], value), name
-    assert found["scalars"] == expected["scalars"]
-
-
 def bad_step(engine: Engine, fault: str, number: int = BAD) -> StepResult:
     """A batch of its own, that must leave no trace: a spike (finite gradients), or what the last rank spoils."""
     batch = step_of(engine, 50)
@@ -104,10 +90,10 @@ def with_and_without(rank: int, world_size: int, make: Make, faults: list[str]) 
         for number, fault in enumerate(faults):
             step = BAD + 2 * number
             if meets:
-                before = states(engine)
-                refused.append({"result": bad_step(engine, fault, step), "before": before, "after": states(engine)})
+                before = held_by(engine)
+                refused.append({"result": bad_step(engine, fault, step), "before": before, "after": held_by(engine)})
             run += train(engine, step + 1, step + 2)
-        run.append(states(engine))
+        run.append(held_by(engine))
     return {"refused": refused, "with": runs[0], "without": runs[1]}
 
 
@@ -164,31 +150,26 @@ def test_the_loss_scaler_hears_of_its_own_overflow_alone(stage: int) -> None:
         assert found["after"]["optimizer_updates"] == found["before"]["optimizer_updates"] == BAD
 
 
-def set_initial_weights(engine: Engine) -> None:
-    run_builder.initialize_weights(engine)
-
-
 def go_back(rank: int, world_size: int, make: Make, run_dir: Path) -> list[tuple[Any, Any]]:
     """What a running process finds after going back, and what a new one: at a checkpoint, then at the beginning."""
     live = make()
     config = live.config
     train(live, 0, BAD)
-    (run_dir / "tokenizer").mkdir(parents=True, exist_ok=True)
-    checkpoints_of(live, config, run_dir).save(TrainState(step=BAD))
+    save_at(live, config, run_dir, TrainState(step=BAD))
     train(live, BAD, BAD + 2)
     bad_step(live, "spike")
     resume_newest(live, config, run_dir)
     new = make()
     resume_newest(new, config, run_dir)
-    pairs: list[tuple[Any, Any]] = [(states(live), states(new))]
+    pairs: list[tuple[Any, Any]] = [(held_by(live), held_by(new))]
     pairs.append((train(live, BAD, BAD + 2, data_from=20), train(new, BAD, BAD + 2, data_from=20)))
-    pairs.append((states(live), states(new)))
+    pairs.append((held_by(live), held_by(new)))
     live.forget_updates()
-    set_initial_weights(live)
+    run_builder.initialize_weights(live)
     new = make()
     pairs.append((live.scalars(), new.scalars()))
     pairs.append((train(live, 0, 2, data_from=30), train(new, 0, 2, data_from=30)))
-    pairs.append((states(live), states(new)))
+    pairs.append((held_by(live), held_by(new)))
     return pairs
 
 

@@ -13,7 +13,7 @@ from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.loop.state import Anomaly, TrainState
 from tests.dist.runner import ranks_of_this_file, run_ranks  # noqa: F401
-from tests.dist.states import Layout, checkpoints_of, resume_newest, some_steps
+from tests.dist.states import Layout, resume_newest, save_at, some_steps
 from tests.dist.training import build_engine, gather_weights, step_of
 
 pytestmark = pytest.mark.dist
@@ -27,16 +27,11 @@ def averages(engine: Engine) -> dict[str, torch.Tensor]:
         return {name: value.clone() for name, value in gather_weights(engine).items()}
 
 
-def save(engine: Engine, config: RunConfig, run_dir: Path, step: int) -> None:
-    (run_dir / "tokenizer").mkdir(parents=True, exist_ok=True)
-    checkpoints_of(engine, config, run_dir).save(TrainState(step=step))
-
-
 def save_and_resume(rank: int, world_size: int, run_dir: Path, config: RunConfig, settings: Any) -> list[Any]:
     """Losses and averages after two steps more, of a run and of a resume of it."""
     engine = build_engine(config, settings)
     some_steps(engine, 0, 2)
-    save(engine, config, run_dir, 2)
+    save_at(engine, config, run_dir, TrainState(step=2))
     resumed = build_engine(config, settings)
     resume_newest(resumed, config, run_dir)
     return [(some_steps(each, 2, 4), averages(each)) for each in (engine, resumed)]
@@ -52,7 +47,7 @@ def test_an_optimizer_of_the_json_resumes_with_it(tmp_path: Path) -> None:
 def skip_save_and_resume(rank: int, world_size: int, run_dir: Path) -> list[float]:
     engine = build_engine(EMA, LAYOUT.user_json())
     engine.train_step(step_of(engine, 0), 0, 0.01, lambda loss: Anomaly("spike", "refused"))
-    save(engine, EMA, run_dir, 1)
+    save_at(engine, EMA, run_dir, TrainState(step=1))
     resumed = build_engine(EMA, LAYOUT.user_json())
     resume_newest(resumed, EMA, run_dir)
     return some_steps(resumed, 1, 3)
@@ -90,7 +85,7 @@ def continue_trained_in_part(rank: int, world_size: int, run_dir: Path) -> dict[
     some = EMA.with_values("training", only=[TRAINED], seed=7)
     engine = build_engine(some, LAYOUT.user_json())
     some_steps(engine, 0, 2)
-    save(engine, some, run_dir, 2)
+    save_at(engine, some, run_dir, TrainState(step=2))
     # Their own initial values are others, those of another seed.
     resumed = build_engine(EMA, LAYOUT.user_json())
     resume_newest(resumed, EMA.with_values("training", seed=7), run_dir)

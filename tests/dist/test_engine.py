@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -88,18 +89,12 @@ ALWAYS = {
 """Without a soak: layouts that tests/families/test_contract.py lacks."""
 
 
-@pytest.fixture(scope="module")
-def references() -> dict[str, dict[str, Any]]:
-    """One rank, ZeRO 0, the whole batch at once; by family, filled when it is asked for."""
-    return {}
-
-
-def reference_of(family: str, steps: int, references: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    name = f"{family}-{steps}"
-    if name not in references:
-        case = Case(1, 1, 1, 0, GLOBAL_BATCH)
-        references[name] = run_ranks(train, 1, case.config(family), case.user_json, steps, timeout_s=120)[0]
-    return references[name]
+@cache
+def reference_of(family: str, steps: int = STEPS) -> dict[str, Any]:
+    """One rank, ZeRO 0, the whole batch at once."""
+    case = Case(1, 1, 1, 0, GLOBAL_BATCH)
+    found: dict[str, Any] = run_ranks(train, 1, case.config(family), case.user_json, steps, timeout_s=120)[0]
+    return found
 
 
 def parameters() -> list[Any]:
@@ -118,10 +113,8 @@ def parameters() -> list[Any]:
 
 
 @pytest.mark.parametrize(("family", "case", "steps"), parameters())
-def test_a_layout_gives_the_numbers_of_one_rank(
-    family: str, case: Case, steps: int, references: dict[str, dict[str, Any]], record_property: Any
-) -> None:
-    reference = reference_of(family, steps, references)
+def test_a_layout_gives_the_numbers_of_one_rank(family: str, case: Case, steps: int, record_property: Any) -> None:
+    reference = reference_of(family, steps)
     results = run_ranks(train, case.world_size, case.config(family), case.user_json, steps, timeout_s=280)
     worst = 0.0
     for result, figure in itertools.product(results, ("losses", "norms")):
@@ -135,13 +128,10 @@ def test_a_layout_gives_the_numbers_of_one_rank(
 @pytest.mark.parametrize(
     "parallel", [{"pipeline_layers": [1, 3]}, {"pipeline_partition": "uniform"}], ids=["by hand", "uniform"]
 )
-def test_where_a_pipeline_is_cut_changes_nothing(
-    parallel: dict[str, Any], references: dict[str, dict[str, Any]]
-) -> None:
-    reference = reference_of("bert", STEPS, references)
+def test_where_a_pipeline_is_cut_changes_nothing(parallel: dict[str, Any]) -> None:
     case = Case(1, 2, 1, 1)
     results = run_ranks(train, 2, case.config("bert", **parallel), case.user_json, STEPS, timeout_s=120)
-    assert results[0]["losses"] == pytest.approx(reference["losses"], rel=1e-5)
+    assert results[0]["losses"] == pytest.approx(reference_of("bert")["losses"], rel=1e-5)
 
 
 def vocabulary_padding(rank: int, world_size: int, config: RunConfig) -> tuple[list[float], int, float]:
@@ -156,13 +146,11 @@ def vocabulary_padding(rank: int, world_size: int, config: RunConfig) -> tuple[l
 @pytest.mark.parametrize(
     ("tensor", "multiple", "rows"), [(1, 8, 64), (2, 16, 32), pytest.param(4, 32, 32, marks=pytest.mark.soak)]
 )
-def test_rows_that_pad_the_vocabulary_stay_zero(
-    tensor: int, multiple: int, rows: int, references: dict[str, dict[str, Any]]
-) -> None:
+def test_rows_that_pad_the_vocabulary_stay_zero(tensor: int, multiple: int, rows: int) -> None:
     """61 words; with 4 ranks of 32 rows the last two hold nothing but padding."""
     config = Case(tensor, 1, 1, 1).config("bert", vocab_multiple=multiple)
     for losses, num_rows, padding in run_ranks(vocabulary_padding, tensor, config, timeout_s=120):
-        assert losses == pytest.approx(reference_of("bert", STEPS, references)["losses"], rel=1e-5)
+        assert losses == pytest.approx(reference_of("bert")["losses"], rel=1e-5)
         assert (num_rows, padding) == (rows, 0.0)
 
 
@@ -224,20 +212,20 @@ def test_one_rank_of_a_row_may_have_all_predictions(family: str) -> None:
 
 
 @pytest.mark.parametrize(("family", "stage"), [("bert", 1), ("gpt2", 2)])
-def test_ranks_of_a_row_train_in_bf16(family: str, stage: int, references: dict[str, dict[str, Any]]) -> None:
+def test_ranks_of_a_row_train_in_bf16(family: str, stage: int) -> None:
     case = Case(1, 1, 1, stage, context=2)
     config = case.config(family).with_values("training", precision="bf16")
     for result in run_ranks(train, 2, config, case.user_json, STEPS):
-        assert result["losses"] == pytest.approx(reference_of(family, STEPS, references)["losses"], rel=5e-3)
+        assert result["losses"] == pytest.approx(reference_of(family)["losses"], rel=5e-3)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
-def test_ranks_of_a_row_run_compiled_layers(family: str, references: dict[str, dict[str, Any]]) -> None:
+def test_ranks_of_a_row_run_compiled_layers(family: str) -> None:
     case = Case(1, 1, 1, 1, context=2)
     config = case.config(family).with_values("training", compile=True)
     result = run_ranks(train, 2, config, case.user_json, STEPS, timeout_s=400)[0]
-    assert result["losses"] == pytest.approx(reference_of(family, STEPS, references)["losses"], rel=1e-5)
+    assert result["losses"] == pytest.approx(reference_of(family)["losses"], rel=1e-5)
 
 
 def test_clipping_bounds_the_update() -> None:
@@ -254,7 +242,7 @@ def test_clipping_bounds_the_update() -> None:
     assert min(plain["norms"]) > 0.05
 
 
-def test_the_comparison_can_fail(references: dict[str, dict[str, Any]]) -> None:
+def test_the_comparison_can_fail() -> None:
     """Steps differ from one another by far more than the tolerance."""
-    losses = reference_of("bert", 2 * STEPS, references)["losses"]
+    losses = reference_of("bert", 2 * STEPS)["losses"]
     assert max(abs(a - b) / a for a, b in itertools.pairwise(losses)) > 1e-2

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.recipe.schema import RunConfig
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.loop.state import TrainState
 from tests.dist.runner import run_ranks
-from tests.dist.states import Layout, checkpoints_of, gather_moments, resume_newest
-from tests.dist.training import GLOBAL_BATCH, build_engine, gather_weights, slice_batch, step_for_rank
+from tests.dist.states import Layout, assert_same, held_by, resume_newest, save_at
+from tests.dist.training import GLOBAL_BATCH, build_engine, slice_batch, step_for_rank
 
 pytestmark = pytest.mark.dist
 SIZES = (4, 8, 8, 16)
@@ -50,8 +49,7 @@ def take(engine: Engine, steps: range) -> list[tuple[float, float]]:
 
 def ramp(rank: int, world_size: int, layout: Layout, config: RunConfig) -> dict[str, Any]:
     engine = build_engine(config, layout.user_json())
-    figures = take(engine, range(len(SIZES)))
-    return {"figures": figures, "weights": gather_weights(engine), "moments": gather_moments(engine)}
+    return {"figures": take(engine, range(len(SIZES))), **held_by(engine)}
 
 
 def one_size(
@@ -61,10 +59,8 @@ def one_size(
     engine = build_engine(config, layout.user_json())
     resume_newest(engine, config, run_dir)
     figures = take(engine, steps)
-    (run_dir / "tokenizer").mkdir(parents=True, exist_ok=True)
-    engine.topology.all_reduce_max([0.0])
-    checkpoints_of(engine, config, run_dir).save(TrainState(step=steps.stop))
-    return {"figures": figures, "weights": gather_weights(engine), "moments": gather_moments(engine)}
+    save_at(engine, config, run_dir, TrainState(step=steps.stop))
+    return {"figures": figures, **held_by(engine)}
 
 
 def by_resumes(layout: Layout, run_dir: Path) -> dict[str, Any]:
@@ -84,8 +80,7 @@ def test_a_growing_batch_is_a_series_of_resumes_bitwise(tmp_path: Path, layout: 
     found = run_ranks(ramp, layout.world_size, layout, layout.config(), timeout_s=120)[0]
     expected = by_resumes(layout, tmp_path)
     assert found["figures"] == expected["figures"]
-    for group in ("weights", "moments"):
-        assert all(torch.equal(found[group][name], value) for name, value in expected[group].items())
+    assert_same(found, expected)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from ctxlm_ds.parallel.parameters import ParameterFacts, fix_others
 from ctxlm_ds.recipe import choices
 from tests.dist.reference import Split, Tensors, Update, assert_equals_alone, train_alone
 from tests.dist.runner import ranks_of_this_file, run_ranks  # noqa: F401
-from tests.dist.states import SAVED_STEP, Layout, checkpoints_of, resume_newest, some_steps
+from tests.dist.states import SAVED, SAVED_STEP, Layout, resume_newest, save_at, some_steps
 from tests.dist.training import build_engine, gather_weights, tiny_config, train
 
 pytestmark = pytest.mark.dist
@@ -80,11 +80,7 @@ def save_then_train_all(rank: int, world_size: int, run_dir: Path) -> dict[str, 
     engine = build_engine(config, layout.user_json())
     start = gather_weights(engine)
     some_steps(engine, 0, SAVED_STEP)
-    (run_dir / "tokenizer").mkdir(parents=True, exist_ok=True)
-    engine.topology.all_reduce_max([0.0])
-    from ctxlm_ds.training.loop.state import TrainState
-
-    checkpoints_of(engine, config, run_dir).save(TrainState(step=SAVED_STEP))
+    save_at(engine, config, run_dir, SAVED)
     losses = some_steps(engine, SAVED_STEP, SAVED_STEP + 1)
     again = build_engine(config, layout.user_json())
     resume_newest(again, config, run_dir)

@@ -10,10 +10,9 @@ import torch
 
 from ctxlm_ds.errors import CheckpointError
 from ctxlm_ds.recipe.schema import RunConfig
-from ctxlm_ds.training.loop.state import TrainState
 from tests.dist.forks import RanksFailed
 from tests.dist.runner import run_ranks
-from tests.dist.states import SAVED_STEP, STEPS, Layout, checkpoints_of, gather_moments, some_steps
+from tests.dist.states import SAVED, SAVED_STEP, STEPS, Layout, gather_moments, held_by, save_at, some_steps
 from tests.dist.training import build_engine, gather_weights
 
 pytestmark = pytest.mark.dist
@@ -28,10 +27,8 @@ def two_phases(rank: int, world_size: int, layout: Layout, config: RunConfig, ru
     """Save, then go on in the same process as NVIDIA's script does: the moments stay, the count of updates is 0."""
     engine = build_engine(config, layout.user_json())
     some_steps(engine, 0, SAVED_STEP)
-    (run_dir / "tokenizer").mkdir(parents=True, exist_ok=True)
-    engine.topology.all_reduce_max([0.0])
-    checkpoints_of(engine, config, run_dir).save(TrainState(step=SAVED_STEP))
-    held = {"weights": gather_weights(engine), "moments": gather_moments(engine)}
+    save_at(engine, config, run_dir, SAVED)
+    held = held_by(engine)
     for state in engine._inner.state.values():
         state["step"] = state["step"] * 0
     losses = some_steps(engine, SAVED_STEP, STEPS)

@@ -9,6 +9,7 @@ import torch
 
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
 from tests.dist.runner import run_ranks
+from tests.dist.test_update import allow_fp16
 from tests.dist.training import GLOBAL_BATCH, build_engine, step_of, tiny_config
 
 pytestmark = pytest.mark.dist
@@ -18,10 +19,7 @@ STEPS = 3
 
 def table_of_each_rank(rank: int, world_size: int, config: RunConfig, zero: dict[str, Any]) -> dict[str, Any]:
     """Losses, and this rank's fp32 pieces of the tied table by (tensor-parallel rank, place) after some steps."""
-    from deepspeed.accelerator import get_accelerator
-
-    # DeepSpeed refuses fp16 on CPUs, for speed; the code is the same as on a GPU.
-    get_accelerator().is_fp16_supported = lambda: True
+    allow_fp16()
     user: dict[str, Any] = {"zero_optimization": zero}
     if config.training.precision == "fp16":
         user["fp16"] = {"hysteresis": 1}

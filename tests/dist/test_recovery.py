@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from ctxlm_ds import run as run_builder
 from ctxlm_ds.checkpoint.manager import CheckpointManager
 from ctxlm_ds.data.stream.loader import Step
 from ctxlm_ds.data.stream.preview import SourceRows
@@ -29,8 +30,7 @@ from ctxlm_ds.training.loop.state import TrainState
 from ctxlm_ds.training.loop.trainer import Trainer
 from ctxlm_ds.training.schedules.schedule import LearningRateSchedule
 from tests.dist.forks import fork_ranks
-from tests.dist.states import Layout, checkpoints_of
-from tests.dist.test_anomalies import assert_same, set_initial_weights, states
+from tests.dist.states import Layout, assert_same, checkpoints_of, held_by
 from tests.dist.test_update import Spoiled
 from tests.dist.training import GLOBAL_BATCH, build_engine, step_of
 
@@ -125,7 +125,7 @@ def run_case(layout: Layout, case: Case, folder: Path) -> dict[str, Any]:
         state = checkpoints.resume(manager.find_resumable())
         if state is None:
             engine.forget_updates()
-            set_initial_weights(engine)
+            run_builder.initialize_weights(engine)
         return state or TrainState()
 
     state = load()
@@ -146,7 +146,7 @@ def run_case(layout: Layout, case: Case, folder: Path) -> dict[str, Any]:
         error = str(raised) or "killed"
     engine.topology.all_reduce_max([0.0])
     trained = {"losses": recorder.losses, "back_to": recorder.back_to, "error": error, "state": trainer.state}
-    return {**trained, "history": read_history(folder), **states(engine)}
+    return {**trained, "history": read_history(folder), **held_by(engine)}
 
 
 def by_hand(layout: Layout, batches: list[int | None]) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def by_hand(layout: Layout, batches: list[int | None]) -> dict[str, Any]:
         for index, number in enumerate(batches)
         if number is not None
     }
-    return {"losses": losses, **states(engine)}
+    return {"losses": losses, **held_by(engine)}
 
 
 ONE_BAD, TWO_BAD = (7,), (4, 8)
