@@ -70,17 +70,22 @@ def test_any_range_of_any_shard_from_any_shards(tmp_path_factory: pytest.TempPat
             assert torch.equal(reader.read(name, shard=target), expected)
 
 
-def test_rows_read_in_several_bands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of another width go through a buffer of bounded size."""
-    largest = 0
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Elements of each read of a file."""
+    found: list[int] = []
     original = TensorFileReader.read_into
 
     def counted(self: TensorFileReader, key: str, length: int, first: int, target: torch.Tensor) -> None:
-        nonlocal largest
-        largest = max(largest, target.numel())
+        found.append(target.numel())
         original(self, key, length, first, target)
 
     monkeypatch.setattr(TensorFileReader, "read_into", counted)
+    return found
+
+
+def test_rows_read_in_several_bands(tmp_path: Path, reads: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of another width go through a buffer of bounded size."""
     monkeypatch.setattr(reader_module, "READ_ELEMENTS", 64)
     value = torch.arange(40.0 * 12).reshape(40, 12)
     writer = ChunkWriter(tmp_path, 0)
@@ -89,19 +94,10 @@ def test_rows_read_in_several_bands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for rank in range(4):
         target = Shard((40, 12), ((0, 40),), (3 * rank, 3 * rank + 3))
         assert torch.equal(CheckpointReader(tmp_path).read("w", shard=target), target.extract(value))
-    assert 0 < largest <= 64
+    assert 0 < max(reads) <= 64
 
 
-def test_only_the_bytes_needed_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = 0
-    original = TensorFileReader.read_into
-
-    def counted(self: TensorFileReader, key: str, length: int, first: int, target: torch.Tensor) -> None:
-        nonlocal read
-        read += target.numel()
-        original(self, key, length, first, target)
-
-    monkeypatch.setattr(TensorFileReader, "read_into", counted)
+def test_only_the_bytes_needed_are_read(tmp_path: Path, reads: list[int]) -> None:
     value = torch.arange(24.0 * 4).reshape(24, 4)
     writers = [ChunkWriter(tmp_path, rank) for rank in range(4)]
     for rank, writer in enumerate(writers):
@@ -112,12 +108,12 @@ def test_only_the_bytes_needed_are_read(tmp_path: Path, monkeypatch: pytest.Monk
     for size in (1, 2, 4):
         for rank in range(size):
             shard = shard_of("qkv", Split("rows", (8, 8, 8)), value.shape, size, rank)
-            read = 0
+            reads.clear()
             assert torch.equal(reader.read("w", shard=shard), shard.extract(value))
-            assert read == shard.num_elements
-    read = 0
+            assert sum(reads) == shard.num_elements
+    reads.clear()
     assert torch.equal(reader.read("w", start=30, length=9), value.flatten()[30:39])
-    assert read == 9
+    assert sum(reads) == 9
 
 
 JUNK: list[Any] = [

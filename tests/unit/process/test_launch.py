@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -27,6 +27,7 @@ DEEPSPEED = {
     "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_RANK": "1", "CROSS_SIZE": "2",
     "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500",
 }  # fmt: skip
+ONE_NODE = {**STEP, "SLURM_STEP_NODELIST": "n7", "SLURM_STEP_TASKS_PER_NODE": "3", "SLURM_NODEID": "0"}
 
 
 @pytest.mark.parametrize(
@@ -53,16 +54,20 @@ def test_threads(cores: int, local_ranks: int, environ: dict[str, str], expected
     assert threads_per_rank(cores, local_ranks, environ, default) == expected
 
 
-def test_torchrun() -> None:
-    assert discover_ranks(TORCHRUN) == RankInfo(3, 8, 1, 2, "n1", 29500, "torchrun", 1)
-
-
-def test_deepspeed() -> None:
-    assert discover_ranks(DEEPSPEED) == RankInfo(3, 4, 1, 2, "10.0.0.1", 29500, "deepspeed", 1)
-
-
-def test_torchrun_inside_srun_is_torchrun() -> None:
-    assert discover_ranks({**STEP, **TORCHRUN}).launcher == "torchrun"
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (TORCHRUN, RankInfo(3, 8, 1, 2, "n1", 29500, "torchrun", 1)),
+        (DEEPSPEED, RankInfo(3, 4, 1, 2, "10.0.0.1", 29500, "deepspeed", 1)),
+        ({**STEP, **TORCHRUN}, RankInfo(3, 8, 1, 2, "n1", 29500, "torchrun", 1)),
+        # What the script exported counts.
+        ({**STEP, "MASTER_ADDR": "n2-ib", "MASTER_PORT": "12345"}, RankInfo(2, 3, 0, 1, "n2-ib", 12345, "srun", 0)),
+        ({**ONE_NODE, "MASTER_PORT": "12345"}, RankInfo(2, 3, 0, 3, "127.0.0.1", 12345, "srun", 0)),
+    ],
+    ids=["torchrun", "deepspeed", "torchrun inside srun", "srun", "srun on one node, on the loopback"],
+)
+def test_ranks_of_each_launcher(environ: dict[str, str], expected: RankInfo) -> None:
+    assert discover_ranks(environ) == expected
 
 
 def test_a_launcher_of_another_package_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,21 +83,6 @@ def test_a_launcher_of_another_package_is_asked_first(monkeypatch: pytest.Monkey
     ranks = discover_ranks({"OMPI_COMM_WORLD_RANK": "3", **STEP})
     assert (ranks.rank, ranks.launcher) == (3, "mpirun")
     assert discover_ranks(STEP).launcher == "srun"
-
-
-def test_srun_over_two_nodes() -> None:
-    ranks = discover_ranks(STEP)
-    assert (ranks.rank, ranks.world_size, ranks.local_rank, ranks.local_world_size) == (2, 3, 0, 1)
-    assert ranks.master_addr == "n2" and 15000 <= ranks.master_port < 30000 and ranks.launcher == "srun"
-    # What the script exported counts.
-    ranks = discover_ranks({**STEP, "MASTER_ADDR": "n2-ib", "MASTER_PORT": "12345"})
-    assert (ranks.master_addr, ranks.master_port) == ("n2-ib", 12345)
-
-
-def test_srun_on_one_node_meets_on_the_loopback() -> None:
-    one_node = {**STEP, "SLURM_STEP_NODELIST": "n7", "SLURM_STEP_TASKS_PER_NODE": "3", "SLURM_NODEID": "0"}
-    ranks = discover_ranks(one_node)
-    assert (ranks.master_addr, ranks.local_world_size) == ("127.0.0.1", 3)
 
 
 @pytest.mark.parametrize(("visible", "device"), [("3", 0), ("0,1", 1), ("", 1)])
@@ -168,7 +158,10 @@ open(f"{folder}/stopped-{ranks.rank}", "w").close()
 """
 
 
-def _start(launcher: str, folder: Path, per_node: bool = False) -> tuple[subprocess.Popen[bytes], list[int]]:
+@contextlib.contextmanager
+def _started(
+    launcher: str, folder: Path, per_node: bool = False
+) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
     """Start two ranks, with `per_node` by the process that DeepSpeed's launcher starts on each node."""
     script = folder / "rank.py"
     script.write_text(RANK_SCRIPT)
@@ -184,13 +177,23 @@ def _start(launcher: str, folder: Path, per_node: bool = False) -> tuple[subproc
     with open(folder / "log", "wb") as log:
         command = [*map(str, words), str(script), str(folder)]
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environ, start_new_session=True)
-    deadline_s = time.monotonic() + 90
-    while not all((folder / f"rank-{rank}").exists() for rank in range(2)):
-        assert time.monotonic() < deadline_s and process.poll() is None, (folder / "log").read_text()
-        time.sleep(0.05)
-    found = [(folder / f"rank-{rank}").read_text().split() for rank in range(2)]
-    assert [words[1:] for words in found] == [[launcher, "2"]] * 2
-    return process, [int(words[0]) for words in found]
+    pids: list[int] = []
+    try:
+        deadline_s = time.monotonic() + 90
+        while not all((folder / f"rank-{rank}").exists() for rank in range(2)):
+            assert time.monotonic() < deadline_s and process.poll() is None, (folder / "log").read_text()
+            time.sleep(0.05)
+        found = [(folder / f"rank-{rank}").read_text().split() for rank in range(2)]
+        assert [words[1:] for words in found] == [[launcher, "2"]] * 2
+        pids += [int(words[0]) for words in found]
+        yield process, pids
+    finally:
+        for pid in pids:
+            if not _gone([pid], 0):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _gone(pids: list[int], within_s: float) -> bool:
@@ -209,48 +212,33 @@ def _state(pid: int) -> str:
         return "Z"
 
 
-def _sweep(process: subprocess.Popen[bytes], pids: list[int]) -> None:
-    for pid in pids:
-        if not _gone([pid], 0):
-            os.kill(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+each_launcher = pytest.mark.parametrize("launcher", ["deepspeed", pytest.param("torchrun", marks=pytest.mark.soak)])
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("launcher", ["deepspeed", pytest.param("torchrun", marks=pytest.mark.soak)])
+@each_launcher
 def test_ranks_end_with_a_killed_launcher(launcher: str, tmp_path: Path) -> None:
-    process, pids = _start(launcher, tmp_path)
-    try:
+    with _started(launcher, tmp_path) as (process, pids):
         process.kill()
         assert _gone(pids, 20)
         # torchrun is the ranks' parent: they die with it. DeepSpeed's per-node launcher lets them save first.
         assert (tmp_path / "stopped-0").exists() is (launcher == "deepspeed")
-    finally:
-        _sweep(process, pids)
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("launcher", ["deepspeed", pytest.param("torchrun", marks=pytest.mark.soak)])
+@each_launcher
 def test_a_terminated_launcher_lets_its_ranks_save(launcher: str, tmp_path: Path) -> None:
-    process, pids = _start(launcher, tmp_path)
-    try:
+    with _started(launcher, tmp_path) as (process, pids):
         process.terminate()
         assert _gone(pids, 20)
         assert all((tmp_path / f"stopped-{rank}").exists() for rank in range(2))
-    finally:
-        _sweep(process, pids)
 
 
 @pytest.mark.dist
 def test_the_per_node_launcher_killed_takes_its_ranks_along(tmp_path: Path) -> None:
-    process, pids = _start("deepspeed", tmp_path, per_node=True)
-    try:
+    with _started("deepspeed", tmp_path, per_node=True) as (process, pids):
         status = Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()
         assert int(status[1]) == process.pid
         process.kill()
         assert _gone(pids, 10)
         assert not (tmp_path / "stopped-0").exists()
-    finally:
-        _sweep(process, pids)

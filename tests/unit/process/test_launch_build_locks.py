@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,12 +25,17 @@ HOLD = (
 )
 
 
-def hold(lock: Path) -> subprocess.Popen[str]:
+@contextmanager
+def hold(lock: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that holds torch's own baton."""
     lock.parent.mkdir(parents=True)
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None and process.stdout.readline() == "held\n"
-    return process
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 sees_all_processes = pytest.mark.skipif(
@@ -42,26 +47,19 @@ sees_all_processes = pytest.mark.skipif(
 def test_only_the_lock_of_a_killed_process_is_removed(tmp_path: Path) -> None:
     killed_lock = tmp_path / "py311_cpu" / "killed_op" / "lock"
     live_lock = tmp_path / "py311_cpu" / "live_op" / "lock"
-    killed, live = hold(killed_lock), hold(live_lock)
-    try:
-        assert clear_stale_build_locks(tmp_path) == []
-        os.kill(killed.pid, signal.SIGKILL)
-        killed.wait()
+    with hold(live_lock):
+        with hold(killed_lock):
+            assert clear_stale_build_locks(tmp_path) == []
         assert clear_stale_build_locks(tmp_path) == [killed_lock]
         assert live_lock.exists() and not killed_lock.exists()
-    finally:
-        live.kill()
-        live.wait()
 
 
 @pytest.mark.long
 @sees_all_processes
 def test_a_folder_in_which_compilers_still_work_is_waited_for(tmp_path: Path) -> None:
     lock = tmp_path / "py311_cpu" / "op" / "lock"
-    killed = hold(lock)
-    compiler = subprocess.Popen(["sleep", "3"], cwd=lock.parent)
-    killed.kill()
-    killed.wait()
+    with hold(lock):
+        compiler = subprocess.Popen(["sleep", "3"], cwd=lock.parent)
     assert clear_stale_build_locks(tmp_path) == [lock]
     assert compiler.poll() is not None or compiler.wait(1) == 0
 
@@ -69,21 +67,17 @@ def test_a_folder_in_which_compilers_still_work_is_waited_for(tmp_path: Path) ->
 def test_a_container_leaves_the_locks_of_others_alone(tmp_path: Path) -> None:
     """In there the live holder is not to be seen."""
     lock = tmp_path / "py311_cpu" / "live_op" / "lock"
-    live = hold(lock)
     clear = "import sys, pathlib\n" + (
         "from ctxlm_ds.process.launch import clear_stale_build_locks as clear\n"
         "print(clear(pathlib.Path(sys.argv[1])))"
     )
     words = ["unshare", "--pid", "--fork", "--mount", "--mount-proc", sys.executable, "-c", clear, str(tmp_path)]
-    try:
+    with hold(lock):
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
         if "unshare" in done.stderr:
             pytest.skip(f"no namespaces here: {done.stderr.strip()}")
         assert done.stdout.strip() == "[]", done.stderr
         assert lock.exists()
-    finally:
-        live.kill()
-        live.wait()
 
 
 def test_nothing_to_clear(tmp_path: Path) -> None:

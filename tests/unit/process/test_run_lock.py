@@ -158,19 +158,39 @@ def _dead_pid() -> int:
     return process.pid
 
 
-def test_a_live_pid_holds_however_old_its_heartbeat(tmp_path: Path) -> None:
-    """A suspended process on the same host is alive."""
-    _write_lock(tmp_path, 1e6)
-    with pytest.raises(RunLockedError):
-        RunLock(tmp_path).acquire()
-
-
 ELSEWHERE = {"host": "other-node", "boot_id": "another boot", "pid": 1}
 
 
-def test_another_host_with_a_fresh_heartbeat_is_refused(tmp_path: Path) -> None:
-    _write_lock(tmp_path, 5, **ELSEWHERE)
-    with pytest.raises(RunLockedError, match="process 1 on other-node.*last heartbeat [56] s ago"):
+def _be_job(monkeypatch: pytest.MonkeyPatch, job: str, restart: str) -> None:
+    for name, value in {"SLURM_JOB_ID": job, "SLURM_RESTART_COUNT": restart}.items():
+        monkeypatch.setenv(name, value)
+
+
+OF_JOB_7 = {"job_id": "7", "restart_count": 1}
+OTHER_TABLE = {"pid": 2**22 + 5}
+
+
+@pytest.mark.parametrize(
+    ("age_s", "lock", "started_as", "message"),
+    [
+        (1e6, {}, None, None),  # a suspended process on the same host is alive
+        (5, ELSEWHERE, None, "process 1 on other-node.*last heartbeat [56] s ago"),
+        *((0, ELSEWHERE | OF_JOB_7, job, None) for job in (("7", "1"), ("7", "0"), ("8", "5"))),
+        # An earlier start that Slurm is about to kill is waited for; scancel 7 would end this process, too.
+        (0, OF_JOB_7, ("7", "2"), r"\(Slurm job 7\).*stop it \(kill \d+ on "),
+        # Containers share host names and pids; only the heartbeat counts there.
+        (5, OTHER_TABLE | {"boot_id": "another"}, None, None), (5, OTHER_TABLE | {"host": "other"}, None, None),
+        (5, OTHER_TABLE | {"pid_namespace": "pid:[1]"}, None, None),
+    ],
+)  # fmt: skip
+def test_a_start_is_refused_while_the_holder_may_live(
+    age_s: float, lock: dict[str, object], started_as: tuple[str, str] | None, message: str | None, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    _write_lock(tmp_path, age_s, **lock)
+    if started_as:
+        _be_job(monkeypatch, *started_as)
+    with pytest.raises(RunLockedError, match=message):
         RunLock(tmp_path).acquire()
 
 
@@ -212,7 +232,7 @@ def test_another_host_whose_clock_is_ahead_is_replaced_after_the_limit(tmp_path:
 
 def test_a_job_replaces_its_own_earlier_start_on_a_lost_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its heartbeat goes on, but Slurm has given up the node it runs on; it is given the time to notice."""
-    _write_lock(tmp_path, 0, **ELSEWHERE, job_id="7", restart_count=1)
+    _write_lock(tmp_path, 0, **ELSEWHERE, **OF_JOB_7)
     _be_job(monkeypatch, "7", "2")
     start_s = time.monotonic()
     with RunLock(tmp_path, heartbeat_s=0.2).acquire() as lock:
@@ -222,7 +242,7 @@ def test_a_job_replaces_its_own_earlier_start_on_a_lost_node(tmp_path: Path, mon
 
 def test_a_lock_is_given_back_if_its_taking_was_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the earlier start is given the time to notice."""
-    _write_lock(tmp_path, 0, **ELSEWHERE, job_id="7", restart_count=1)
+    _write_lock(tmp_path, 0, **ELSEWHERE, **OF_JOB_7)
     _be_job(monkeypatch, "7", "2")
     lock = RunLock(tmp_path)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -230,35 +250,6 @@ def test_a_lock_is_given_back_if_its_taking_was_interrupted(tmp_path: Path, monk
         lock.acquire()
     lock.release()
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(("job", "restart"), [("7", "1"), ("7", "0"), ("8", "5")])
-def test_other_starts_are_refused(job: str, restart: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _write_lock(tmp_path, 0, **ELSEWHERE, job_id="7", restart_count=1)
-    _be_job(monkeypatch, job, restart)
-    with pytest.raises(RunLockedError):
-        RunLock(tmp_path).acquire()
-
-
-def test_a_live_process_of_the_same_machine_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An earlier start that Slurm is about to kill."""
-    _write_lock(tmp_path, 0, job_id="7", restart_count=1)
-    _be_job(monkeypatch, "7", "2")
-    with pytest.raises(RunLockedError, match=r"\(Slurm job 7\).*stop it \(kill \d+ on "):
-        RunLock(tmp_path).acquire()  # scancel 7 would end this process, too
-
-
-def _be_job(monkeypatch: pytest.MonkeyPatch, job: str, restart: str) -> None:
-    for name, value in {"SLURM_JOB_ID": job, "SLURM_RESTART_COUNT": restart}.items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.mark.parametrize("change", [{"boot_id": "another"}, {"pid_namespace": "pid:[1]"}, {"host": "other"}])
-def test_a_pid_of_another_process_table_says_nothing(tmp_path: Path, change: dict[str, str]) -> None:
-    """Containers share host names and pids; only the heartbeat counts there."""
-    _write_lock(tmp_path, 5, pid=2**22 + 5, **change)
-    with pytest.raises(RunLockedError):
-        RunLock(tmp_path).acquire()
 
 
 def test_something_else_in_the_locks_place_is_not_overwritten(tmp_path: Path) -> None:
@@ -393,16 +384,15 @@ def test_a_look_at_a_lock(tmp_path: Path) -> None:
     assert not unknown.same_machine(unknown), "what cannot be read proves nothing"
 
 
-@pytest.mark.parametrize("changes", [{"pid": "5"}, {"job_id": 7}, {"restart_count": None}, {"token": []}])
-def test_a_record_with_a_wrong_value_is_none(tmp_path: Path, changes: dict[str, object]) -> None:
-    _write_lock(tmp_path, 0, **changes)
-    seen = look_at_lock(tmp_path / "lock.json")
-    assert seen is not None and not seen.token
+WRONG_VALUES = [{"pid": "5"}, {"job_id": 7}, {"restart_count": None}, {"token": []}]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", "[" * 100_000, "\x00\xff"])
-def test_a_file_that_is_no_record(tmp_path: Path, content: str) -> None:
-    (tmp_path / "lock.json").write_bytes(content.encode("latin-1"))
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "[" * 100_000, "\x00\xff", *WRONG_VALUES])
+def test_a_file_that_is_no_record(tmp_path: Path, content: str | dict[str, object]) -> None:
+    if isinstance(content, str):
+        (tmp_path / "lock.json").write_bytes(content.encode("latin-1"))
+    else:
+        _write_lock(tmp_path, 0, **content)
     seen = look_at_lock(tmp_path / "lock.json")
     assert seen is not None and not seen.token and seen.age_s < 60
 
