@@ -7,10 +7,11 @@ import torch
 
 from ctxlm_ds.families.electra.layers import draw_words
 from ctxlm_ds.kernels.dropout import in_pieces
-from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
+from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.placement import vocabulary_rows_per_rank
 from ctxlm_ds.parallel.topology import build_topology
 from tests.dist.runner import run_ranks
+from tests.streams import streams_at
 
 pytestmark = pytest.mark.dist
 ROWS, SLOTS, WORDS = 16, 5, 301
@@ -25,11 +26,8 @@ def drawn_words(rank: int, size: int, multiple: int, certain: bool) -> torch.Ten
     positions = torch.rand(ROWS, 40, generator=generator).argsort(dim=1)[:, :SLOTS]
     rows = vocabulary_rows_per_rank(WORDS, size, multiple)
     padded = torch.nn.functional.pad(logits, (0, size * rows - WORDS), value=float("-inf"))
-    streams = DropoutStreams(7, rank, size, enabled=True)
-    streams.num_layers = 1
-    streams.begin(4, 2, torch.device("cpu"))
-    streams.use(streams.layer(0))
     group = build_topology(tensor_parallel_size=size).tensor_group
+    streams = streams_at(7, 4, 2, rank, size)
     parallel = ParallelContext(size, rank, group, vocab_multiple=multiple, dropout=streams)
     return draw_words(padded[..., rank * rows :][..., :rows], positions, in_pieces, parallel)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ctxlm_ds.kernels.attention import ReferenceAttention, SdpaAttention
+from ctxlm_ds.kernels.attention_bmm import BmmAttention
 from ctxlm_ds.kernels.attention_spec import AttentionCall, AttentionKernel, AttentionSpec, ProbabilityKeys, Sequences
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.dropout import keyed_dropout
@@ -85,12 +86,17 @@ def test_a_bias_for_each_row(kind: type, shares_rows: bool, cross: bool) -> None
 
 
 @pytest.mark.parametrize("in_float32", [False, True])
-@pytest.mark.parametrize("spec", [*FAMILIES, AttentionSpec(HEAD_SIZE, bias=True, window=3, grouped=True)], ids=name_of)
-def test_sdpa_in_bf16(spec: AttentionSpec, in_float32: bool) -> None:
+@pytest.mark.parametrize(
+    "spec", [*FAMILIES, *(AttentionSpec(HEAD_SIZE, bias=bias, window=3, grouped=True) for bias in (True, False))],
+    ids=name_of,
+)  # fmt: skip
+def test_in_bf16(spec: AttentionSpec, in_float32: bool) -> None:
+    """As bmm, which adds no bias for pairs."""
     inputs, sequences = [x.bfloat16().double() for x in inputs_of(spec)], sequences_of(spec)
     expected = values_and_gradients(Oracle(spec), inputs, sequences)
-    actual = values_and_gradients(SdpaAttention(spec, in_float32), inputs, sequences, torch.bfloat16)
-    compare(actual, expected, 3e-2 if in_float32 else 6e-2)
+    for kind in (SdpaAttention, BmmAttention)[: 1 if spec.bias else 2]:
+        actual = values_and_gradients(kind(spec, in_float32), inputs, sequences, torch.bfloat16)
+        compare(actual, expected, 3e-2 if in_float32 else 6e-2)
 
 
 class Spy:

@@ -83,11 +83,6 @@ def test_the_mask_does_not_depend_on_type_or_shape(dtype: torch.dtype) -> None:
     assert torch.equal(dropped.flatten() != 0, kept(5 * 7 * 11, 0.3, KEYS[3]))
 
 
-def test_a_tensor_that_is_not_contiguous_drops_by_place() -> None:
-    x = torch.ones(6, 10).T
-    assert torch.equal(keyed_dropout(x, 0.3, key_of(5)), keyed_dropout(x.contiguous(), 0.3, key_of(5)))
-
-
 @pytest.mark.parametrize(("first", "count"), [(0, 10), (4, 8), (5, 9), (7, 1), (13, 100), (250, 6), (1, 255)])
 def test_a_share_is_the_slice_of_the_whole(first: int, count: int) -> None:
     whole = kept(256, 0.4, KEYS[5])
@@ -129,6 +124,13 @@ def test_elements_of_one_mask_drop_independently(lag: int) -> None:
     assert abs(correlation) < 4 / math.sqrt(MANY - lag)
 
 
+def with_gradient(
+    kernel: DropoutKernel, x: Tensor, key: Tensor, first: int, upstream: Tensor, p: float = 0.1
+) -> list[Tensor]:
+    dropped = kernel(x, p, key, first)
+    return [dropped, *torch.autograd.grad(dropped, x, upstream)]
+
+
 @pytest.mark.skipif(why_compiled_cannot_run("cpu") is not None, reason="needs a C++ compiler")
 @pytest.mark.parametrize(
     ("first", "columns"),
@@ -140,21 +142,10 @@ def test_elements_of_one_mask_drop_independently(lag: int) -> None:
 def test_compiled_masks_and_gradients_are_those_of_eager(first: int, columns: int) -> None:
     """Sizes that are no multiple of a vector, and shares far into the whole, included."""
     compiled = torch.compile(keyed_dropout, dynamic=False)
-    x = torch.randn(4, columns, generator=torch.Generator().manual_seed(0))
-    for key in KEYS:
-        leaves = [x.clone().requires_grad_() for _ in range(2)]
-        eager = keyed_dropout(leaves[0], 0.1, key_of(key), first)
-        other = compiled(leaves[1], 0.1, key_of(key), first)
-        eager.sum().backward()
-        other.sum().backward()
-        assert torch.equal(eager, other)
-        assert leaves[0].grad is not None and leaves[1].grad is not None
-        assert torch.equal(leaves[0].grad, leaves[1].grad)
-
-
-def with_gradient(kernel: DropoutKernel, x: Tensor, key: Tensor, first: int, upstream: Tensor) -> list[Tensor]:
-    dropped = kernel(x, 0.1, key, first)
-    return [dropped, *torch.autograd.grad(dropped, x, upstream)]
+    x = torch.randn(4, columns, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    for key in map(key_of, KEYS):
+        found = [with_gradient(kernel, x, key, first, torch.ones_like(x)) for kernel in (keyed_dropout, compiled)]
+        assert all(torch.equal(eager, other) for eager, other in zip(*found, strict=True))
 
 
 @pytest.mark.skipif(why_compiled_cannot_run("cpu") is not None, reason="needs a C++ compiler")
@@ -206,21 +197,17 @@ def test_a_compiled_layer_takes_the_compiled_row() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize(("first", "shape"), [(0, (5, 7, 11)), (5, (1,)), (3, (33, 129)), (1 << 33, (4, 5000))])
 def test_the_loop_gives_the_same_numbers_and_gradients(first: int, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x, upstream = (torch.randn(shape, generator=torch.Generator().manual_seed(n)).to(dtype) for n in range(2))
+    x.requires_grad_()
     for key, p in [(KEYS[3], 0.1), (KEYS[4], 0.5), (KEYS[2], 0.0)]:
-        leaves = [x.clone().requires_grad_() for _ in range(2)]
-        plain, loop = keyed_dropout(leaves[0], p, key_of(key), first), loop_dropout(leaves[1], p, key_of(key), first)
-        assert torch.equal(plain, loop) and loop.dtype == dtype
-        upstream = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-        plain.backward(upstream)
-        loop.backward(upstream)
-        assert leaves[0].grad is not None and leaves[1].grad is not None
-        assert torch.equal(leaves[0].grad, leaves[1].grad)
+        plain, loop = (with_gradient(kernel, x, key_of(key), first, upstream, p)
+                       for kernel in (keyed_dropout, loop_dropout))  # fmt: skip
+        assert loop[0].dtype == dtype and all(torch.equal(*pair) for pair in zip(plain, loop, strict=True))
 
 
-def test_the_loop_drops_by_place_and_keeps_what_is_not_finite() -> None:
-    x = torch.ones(6, 10).T
-    assert torch.equal(loop_dropout(x, 0.3, key_of(5)), keyed_dropout(x, 0.3, key_of(5)))
+def test_elements_drop_by_place_and_the_loop_keeps_what_is_not_finite() -> None:
+    x, whole = torch.ones(6, 10).T, keyed_dropout(torch.ones(10, 6), 0.3, key_of(5))
+    assert all(torch.equal(kernel(x, 0.3, key_of(5)), whole) for kernel in (keyed_dropout, loop_dropout))
     assert loop_dropout(torch.ones(0, 3), 0.3, key_of(5)).shape == (0, 3)
     for dtype in (torch.bfloat16, torch.float32):
         bad = torch.tensor([float("nan"), -float("nan"), float("inf"), -float("inf")], dtype=dtype).repeat(100)

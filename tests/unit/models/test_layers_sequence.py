@@ -50,16 +50,6 @@ def logits(model: LayerSequence, fields: Fields, step: int = 0) -> Tensor:
     return model.run(fields)["predicted_logits"]
 
 
-def test_the_word_embedding_is_one_module_called_twice_through_forward() -> None:
-    model = model_of(tiny_model())
-    calls: list[bool] = []
-    model.word_embeddings.register_forward_pre_hook(
-        lambda module, args, kwargs: calls.append(kwargs.get("decode", False)), with_kwargs=True
-    )
-    model.run(batch_of(tiny_model()))
-    assert calls == [False, True]
-
-
 def test_every_floating_tensor_that_crosses_gets_a_gradient() -> None:
     """What a pipeline needs of the tensors between any two layers."""
     config = tiny_model(pre_layer_norm=True)
@@ -88,18 +78,6 @@ def test_dropout_in_training_and_not_in_evaluation(kind: str) -> None:
     assert torch.equal(logits(model, fields), logits(model, fields))
     model.eval()
     assert torch.equal(logits(model, fields), logits(model, fields, step=1))
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_recomputation_changes_neither_loss_nor_gradients(dropout: float) -> None:
-    config = tiny_model(hidden_dropout=dropout, attention_dropout=dropout)
-    fields = batch_of(config)
-    loss, gradients = loss_and_gradients(model_of(config), fields)
-    again, recomputed = loss_and_gradients(model_of(config, recompute=True), fields)
-    torch.testing.assert_close(again, loss, rtol=0, atol=0)
-    assert recomputed.keys() == gradients.keys()
-    for name, gradient in gradients.items():
-        torch.testing.assert_close(recomputed[name], gradient, rtol=1e-6, atol=1e-7, msg=name)
 
 
 def test_recomputation_keeps_less() -> None:

@@ -55,11 +55,6 @@ def test_no_cut_has_a_cheaper_dearest_stage(blocks: list[float], ends: tuple[flo
     assert dearest == pytest.approx(cheapest(costs, descriptions, num_stages), rel=1e-9)
 
 
-def test_equal_layers_are_dealt_out_equally() -> None:
-    descriptions = layers(8)
-    assert stage_bounds(descriptions, [float(description.block) for description in descriptions], 4) == [0, 4, 6, 8, 13]
-
-
 def test_by_hand() -> None:
     assert bounds_of_counts(layers(6), [1, 2, 3]) == [0, 3, 5, 11]
     for counts in ([3, 2], [6, 0], [3, 4]):

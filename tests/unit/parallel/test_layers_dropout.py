@@ -6,18 +6,15 @@ import pytest
 import torch
 
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
+from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import HiddenDropout, InnerDropout
+from tests.streams import streams_at
 
 KERNELS = KernelSet({}, "cpu", torch.float32)
 
 
 def drop(x: torch.Tensor, size: int, rank: int) -> torch.Tensor:
-    streams = DropoutStreams(seed=1, enabled=True)
-    streams.num_layers = 1
-    streams.begin(0, 0, x.device)
-    streams.use(streams.layer(0))
-    layer = InnerDropout(0.25, KERNELS, ParallelContext(size=size, rank=rank, dropout=streams))
+    layer = InnerDropout(0.25, KERNELS, ParallelContext(size=size, rank=rank, dropout=streams_at(1)))
     dropped: torch.Tensor = layer.train()(x)
     return dropped
 

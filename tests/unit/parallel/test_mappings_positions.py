@@ -10,21 +10,18 @@ import torch
 from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.norm import in_runs
-from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
+from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.parallel.layers import HiddenDropout, InnerDropout
 from ctxlm_ds.parallel.mappings import own_share, token_runs
+from tests.streams import streams_at
 
 KERNELS = KernelSet({}, "cpu", torch.float32)
 ROWS, LENGTH, WIDTH, CONTEXT = 3, 8, 6, 2
 
 
 def context(rank: int, tensor_rank: int = 0, tensor: int = 1, **settings: bool) -> ParallelContext:
-    streams = DropoutStreams(seed=3, enabled=True)
-    streams.num_layers = 1
-    streams.begin(0, 0, torch.device("cpu"))
-    streams.use(streams.layer(0))
     return ParallelContext(
-        tensor, tensor_rank, dropout=streams, context_size=CONTEXT, context_rank=rank, rows=ROWS, **settings
+        tensor, tensor_rank, dropout=streams_at(3), context_size=CONTEXT, context_rank=rank, rows=ROWS, **settings
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import LayerSequence, ModelBuild
 from ctxlm_ds.models.program import build_program, plain_program
-from ctxlm_ds.parallel.parameters import Constant, Normal, Uniform, initial_value, initialize_parameters
+from ctxlm_ds.parallel.parameters import Normal, Uniform, initial_value, initialize_parameters
 from ctxlm_ds.recipe.sections import ModelSection
 from tests.encoder_batches import OUTPUTS, tiny_model
 
@@ -59,12 +59,6 @@ def test_a_recipe_chooses_the_truncated_distribution() -> None:
             assert facts.init.truncated and not normal.facts[name].init.truncated, name
         else:
             assert facts.init == normal.facts[name].init, name
-
-
-def test_a_constant_is_the_same_everywhere() -> None:
-    for constant in (0.0, 1.0):
-        value = initial_value("encoder.0.mlp.up.bias", (7,), Constant(constant), seed=1)
-        assert value.dtype == torch.float32 and (value == constant).all()
 
 
 def test_gpt2_narrows_what_ends_on_the_residual_stream() -> None:

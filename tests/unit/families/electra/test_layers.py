@@ -10,18 +10,14 @@ from torch import Tensor
 
 from ctxlm_ds.families.electra.layers import draw_words
 from ctxlm_ds.kernels.dropout import in_pieces
-from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
+from ctxlm_ds.parallel.context import ParallelContext
+from tests.streams import streams_at
 
 ROWS, SLOTS, WORDS, LENGTH = 512, 40, 7, 64
-CPU = torch.device("cpu")
 
 
 def draw(logits: Tensor, positions: Tensor, step: int = 0, micro_batch: int = 0, seed: int = 3) -> Tensor:
-    streams = DropoutStreams(seed, enabled=True)
-    streams.num_layers = 1
-    streams.begin(step, micro_batch, CPU)
-    streams.use(streams.layer(0))
-    return draw_words(logits, positions, in_pieces, ParallelContext(dropout=streams))
+    return draw_words(logits, positions, in_pieces, ParallelContext(dropout=streams_at(seed, step, micro_batch)))
 
 
 def positions_of(rows: int = ROWS) -> Tensor:

@@ -16,7 +16,8 @@ from ctxlm_ds.families.elmo.config import ELMO, ElmoSection
 from ctxlm_ds.families.elmo.softmax import CANDIDATES, Candidates, SharedSoftmax, draw_candidates, log_expected_counts
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import ModelBuild
-from ctxlm_ds.parallel.context import DropoutStreams, ParallelContext
+from ctxlm_ds.parallel.context import ParallelContext
+from tests.streams import streams_at
 
 ROWS, LENGTH, VOCABULARY, SAMPLED = 3, 7, 60, 16
 STEP, MICRO_BATCH = 4, 2
@@ -26,11 +27,8 @@ WORDS = 50
 def softmax(**changes: object) -> SharedSoftmax:
     """With the keys of a micro-batch."""
     settings = ELMO.tiny()["model"] | {"vocab_size": VOCABULARY, "num_sampled": SAMPLED, "dropout": 0.0} | changes
-    streams = DropoutStreams(seed=3, enabled=True)
-    streams.num_layers = 1
-    streams.begin(STEP, MICRO_BATCH, torch.device("cpu"))
-    streams.use(streams.layer(0))
-    build = ModelBuild((), KernelSet({}, "cpu", torch.float32), ParallelContext(dropout=streams))
+    parallel = ParallelContext(dropout=streams_at(3, STEP, MICRO_BATCH))
+    build = ModelBuild((), KernelSet({}, "cpu", torch.float32), parallel)
     torch.manual_seed(1)
     module = SharedSoftmax(ElmoSection.model_validate(settings), build).double()
     for parameter in module.parameters():
@@ -54,8 +52,7 @@ def sampled_softmax_loss(module: SharedSoftmax, hidden: Tensor, labels: Tensor, 
     """nn_impl._compute_sampled_logits with remove_accidental_hits, then the cross entropy of the first logit."""
     words, tries = drawn_words(module, direction)
     table, bias = module.weight.detach().numpy(), module.bias.detach().numpy()
-    p = np.log1p(1 / (np.arange(VOCABULARY) + 1.0)) / np.log1p(VOCABULARY)
-    expected = -np.expm1(tries * np.log1p(-p))
+    expected = -np.expm1(tries * np.log1p(-probabilities(VOCABULARY)))
     logits = hidden.detach().numpy().reshape(-1, table.shape[1]) @ table.T + bias - np.log(expected)
     losses = []
     for row, label in zip(logits, labels.flatten().tolist(), strict=True):
@@ -93,8 +90,7 @@ def test_gradients_are_those_of_the_loss() -> None:
     module, (hidden, backward, labels, reversed_labels) = softmax(), batch()
     of_loss = torch.autograd.grad(module(hidden, backward, labels, reversed_labels)[0], (hidden, *module.parameters()))
     words, tries = drawn_words(module, 0)
-    p = torch.log1p(1 / (torch.arange(VOCABULARY, dtype=torch.float64) + 1)) / np.log1p(VOCABULARY)
-    expected = torch.expm1(tries * torch.log1p(-p)).neg()
+    expected = torch.from_numpy(-np.expm1(tries * np.log1p(-probabilities(VOCABULARY))))
     logits = F.linear(hidden, module.weight, module.bias).flatten(0, 1) - expected.log()
     counted = labels.flatten() != IGNORE_LABEL
     known = labels.flatten().where(counted, 0)
