@@ -29,6 +29,7 @@ from tests.real_disks import Disk, freezable_disk, memory_disk
 
 pytestmark = pytest.mark.dist
 WAIT_S = 60.0
+TWO = Layout(2, 1)
 
 
 def checkpoints_of(engine: Engine, config: RunConfig, run_dir: Path, **settings: Any) -> TrainingCheckpoints:
@@ -37,6 +38,11 @@ def checkpoints_of(engine: Engine, config: RunConfig, run_dir: Path, **settings:
     engine.topology.all_reduce_max([0.0])
     manager = CheckpointManager(run_dir, config.checkpoint, engine.topology)
     return TrainingCheckpoints(manager, engine, config, run_dir / "tokenizer", DATA)
+
+
+def of_two_ranks(run_dir: Path) -> tuple[Engine, TrainingCheckpoints]:
+    engine = build_engine(TWO.config(), TWO.user_json())
+    return engine, checkpoints_of(engine, TWO.config(), run_dir)
 
 
 def state_at(step: int) -> TrainState:
@@ -60,7 +66,7 @@ def names(run_dir: Path) -> list[str]:
 # The same bytes
 
 FEW = [
-    Layout(2, 1), Layout(2, 3, "bf16"),
+    TWO, Layout(2, 3, "bf16"),
     *(pytest.param(layout, marks=pytest.mark.soak) for layout in (
         Layout(1, 0), Layout(2, 0), Layout(2, 0, tensor=2), Layout(2, 1, "bf16"), Layout(2, 2, "fp16"),
         Layout(2, 2, offload=True), Layout(2, 3, offload=True), Layout(2, 1, pipeline=2),
@@ -117,10 +123,7 @@ def save_without_memory(rank: int, world_size: int, run_dir: Path) -> tuple[list
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("ctxlm_ds").addHandler(handler)
-    layout = Layout(2, 1)
-    config = layout.config()
-    engine = build_engine(config, layout.user_json())
-    checkpoints = checkpoints_of(engine, config, run_dir)
+    engine, checkpoints = of_two_ranks(run_dir)
     pending = []
     for step in (1, 2):
         some_steps(engine, step - 1, step)
@@ -151,10 +154,7 @@ def hang_in_the_next_copy(checkpoints: TrainingCheckpoints, rank: int, disk: Dis
 
 
 def train_beside_a_hanging_disk(rank: int, world_size: int, run_dir: Path, disk: Disk) -> dict[str, Any]:
-    layout = Layout(2, 1)
-    config = layout.config()
-    engine = build_engine(config, layout.user_json())
-    checkpoints = checkpoints_of(engine, config, run_dir)
+    engine, checkpoints = of_two_ranks(run_dir)
     some_steps(engine, 0, 1)
     hang_in_the_next_copy(checkpoints, rank, disk)
     pending = checkpoints.begin(state_at(1))
@@ -170,9 +170,8 @@ def train_beside_a_hanging_disk(rank: int, world_size: int, run_dir: Path, disk:
 
 
 def resumed_losses(rank: int, world_size: int, run_dir: Path) -> list[float]:
-    layout = Layout(2, 1)
-    engine = build_engine(layout.config(), layout.user_json())
-    state = resume_newest(engine, layout.config(), run_dir)
+    engine = build_engine(TWO.config(), TWO.user_json())
+    state = resume_newest(engine, TWO.config(), run_dir)
     assert state == state_at(1)
     return some_steps(engine, state.step, 4)
 
@@ -189,10 +188,7 @@ def test_training_goes_on_while_the_disk_hangs(tmp_path: Path) -> None:
 
 
 def die_beside_a_hanging_disk(rank: int, world_size: int, run_dir: Path, disk: Disk) -> None:
-    layout = Layout(2, 1)
-    config = layout.config()
-    engine = build_engine(config, layout.user_json())
-    checkpoints = checkpoints_of(engine, config, run_dir)
+    engine, checkpoints = of_two_ranks(run_dir)
     some_steps(engine, 0, 1)
     checkpoints.save(state_at(1))
     hang_in_the_next_copy(checkpoints, rank, disk)
@@ -227,11 +223,8 @@ def test_killed_while_writing_beside_training(tmp_path: Path) -> None:
 
 def fail_beside_training(rank: int, world_size: int, run_dir: Path, disk: Disk, fault: str) -> dict[str, Any]:
     """A good save, one that fails in its thread, and a good one again."""
-    layout = Layout(2, 1)
-    config = layout.config()
-    engine = build_engine(config, layout.user_json())
+    engine, checkpoints = of_two_ranks(run_dir)
     topology = engine.topology
-    checkpoints = checkpoints_of(engine, config, run_dir)
     states = checkpoints._states
     # So little is asked for beforehand that the want of room is met in writing.
     states.bytes_of_all_ranks = lambda: -16 * 2**20 + 1  # type: ignore[method-assign]

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from ctxlm_ds.data.fields import IGNORE_LABEL
-from ctxlm_ds.recipe import choices
 from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig, TrainingConfig
 from tests.dist.runner import run_ranks
 from tests.dist.training import GLOBAL_BATCH, SEQ_LENGTH, build_engine, step_of, tiny_config, train
@@ -228,21 +227,9 @@ def test_ranks_of_a_row_run_compiled_layers(family: str) -> None:
     assert result["losses"] == pytest.approx(reference_of(family)["losses"], rel=1e-5)
 
 
-def test_clipping_bounds_the_update() -> None:
-    """With a tiny bound the norm reported is that before clipping, equal over stages."""
-    optimizer = choices.OPTIMIZER.make(learning_rate=0.01, gradient_clipping=0.05)
-    plain, *sharded = (
-        run_ranks(train, case.world_size, case.config("bert").model_copy(update={"optimizer": optimizer}),
-                  case.user_json, 3, timeout_s=180)[0]
-        for case in (Case(1, 1, 1, 0), Case(1, 1, 2, 1), Case(1, 1, 2, 3))
-    )  # fmt: skip
-    for result in sharded:
-        assert result["norms"] == pytest.approx(plain["norms"], rel=1e-5)
-        assert result["losses"] == pytest.approx(plain["losses"], rel=1e-5)
-    assert min(plain["norms"]) > 0.05
-
-
 def test_the_comparison_can_fail() -> None:
-    """Steps differ from one another by far more than the tolerance."""
-    losses = reference_of("bert", 2 * STEPS)["losses"]
+    """Steps differ from one another by far more than the tolerance, and norms are those before clipping."""
+    found = reference_of("bert", 2 * STEPS)
+    losses, clipping = found["losses"], Case(1, 1, 1, 0).config("bert").optimizer.gradient_clipping
+    assert max(found["norms"][:STEPS]) > 1.2 * clipping > 0
     assert max(abs(a - b) / a for a, b in itertools.pairwise(losses)) > 1e-2

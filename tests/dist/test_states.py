@@ -120,30 +120,22 @@ def test_states_are_shared_as_planned(stage: int, precision: str, accumulation: 
     check(config_of(precision, accumulation, ema=0.9), {"zero_optimization": {"stage": stage}}, 2)
 
 
-@pytest.mark.parametrize(
-    ("world_size", "stage", "precision", "parallel"),
-    [
-        (4, 2, "bf16", {"tensor_parallel_size": 2, "sequence_parallel": True}),
-        (4, 1, "bf16", {"pipeline_parallel_size": 2}),
-    ],
-)
-def test_states_of_a_split_model(world_size: int, stage: int, precision: str, parallel: dict[str, Any]) -> None:
-    check(config_of(precision, **parallel), {"zero_optimization": {"stage": stage}}, world_size)
-
-
 STAGES = [(0, "fp32"), (1, "fp32"), (1, "bf16"), (2, "fp32"), (3, "bf16")]
 EVERY_LAYOUT = [
-    (stage, precision, data, pipeline, tensor)
+    pytest.param(stage, precision, data, pipeline, tensor, False, 2, marks=pytest.mark.soak)
     for tensor, pipeline, data, (stage, precision) in itertools.product((1, 2), (1, 2), (1, 2, 4), STAGES)
     if (pipeline == 1 or stage < 2) and data * tensor * pipeline <= 8
 ]
 """A pipeline takes stages 0 and 1."""
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize(("stage", "precision", "data", "pipeline", "tensor"), EVERY_LAYOUT)
-def test_states_of_every_layout(stage: int, precision: str, data: int, pipeline: int, tensor: int) -> None:
-    training = TrainingConfig(global_batch_size=GLOBAL_BATCH, micro_batch_size=2, precision=precision)
-    parallel = ParallelConfig(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
-    config = tiny_config(training=training, parallel=parallel)
+@pytest.mark.parametrize(
+    ("stage", "precision", "data", "pipeline", "tensor", "split_tokens", "micro_batch_size"),
+    [(2, "bf16", 2, 1, 2, True, 4), (1, "bf16", 2, 2, 1, False, 4), *EVERY_LAYOUT],
+)
+def test_states_of_a_split_model(
+    stage: int, precision: str, data: int, pipeline: int, tensor: int, split_tokens: bool, micro_batch_size: int
+) -> None:
+    parallel = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline, "sequence_parallel": split_tokens}
+    config = config_of(precision, **parallel).with_values("training", micro_batch_size=micro_batch_size)
     check(config, {"zero_optimization": {"stage": stage}}, data * tensor * pipeline, timeout_s=180)

@@ -104,14 +104,6 @@ def test_gathered_objects_travel_in_a_tree(world_size: int) -> None:
     assert found[0][1] <= 0.3 * max(sizes) * (world_size - 1)
 
 
-def _add(rank: int, world_size: int) -> list[float]:
-    return build_topology().add_on_device(torch.tensor([rank, 0.5], dtype=torch.float64)).tolist()
-
-
-def test_adding_up_on_the_device() -> None:
-    assert fork_ranks(_add, 3) == [[3.0, 1.5]] * 3
-
-
 def _count_sockets(rank: int, world_size: int, store: str) -> int:
     """Sockets that the CPU group opens for sums and broadcasts."""
     dist.destroy_process_group()

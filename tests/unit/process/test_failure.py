@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import faulthandler
 import json
-import logging
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -32,13 +31,10 @@ GLOO = "[/x/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:12513: Connec
 
 @pytest.fixture(autouse=True)
 def no_bounded_teardown(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The process that runs the tests goes on, with the logger that it had."""
-    logger = logging.getLogger("ctxlm_ds")
-    before = (logger.handlers[:], logger.level, logger.propagate)
+    """The process that runs the tests goes on."""
     monkeypatch.setattr(failure, "RANK_0_WAIT_S", 0.3)
     yield
     faulthandler.cancel_dump_traceback_later()
-    logger.handlers[:], logger.level, logger.propagate = before
 
 
 def report(run_dir: Path | None, rank: int = 0, world_size: int = 4) -> FailureReport:

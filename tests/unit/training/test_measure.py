@@ -102,16 +102,22 @@ def test_everything_lies_on_a_line_of_rows(
         assert one.at(rows).kept == pytest.approx(other.at(rows).kept, rel=1e-3)
 
 
+WIDE: dict[str, Any] = {
+    "training": {"precision": "bf16"}, "hidden_size": 512, "intermediate_size": 2048, "attention_dropout": 0.1,
+    "data": {"seq_length": 64},
+}  # fmt: skip
+
+
+def first_block(config: RunConfig) -> int:
+    return next(index for index, layer in enumerate(describe(config).layers) if layer.block)
+
+
 def test_tensor_and_sequence_parallelism_divide_what_they_split() -> None:
     """Korthikanti 2022, table 2, in 16 bits with f = 4h, dropout and fused attention: 34 T·h whole, of which the
     products' 24 are divided by tensor parallelism, all by sequence parallelism.
     """
-    config = config_of(
-        training={"precision": "bf16"}, hidden_size=512, intermediate_size=2048, attention_dropout=0.1,
-        data={"seq_length": 64},
-    )  # fmt: skip
-    layers = describe(config).layers
-    block = next(index for index, layer in enumerate(layers) if layer.block)
+    config = config_of(**WIDE)
+    block = first_block(config)
 
     def units(tensor: int, split: bool = False) -> float:
         return measure(config, tensor, split).layers[block].at(4).kept / (4 * 64 * 512)
@@ -137,11 +143,8 @@ def test_a_gpu_keeps_no_masks_of_packed_rows_and_windows(name: str, linear: bool
 
 def test_context_parallelism_divides_all_but_what_is_exchanged() -> None:
     """Of 34 T·h (above) a rank has half, and once more the context, which its kernel and its output matrix keep."""
-    config = config_of(
-        training={"precision": "bf16"}, hidden_size=512, intermediate_size=2048, attention_dropout=0.1,
-        data={"seq_length": 64},
-    )  # fmt: skip
-    block = next(index for index, layer in enumerate(describe(config).layers) if layer.block)
+    config = config_of(**WIDE)
+    block = first_block(config)
     one, two = (measure(config, context=size).layers[block].at(4) for size in (1, 2))
     hidden = 4 * 64 * 512 * 2
     assert two.kept == pytest.approx(one.kept / 2 + hidden / 2, rel=0.01)
@@ -176,8 +179,7 @@ def test_a_row_for_a_device_is_measured_without_the_device(operation: str, famil
 def test_what_a_block_sends() -> None:
     """Shoeybi 2019: two all-reduces forward and two backward, or as many gathers and scatters with a gather more."""
     config = config_of()
-    layers = describe(config).layers
-    block = next(index for index, layer in enumerate(layers) if layer.block)
+    block = first_block(config)
     hidden = ROWS * config.data.seq_length * 32 * 4
     whole, split = (measure(config, 2, parallel) for parallel in (False, True))
     assert whole.layers[block].at(ROWS).all_reduce == 4 * hidden

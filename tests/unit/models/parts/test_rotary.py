@@ -89,24 +89,6 @@ def test_a_scaling_turns_as_that_of_transformers(name: str) -> None:
     assert torch.equal(found, plain) == (scaling is None)
 
 
-def test_llama3_keeps_fast_pairs_and_slows_others_by_the_factor() -> None:
-    frequencies = torch.tensor([4.5, 4.0, 2.5, 1.0, 0.5]) * 2 * torch.pi / 1024
-    slowed = Llama3Scaling(8.0, 1.0, 4.0, 1024)(frequencies) / frequencies
-    torch.testing.assert_close(slowed, torch.tensor([1.0, 1.0, (1 + 1 / 8) / 2, 1 / 8, 1 / 8]))
-
-
-def test_scores_depend_on_distances_only() -> None:
-    x = heads(torch.float64)[:1]
-    rotary = Rotary(SIZE, 100.0, 200)
-
-    def scores(first: int) -> torch.Tensor:
-        query, key = rotate(rotary, x, torch.arange(first, first + LENGTH)[None]).permute(2, 0, 3, 1, 4)
-        return query @ key.transpose(-1, -2)
-
-    torch.testing.assert_close(scores(0), scores(137), rtol=0, atol=1e-4)
-    assert (scores(0) - x[:, :, 0].transpose(1, 2) @ x[:, :, 1].permute(0, 2, 3, 1)).abs().max() > 1.0
-
-
 def test_angles_are_float32_in_half_precision() -> None:
     """A bf16 cosine of position 8,000 would be that of a position some hundred off."""
     rotary = Rotary(SIZE, 10_000.0, POSITIONS)

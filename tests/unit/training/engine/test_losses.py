@@ -10,7 +10,7 @@ import torch
 
 from ctxlm_ds.objectives.base import LossTerm, build_objective
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.training.engine.losses import TokenChoice, means, perplexity, weighted_total, word_perplexity
+from ctxlm_ds.training.engine.losses import TokenChoice, means, perplexity, word_perplexity
 from tests.sections import objective_section
 
 
@@ -22,10 +22,6 @@ def test_means_are_over_each_terms_own_labels() -> None:
     sums = {"a/loss_sum": 6.0, "a/correct": 1.0, "a/count": 4.0, "b/loss_sum": 0.0, "b/correct": 0.0, "b/count": 0.0}
     assert means([term("a"), term("b")], sums) == ({"a": 1.5, "b": 0.0}, {"a": 0.25, "b": 0.0})
     assert means([term("a"), term("b", has_accuracy=False)], sums) == ({"a": 1.5, "b": 0.0}, {"a": 0.25})
-
-
-def test_a_steps_loss_has_the_terms_weights() -> None:
-    assert weighted_total([term("a"), term("b", weight=50.0)], {"a": 1.5, "b": 0.25}) == 14.0
 
 
 def test_perplexity_is_a_causal_models() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 from pathlib import Path
 
@@ -25,7 +24,7 @@ def test_ranks_have_the_hooks_that_are_theirs(tmp_path: Path) -> None:
     assert build_hooks(RunConfig(), tmp_path, Topology(rank=1, world_size=2)) == []
 
 
-def test_a_failing_disk_holds_up_lines_and_not_the_run(tmp_path: Path, log: io.StringIO) -> None:
+def test_a_failing_disk_holds_up_lines_and_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = RunConfig(logging=LoggingConfig(tensorboard=False, interval_steps=1))
     hook: Hook = build_hooks(config, tmp_path / "run", Topology())[0]
     hook.on_run_start(start(0))
@@ -35,7 +34,7 @@ def test_a_failing_disk_holds_up_lines_and_not_the_run(tmp_path: Path, log: io.S
     path.mkdir()
     for step in (2, 3):
         hook.on_step_end(metrics_of(step))
-    assert log.getvalue().count("metrics.jsonl cannot be written (Is a directory)") == 1
+    assert caplog.text.count("metrics.jsonl cannot be written (Is a directory)") == 1
     path.rmdir()
     hook.on_step_end(metrics_of(4))
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [2, 3, 4]
@@ -43,7 +42,7 @@ def test_a_failing_disk_holds_up_lines_and_not_the_run(tmp_path: Path, log: io.S
     path.mkdir()
     hook.on_step_end(metrics_of(5))
     hook.on_run_end(end(5))
-    assert "lacks its last 1 lines" in log.getvalue()
+    assert "lacks its last 1 lines" in caplog.text
 
 
 class Failing(Hook):
@@ -51,7 +50,7 @@ class Failing(Hook):
         raise OSError(5, "Input/output error")
 
 
-def test_a_failing_disk_silences_a_hook_and_not_the_run(log: io.StringIO) -> None:
+def test_a_failing_disk_silences_a_hook_and_not_the_run(caplog: pytest.LogCaptureFixture) -> None:
     steps: list[int] = []
 
     class Recorder(Hook):
@@ -64,7 +63,7 @@ def test_a_failing_disk_silences_a_hook_and_not_the_run(log: io.StringIO) -> Non
     for step in (1, 2):
         hooks.call("on_step_end", metrics_of(step))
     assert steps == [1, 2]
-    assert log.getvalue().count("Failing stops writing") == 1
+    assert caplog.text.count("Failing stops writing") == 1
     with pytest.raises(OSError, match="Input/output error"):
         Hooks([Failing()]).call("on_step_end", metrics_of(1))
 

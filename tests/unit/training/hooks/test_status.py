@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import io
+import logging
 import os
 import pty
 import re
 import select
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,13 @@ from tests.integration.forked import Forked
 from tests.unit.training.hooks.test_metrics import end, metrics_of, start
 
 
-def test_plain_lines(tmp_path: Path, log: io.StringIO) -> None:
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+    caplog.set_level(logging.INFO, "ctxlm_ds")
+    return lambda: "".join(f"{message}\n" for message in caplog.messages)
+
+
+def test_plain_lines(tmp_path: Path, logged: Callable[[], str]) -> None:
     config = RunConfig(logging=LoggingConfig(interval_steps=2, tensorboard=False), name="small")
     hooks = build_hooks(config, tmp_path / "a run", Topology())
     for hook in hooks:
@@ -33,7 +40,7 @@ def test_plain_lines(tmp_path: Path, log: io.StringIO) -> None:
     for hook in hooks:
         hook.on_evaluation(5, figures)
         hook.on_run_end(RunEnd("training.max_steps (5) reached", 5, 500, 2.5))
-    lines = log.getvalue().splitlines()
+    lines = logged().splitlines()
     assert [line.split(" | ")[0] for line in lines if line.startswith("step ") and "|" in line] == [
         "step 1/5", "step 2/5", "step 4/5", "step 5/5",
     ]  # fmt: skip
@@ -54,11 +61,11 @@ def test_plain_lines(tmp_path: Path, log: io.StringIO) -> None:
     assert len((tmp_path / "a run" / "metrics.jsonl").read_text().splitlines()) == 5
 
 
-def test_an_interrupted_run_is_told_how_to_go_on(log: io.StringIO) -> None:
+def test_an_interrupted_run_is_told_how_to_go_on(logged: Callable[[], str]) -> None:
     hook = StatusHook("runs/bert")
     hook.on_run_start(start(40))
     hook.on_run_end(end(57, completed=False))
-    text = log.getvalue()
+    text = logged()
     assert "57 steps (17 since this start)" in text and "to resume: the same command again" in text
     assert "to-hf --checkpoint runs/bert --output runs/bert/hf" in text
 
@@ -73,7 +80,7 @@ def test_an_interrupted_run_is_told_how_to_go_on(log: io.StringIO) -> None:
     ],
 )
 def test_the_ranks_of_a_job_promise_nothing(
-    reason: str, restart: str, told: str, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
+    reason: str, restart: str, told: str, logged: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether Slurm has cancelled the job or it continues is the job's to say."""
     monkeypatch.setenv("CTXLM_ATTEMPT", "job-7-0-1")
@@ -81,7 +88,7 @@ def test_the_ranks_of_a_job_promise_nothing(
     hook = StatusHook("runs/bert")
     hook.on_run_start(start(40))
     hook.on_run_end(RunEnd(reason, 57, 5700, 28.5, completed=False))
-    assert f"  {told}\n" in log.getvalue() and "queue" not in log.getvalue()
+    assert f"  {told}\n" in logged() and "queue" not in logged()
 
 
 TERMINAL_RUN = """

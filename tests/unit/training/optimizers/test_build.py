@@ -70,13 +70,6 @@ def test_what_is_declared_to_decay_is_decayed() -> None:
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.3, 0.0)
 
 
-def test_decay_of_biases_is_a_setting() -> None:
-    """fairseq's RoBERTa decays every parameter."""
-    named = named_parameters()
-    everything = CONFIG.model_copy(update={"decay_biases": True})
-    assert [group["weight_decay"] for group in parameter_groups(named, facts_of(named), everything)] == [0.3, 0.3]
-
-
 @pytest.mark.parametrize(
     ("settings", "refused"),
     [
@@ -119,14 +112,6 @@ def test_matrices_are_a_group_of_their_own_with_one_moment() -> None:
     decayed, plain = parameter_groups(named, facts, CONFIG)
     assert (len(decayed["params"]), len(plain["params"])) == (3, 3)
     assert CONFIG.moments_of(matrix=True) == MOMENTS
-
-
-def test_the_shape_of_a_partitioned_parameter_does_not_matter() -> None:
-    matrix, bias = nn.Parameter(torch.empty(0)), nn.Parameter(torch.empty(0))
-    facts = {"w": ParameterFacts(ZEROS, decays=True), "b": ParameterFacts(ZEROS, decays=False)}
-    decayed, plain = parameter_groups([("w", matrix), ("b", bias)], facts, CONFIG)
-    assert decayed["params"][0] is matrix
-    assert plain["params"][0] is bias
 
 
 def test_a_group_without_parameters_is_left_out() -> None:
@@ -297,7 +282,3 @@ def test_cpu_adam_rounds_alike_at_every_place() -> None:
     for start, stop in pairwise(parts):
         part = cpu_adam_after_five_steps(weights[start:stop], gradients[:, start:stop])
         assert torch.equal(part, whole[:, start:stop]), (start, stop)
-
-
-def test_a_fresh_optimizer_has_no_updates() -> None:
-    assert completed_updates(torch.optim.AdamW(p for _, p in named_parameters())) == 0

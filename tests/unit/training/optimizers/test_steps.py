@@ -13,7 +13,7 @@ from ctxlm_ds.parallel.placement import Shard
 from ctxlm_ds.parallel.topology import Topology
 from ctxlm_ds.training.engine.fragments import Fragment, Holding
 from ctxlm_ds.training.optimizers.adamw import AdamW, AdamWSection
-from ctxlm_ds.training.optimizers.steps import MOMENTS, ParameterLayout, Sharers, Stepper
+from ctxlm_ds.training.optimizers.steps import ParameterLayout, Sharers, Stepper
 
 
 class Recording(AdamW):
@@ -44,14 +44,6 @@ def test_parts_are_the_ranges_of_the_fragments() -> None:
     values = torch.arange(6.0)
     parts = {number: part.tolist() for number, _, part in optimizer.parts([flat], [values])}
     assert parts == {0: [0.0, 1.0], 1: [2.0, 3.0, 4.0, 5.0]}
-
-
-def test_a_state_begins_at_zero_and_counts_steps() -> None:
-    parameter = nn.Parameter(torch.ones(3))
-    optimizer = Stepper([parameter], Recording())
-    for step in (1, 2):
-        state = optimizer.next_state(parameter, MOMENTS)
-        assert state["step"] == step and not state["exp_avg"].any() and state.keys() == {"step", *MOMENTS}
 
 
 CPU = torch.device("cpu")
