@@ -22,6 +22,7 @@ from ctxlm_ds.parallel.topology import Topology, build_topology
 from ctxlm_ds.process.run_lock import RunLock
 from ctxlm_ds.recipe.schema import CheckpointConfig
 from tests.dist.forks import RanksFailed, fork_ranks
+from tests.dist.test_topology import calls_of
 from tests.savers import save_now
 
 pytestmark = pytest.mark.dist
@@ -76,12 +77,7 @@ def _save_steps(rank: int, world_size: int, run_dir: Path, steps: list[int]) -> 
 
 def _collectives_of_a_save(rank: int, world_size: int, run_dir: Path) -> list[str]:
     topology = build_topology(rank % 2, 2)
-    calls: list[str] = []
-    for name in COLLECTIVES:
-        method = getattr(topology, name)
-        object.__setattr__(
-            topology, name, lambda *value, name=name, method=method: (calls.append(name), method(*value))[1]
-        )
+    calls = calls_of(topology, COLLECTIVES)
     manager = _manager(run_dir, topology)
     _save(manager, topology, 1)
     saved = list(calls)

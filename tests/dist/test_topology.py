@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ctxlm_ds.errors import ConfigError, RunLockedError
-from ctxlm_ds.parallel.topology import build_topology
+from ctxlm_ds.parallel.topology import Topology, build_topology
 from tests.dist.forks import fork_ranks
 
 pytestmark = pytest.mark.dist
@@ -45,14 +46,20 @@ def test_collectives(world_size: int) -> None:
         assert result["sum"] == pytest.approx([world_size * tenth, sum(range(world_size))], rel=1e-15)
 
 
-def _gather_some(rank: int, world_size: int) -> tuple[dict[int, str], dict[int, str], list[str]]:
-    topology = build_topology()
+def calls_of(topology: Topology, names: Iterable[str]) -> list[str]:
+    """The names of methods of a topology that are called from here on."""
     calls: list[str] = []
-    for name in ("all_gather_object", "all_reduce_max"):
+    for name in names:
         method = getattr(topology, name)
         object.__setattr__(
-            topology, name, lambda value, name=name, method=method: (calls.append(name), method(value))[1]
+            topology, name, lambda *value, name=name, method=method: (calls.append(name), method(*value))[1]
         )
+    return calls
+
+
+def _gather_some(rank: int, world_size: int) -> tuple[dict[int, str], dict[int, str], list[str]]:
+    topology = build_topology()
+    calls = calls_of(topology, ("all_gather_object", "all_reduce_max"))
     none = topology.gather_some(None)
     topology.run_together(lambda: None)
     topology.run_on_rank_0_first(lambda: None)

@@ -24,25 +24,11 @@ from ctxlm_ds.recipe.deepspeed import build_deepspeed_config
 from ctxlm_ds.recipe.schema import RunConfig, TrainingConfig
 from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.runtime import init_process_group
+from tests.sample_data import FakeTokenizer
 from tests.sections import data_section, model_section, objective_section
 
 SEQ_LENGTH, SLOTS, VOCAB = 16, 4, 61
 GLOBAL_BATCH = 16
-
-
-class FakeTokenizer:
-    """The few facts that an objective needs of a tokenizer."""
-
-    vocab_size = VOCAB
-    pad_id, unk_id, cls_id, sep_id, mask_id = 0, 1, 2, 3, 4
-    special_ids = frozenset(range(5))
-
-    def word_start_mask(self) -> Any:
-        import numpy as np
-
-        return np.ones(VOCAB, dtype=bool)
-
-
 OBJECTIVES = {"bert": "masked_lm_nsp", "roberta": "masked_lm", "gpt2": "causal_lm", "gpt1": "causal_lm"}
 DOCUMENT_SLOTS = 3
 
@@ -157,7 +143,7 @@ def build_engine(config: RunConfig, user_json: dict[str, Any], checkpointing: bo
         recomputed = config.training.model_copy(update={"activation_checkpointing": True})
         config = config.model_copy(update={"training": recomputed})
     settings = build_deepspeed_config(config, user_json, topology.world_size)
-    objective = build_objective(config.objective, FakeTokenizer())
+    objective = build_objective(config.objective, FakeTokenizer(vocab_size=VOCAB))
     engine = run_builder.engine_builder(config, settings, objective, topology)()
     run_builder.initialize_weights(engine)
     return engine

@@ -80,25 +80,6 @@ def test_dropout_in_training_and_not_in_evaluation(kind: str) -> None:
     assert torch.equal(logits(model, fields), logits(model, fields, step=1))
 
 
-def test_recomputation_keeps_less() -> None:
-    config = tiny_model(num_layers=6)
-    fields = batch_of(config)
-
-    def kept_elements(**options: bool) -> int:
-        kept: dict[int, int] = {}
-
-        def pack(tensor: Tensor) -> Tensor:
-            kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // tensor.element_size()
-            return tensor
-
-        model = model_of(config, **options)
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            model.run(fields)
-        return sum(kept.values()) - sum(parameter.numel() for parameter in model.parameters())
-
-    assert kept_elements(recompute=True) < 0.5 * kept_elements()
-
-
 @pytest.mark.long
 @pytest.mark.skipif(why_compiled_cannot_run("cpu") is not None, reason="needs a C++ compiler")
 def test_compiled_layers_give_the_same_loss_and_gradients_under_the_same_names() -> None:

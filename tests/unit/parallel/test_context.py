@@ -1,22 +1,10 @@
-"""A rank's share of every layer, and its count of collectives."""
+"""A rank's share of every layer."""
 
 from __future__ import annotations
 
 import pytest
 
-from ctxlm_ds.parallel.context import ParallelContext, TrafficCounter
-
-
-def test_calls_and_bytes_are_counted_by_operation() -> None:
-    traffic = TrafficCounter()
-    for operation, num_bytes in (("all_reduce", 8), ("all_gather", 3), ("all_reduce", 4)):
-        traffic.add(operation, num_bytes)
-    assert (traffic.calls, traffic.num_bytes) == (
-        {"all_reduce": 2, "all_gather": 1},
-        {"all_reduce": 12, "all_gather": 3},
-    )
-    traffic.reset()
-    assert not traffic.calls and not traffic.num_bytes
+from ctxlm_ds.parallel.context import ParallelContext
 
 
 @pytest.mark.parametrize(("size", "asked", "splits"), [(1, True, False), (2, False, False), (2, True, True)])

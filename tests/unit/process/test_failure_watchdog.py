@@ -228,23 +228,17 @@ def test_the_one_elsewhere_comes_first() -> None:
     assert culprits == [2]
 
 
-def test_of_two_the_one_outside_collectives_comes_first() -> None:
-    texts = {0: text(0, WAITING), 1: text(1, "File c, line 9 in read")}
-    assert join_stacks(texts, 2)[1] == [1]
-    # The majority reads, and one waits for them.
-    texts = {0: text(0, WAITING), 1: text(1, "File c"), 2: text(2, "File c")}
-    assert join_stacks(texts, 3)[1] == [1, 2]
-
-
-def test_silent_ranks_come_before_all() -> None:
-    texts = {0: text(0, WAITING), 3: text(3, "File c")}
-    assert join_stacks(texts, 4)[0].startswith("=== ranks 1-2 left no stacks")
-    assert join_stacks(texts, 4)[1] == [1, 2]
-
-
-def test_all_at_one_place_accuse_nobody() -> None:
-    texts = {rank: text(rank, WAITING) for rank in range(3)}
-    assert join_stacks(texts, 3)[1] == []
+@pytest.mark.parametrize(
+    ("frames", "size", "culprits"),
+    [
+        ({0: WAITING, 1: "File c, line 9 in read"}, 2, [1]),
+        ({0: WAITING, 1: "File c", 2: "File c"}, 3, [1, 2]),  # the majority reads, and one waits for them
+        ({0: WAITING, 3: "File c"}, 4, [1, 2]),  # the silent ones come before all
+        (dict.fromkeys(range(3), WAITING), 3, []),
+    ],
+)
+def test_whom_stacks_accuse(frames: dict[int, str], size: int, culprits: list[int]) -> None:
+    assert join_stacks({rank: text(rank, frame) for rank, frame in frames.items()}, size)[1] == culprits
 
 
 def test_files(tmp_path: Path) -> None:

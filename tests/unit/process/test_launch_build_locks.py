@@ -68,8 +68,7 @@ def test_a_container_leaves_the_locks_of_others_alone(tmp_path: Path) -> None:
     """In there the live holder is not to be seen."""
     lock = tmp_path / "py311_cpu" / "live_op" / "lock"
     clear = "import sys, pathlib\n" + (
-        "from ctxlm_ds.process.launch import clear_stale_build_locks as clear\n"
-        "print(clear(pathlib.Path(sys.argv[1])))"
+        "from ctxlm_ds.process.launch import clear_stale_build_locks as clear\nprint(clear(pathlib.Path(sys.argv[1])))"
     )
     words = ["unshare", "--pid", "--fork", "--mount", "--mount-proc", sys.executable, "-c", clear, str(tmp_path)]
     with hold(lock):

@@ -13,17 +13,12 @@ import pytest
 
 from ctxlm_ds.errors import ConfigError
 from ctxlm_ds.process.launchers import check_alone
+from tests.unit.process.test_slurm import STEP
 
 pytestmark = pytest.mark.dist
 START = (
     "import sys; from ctxlm_ds.process.launchers import run_ranks; sys.exit(run_ranks(sys.argv[2:], int(sys.argv[1])))"
 )
-
-TASK = {
-    "SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0",
-    "SLURM_JOB_ID": "7", "SLURM_NODEID": "0", "SLURM_JOB_NODELIST": "a", "SLURM_STEP_NODELIST": "a",
-    "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_NNODES": "1",
-}  # fmt: skip
 
 
 def launch(program: str, num_ranks: int = 3) -> subprocess.Popen[str]:
@@ -104,8 +99,8 @@ def test_a_second_ctrl_c_ends_a_rank_that_does_not_react(tmp_path: Path) -> None
 
 def test_ranks_of_a_launcher_start_no_ranks() -> None:
     check_alone({"SLURM_JOB_ID": "1"})
-    check_alone({**TASK, "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"})
+    check_alone({**STEP, "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"})
     with pytest.raises(ConfigError, match=r"RANK is set.*leave --ranks out"):
         check_alone({"RANK": "0", "WORLD_SIZE": "2"})
     with pytest.raises(ConfigError, match="srun has started"):
-        check_alone(TASK)
+        check_alone(STEP)

@@ -8,7 +8,7 @@ from ctxlm_ds.recipe.sections import EMA_KIND
 from ctxlm_ds.training.engine.average import WeightAverage
 
 
-def averaged(decay: float | None, *owners: torch.Tensor) -> tuple[WeightAverage, list[int]]:
+def averaged(decay: float, *owners: torch.Tensor) -> tuple[WeightAverage, list[int]]:
     changed: list[int] = []
     return WeightAverage(decay, lambda: owners, lambda: changed.append(1)), changed
 
@@ -39,11 +39,3 @@ def test_weights_come_back_bit_for_bit_from_an_evaluation() -> None:
     with average.in_place_of_the_weights():
         assert torch.equal(owner, mean) and not torch.equal(mean, before) and len(changed) == 1
     assert torch.equal(owner, trained) and torch.equal(average.of(owner)[EMA_KIND], mean) and len(changed) == 2
-
-
-def test_without_a_decay_nothing_is_kept() -> None:
-    owner = torch.ones(3)
-    average, _ = averaged(None, owner)
-    average.begin()
-    average.update()
-    assert not average.is_kept and average.kinds == () and average.of(owner) == {}
