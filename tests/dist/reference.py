@@ -34,16 +34,19 @@ class Split:
     sequence_parallel: bool = False
     context: int = 1
 
+    @property
+    def parallel(self) -> ParallelConfig:
+        return ParallelConfig(
+            tensor_parallel_size=self.tensor, pipeline_parallel_size=self.pipeline,
+            sequence_parallel=self.sequence_parallel, context_parallel_size=self.context,
+        )  # fmt: skip
+
 
 def assert_equals_alone(
     alone: tuple[list[float], Tensors], optimizer: OptimizerSection, split: Split, zero: dict[str, Any] | None = None
 ) -> None:
     """Losses of all ranks, and weights after them, are those of one process, which took as many steps."""
-    parallel = ParallelConfig(
-        tensor_parallel_size=split.tensor, pipeline_parallel_size=split.pipeline,
-        sequence_parallel=split.sequence_parallel, context_parallel_size=split.context,
-    )  # fmt: skip
-    config = tiny_config(optimizer=optimizer, parallel=parallel)
+    config = tiny_config(optimizer=optimizer, parallel=split.parallel)
     user = {"zero_optimization": {"stage": split.stage, **(zero or {})}}
     losses, weights = alone
     results = run_ranks(train, split.world_size, config, user, len(losses), timeout_s=180)

@@ -11,7 +11,7 @@ import torch
 
 from ctxlm_ds.models.program import plain_program
 from ctxlm_ds.recipe import choices
-from ctxlm_ds.recipe.schema import ParallelConfig, RunConfig
+from ctxlm_ds.recipe.schema import RunConfig
 from tests.dist.reference import Split
 from tests.dist.runner import ranks_of_this_file, run_ranks  # noqa: F401
 from tests.dist.training import global_blocks, tiny_config, train
@@ -42,10 +42,7 @@ def alone() -> dict[str, Any]:
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 def test_a_layout_trains_as_one_rank(alone: dict[str, Any], split: Split) -> None:
-    parallel = ParallelConfig(
-        tensor_parallel_size=split.tensor, pipeline_parallel_size=split.pipeline, context_parallel_size=split.context
-    )
-    found = trained(config_of(32, 8, parallel=parallel), split, STEPS)
+    found = trained(config_of(32, 8, parallel=split.parallel), split, STEPS)
     assert found["losses"] == pytest.approx(alone["losses"], rel=1e-5)
     for name, weight in alone["weights"].items():
         if not name.endswith("qkv.bias"):  # no score depends on the biases of keys

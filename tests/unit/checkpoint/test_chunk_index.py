@@ -43,41 +43,32 @@ def piece(shard: dict[str, Any] | None, start: int, length: int, file: str = "f0
 LEFT, RIGHT = {"rows": [[0, 4]], "columns": [0, 2]}, {"rows": [[0, 4]], "columns": [2, 4]}
 
 
-@pytest.mark.parametrize(
-    ("pieces", "message"),
-    [
-        ([piece(LEFT, 0, 8)], "rows 0..4 of columns 2..4 are in no chunk"),
-        ([piece(LEFT, 0, 7), piece(RIGHT, 0, 8)], r"rows 0..4 of columns 0..2: elements 7..8 are in no chunk"),
-        ([piece(LEFT, 0, 8), piece(RIGHT, 0, 5), piece(RIGHT, 6, 2)], "columns 2..4: elements 5..6 are in no chunk"),
-        ([piece(LEFT, 0, 8), piece(RIGHT, 0, 8), piece(RIGHT, 0, 8)], "columns 2..4: chunks overlap at element 0"),
-        ([piece(LEFT, 0, 8), piece(RIGHT, 0, 9)], "elements 8..9 are outside the shard"),
-        ([piece(LEFT, 0, 8), piece({"rows": [[0, 4]], "columns": [1, 4]}, 0, 12)], "overlap at row 0, column 1"),
-        ([piece(None, 0, 16), piece(LEFT, 0, 8)], "chunks overlap at row 0, column 0"),
-        ([piece({"rows": [[0, 1], [2, 4]]}, 0, 12)], "rows 1..2 of columns 0..4 are in no chunk"),
-        ([piece({"rows": [[1, 4]]}, 0, 12)], "rows 0..1 of columns 0..4 are in no chunk"),
-        ([piece({"rows": [[0, 3]]}, 0, 12), piece({"rows": [[2, 4]]}, 0, 8)], "overlap at row 2, column 0"),
-        ([piece(LEFT, 0, 8), piece({"rows": [[0, 2]], "columns": [2, 4]}, 0, 4)], "rows 2..4 of columns 2..4"),
-        ([piece({"rows": [[0, 5]]}, 0, 20)], "are not ascending ranges of 4 rows"),
-    ],
-)
-def test_a_broken_covering_by_shards_is_refused(tmp_path: Path, pieces: list[dict[str, Any]], message: str) -> None:
-    parts = [{"p": {"shape": [4, 4], "pieces": {"weight": [listed]}}} for listed in pieces]
-    with pytest.raises(CheckpointError, match=f"p.*{message}"):
-        merge_index(tmp_path, parts, {})
-    assert list(tmp_path.iterdir()) == []
+def cut(*pieces: dict[str, Any]) -> list[dict[str, Any]]:
+    """One rank a piece of 4 rows and columns."""
+    return [{"p": {"shape": [4, 4], "pieces": {"weight": [listed]}}} for listed in pieces]
 
 
 def _parts(*ranges: tuple[int, int], shape: tuple[int, ...] = (10,), kind: str = "weight") -> list[dict[str, Any]]:
-    """One rank a piece."""
-    return [
-        {"p": {"shape": list(shape), "pieces": {kind: [{"file": f"f{i}", "key": "p", "start": a, "length": b - a}]}}}
-        for i, (a, b) in enumerate(ranges)
-    ]
+    """One rank a piece of a whole parameter."""
+    pieces = [piece(None, start, stop - start, f"f{rank}") for rank, (start, stop) in enumerate(ranges)]
+    return [{"p": {"shape": list(shape), "pieces": {kind: [listed]}}} for listed in pieces]
 
 
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
+        (cut(piece(LEFT, 0, 8)), "rows 0..4 of columns 2..4 are in no chunk"),
+        (cut(piece(LEFT, 0, 7), piece(RIGHT, 0, 8)), r"rows 0..4 of columns 0..2: elements 7..8 are in no chunk"),
+        (cut(piece(LEFT, 0, 8), piece(RIGHT, 0, 5), piece(RIGHT, 6, 2)), "columns 2..4: elements 5..6 are in no chunk"),
+        (cut(piece(LEFT, 0, 8), piece(RIGHT, 0, 8), piece(RIGHT, 0, 8)), "columns 2..4: chunks overlap at element 0"),
+        (cut(piece(LEFT, 0, 8), piece(RIGHT, 0, 9)), "elements 8..9 are outside the shard"),
+        (cut(piece(LEFT, 0, 8), piece({"rows": [[0, 4]], "columns": [1, 4]}, 0, 12)), "overlap at row 0, column 1"),
+        (cut(piece(None, 0, 16), piece(LEFT, 0, 8)), "chunks overlap at row 0, column 0"),
+        (cut(piece({"rows": [[0, 1], [2, 4]]}, 0, 12)), "rows 1..2 of columns 0..4 are in no chunk"),
+        (cut(piece({"rows": [[1, 4]]}, 0, 12)), "rows 0..1 of columns 0..4 are in no chunk"),
+        (cut(piece({"rows": [[0, 3]]}, 0, 12), piece({"rows": [[2, 4]]}, 0, 8)), "overlap at row 2, column 0"),
+        (cut(piece(LEFT, 0, 8), piece({"rows": [[0, 2]], "columns": [2, 4]}, 0, 4)), "rows 2..4 of columns 2..4"),
+        (cut(piece({"rows": [[0, 5]]}, 0, 20)), "are not ascending ranges of 4 rows"),
         (_parts((0, 4), (5, 10)), "elements 4..5 are in no chunk"),
         (_parts((0, 4)), "elements 4..10 are in no chunk"),
         (_parts((1, 10)), "elements 0..1 are in no chunk"),

@@ -28,7 +28,7 @@ from tests.unit.kernels.attention_oracle import (
     square_of,
     values_and_gradients,
 )
-from tests.unit.kernels.test_attention import check_rows_of_padding, every_spec, name_of, ranked_specs
+from tests.unit.kernels.test_attention import every_spec, name_of, ranked_specs
 
 SPECS = [
     *(spec for spec in every_spec() if not spec.bias),
@@ -94,11 +94,6 @@ def test_shares_of_the_heads_drop_what_all_heads_drop(kind: type) -> None:
         got = kind(PACKED)(*share, AttentionCall(sequences, 0.4, keys=ProbabilityKeys(KEY, first, NUM_HEADS)))
         real = (sequences.ids > 0)[:, :, None, None]
         compare([torch.where(real, got, 0.0)], [whole[0][:, :, first : first + half]], 1e-12)
-
-
-@pytest.mark.parametrize("spec", SPECS[:10], ids=name_of)
-def test_rows_of_padding_alone_give_no_nan(spec: AttentionSpec) -> None:
-    check_rows_of_padding(BmmAttention(spec), spec)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

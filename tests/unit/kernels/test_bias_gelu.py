@@ -90,6 +90,10 @@ def compare(kernel: BiasGeluKernel, dtype: torch.dtype, tolerance: float, activa
     expected = values_and_gradients(reference_bias_gelu, torch.float64, activation)
     actual = values_and_gradients(kernel, dtype, activation)
     assert len(actual) == len(expected) == 4
+    assert_near(actual, expected, tolerance)
+
+
+def assert_near(actual: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
     for got, wanted in zip(actual, expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance * wanted.abs().max().item())
 
@@ -110,16 +114,14 @@ def test_gated_values_and_gradients(dtype: torch.dtype, tolerance: float, activa
     first, second = leaves(torch.float64)[0].detach()[0, 0].chunk(2)
     by_hand = [scalar_activation(a, activation) * b for a, b in zip(first.tolist(), second.tolist(), strict=True)]
     assert expected[0][0, 0].tolist() == pytest.approx(by_hand, abs=1e-12)
-    for got, wanted in zip(gated_values_and_gradient(torch_gated, dtype, activation), expected, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance * wanted.abs().max().item())
+    assert_near(gated_values_and_gradient(torch_gated, dtype, activation), expected, tolerance)
 
 
 @pytest.mark.long
 @pytest.mark.skipif(why_compiled_cannot_run("cpu") is not None, reason="needs a C++ compiler")
 def test_compiled_gate_has_the_same_values_and_gradient() -> None:
     expected = gated_values_and_gradient(reference_gated, torch.float64, "gelu")
-    for got, wanted in zip(gated_values_and_gradient(compiled_gated, torch.float32, "gelu"), expected, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5 * wanted.abs().max().item())
+    assert_near(gated_values_and_gradient(compiled_gated, torch.float32, "gelu"), expected, 1e-5)
 
 
 @pytest.mark.parametrize("kernel", [torch_bias_gelu, reference_bias_gelu])
