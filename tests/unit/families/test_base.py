@@ -16,13 +16,6 @@ def section(**settings: Any) -> TransformerSection:
     return TransformerSection(family="x", **settings)
 
 
-def test_defaults_are_bert_bases() -> None:
-    model = section()
-    assert (model.num_blocks, model.num_distinct_blocks, model.longest_sequence, model.width) == (12, 12, 512, 768)
-    assert model.drops and list(model.problems()) == list(model.row_problems(DATA)) == []
-    assert list(model.tensor_parallel_problems(4)) == []
-
-
 @pytest.mark.parametrize(
     ("hidden", "attention", "drops"), [(0.0, 0.0, False), (0.1, 0.0, True), (0.0, 0.1, True)]
 )  # fmt: skip

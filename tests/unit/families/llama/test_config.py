@@ -15,12 +15,6 @@ def section(**settings: Any) -> LlamaSection:
     return LlamaSection(**{**SHAPE, **settings})
 
 
-def test_null_gives_every_query_head_its_own_keys() -> None:
-    assert section(num_key_value_heads=None).key_value_heads == 8
-    assert section().key_value_heads == 4
-    assert list(section().problems()) == []
-
-
 @pytest.mark.parametrize(("settings", "path", "text"), [
     ({"num_key_value_heads": 3}, "num_key_value_heads", "3 does not divide model.num_attention_heads 8"),
     ({"hidden_size": 72}, "num_attention_heads", "heads of 9 elements"),

@@ -19,17 +19,6 @@ def test_buckets_are_those_of_transformers(causal: bool, buckets: int, reach: in
     assert torch.equal(distance_buckets(distances, buckets, reach, causal), wanted)
 
 
-def test_the_bias_is_a_number_for_each_distance_and_head() -> None:
-    layer = RelativeBias(3, Normal(1.0), ParallelContext(), buckets=8, reach=12, causal=False)
-    torch.nn.init.normal_(layer.weight)
-    bias = layer(torch.zeros(2, 6, dtype=torch.int64))
-    assert bias.shape == (3, 6, 6)
-    for query in range(6):
-        for key in range(6):
-            bucket = int(distance_buckets(torch.tensor(key - query), 8, 12, False))
-            assert torch.equal(bias[:, query, key], layer.weight[bucket])
-
-
 @pytest.mark.parametrize("context_rank", [0, 1])
 def test_distances_are_those_of_the_pairs(context_rank: int) -> None:
     """Also for a rank's heads inside attention; the gradients of the numbers are the same."""

@@ -22,16 +22,15 @@ FIELDS = {
 }
 
 
-def make(pre_layer_norm: bool, bias: bool = False) -> LayerSequence:
+def make(pre_layer_norm: bool) -> LayerSequence:
     kernels = KernelSet({}, "cpu", torch.float32)
-    spec = AttentionSpec(WIDTH // HEADS, causal=True, shares_rows=True, bias=bias)
+    spec = AttentionSpec(WIDTH // HEADS, causal=True, shares_rows=True)
     settings = BlockSettings(
         hidden_size=WIDTH, num_heads=HEADS, intermediate_size=16, activation="gelu", norm_eps=1e-5, hidden_dropout=0.0,
         attention=spec, pre_layer_norm=pre_layer_norm, init=Normal(0.5), residual_init=Normal(0.5),
     )  # fmt: skip
     build = ModelBuild(("hidden",), kernels, shares_rows=True)
-    block = decoder_block("decoder.0", settings, build, "bias" if bias else None)
-    module = LayerSequence([block], ["hidden"])
+    module = LayerSequence([decoder_block("decoder.0", settings, build)], ["hidden"])
     initialize_parameters(module, 1)
     return module.eval()
 
@@ -61,13 +60,3 @@ def test_a_token_sees_earlier_ones_of_its_target_and_all_of_its_source(pre_layer
     for place, sequence in enumerate(FIELDS["sequence_ids"][0].tolist()):
         wanted = [other == sequence for other in FIELDS["decoder_sequence_ids"][0].tolist()]
         assert changed_rows(module, "memory", place) == wanted
-
-
-def test_a_bias_changes_what_self_attention_weighs() -> None:
-    module = make(True, bias=True)
-    flat = inputs() | {"bias": torch.zeros(HEADS, TARGET, TARGET)}
-    steep = flat | {"bias": torch.arange(TARGET).float().expand(HEADS, TARGET, -1).contiguous()}
-    with torch.no_grad():
-        one, other = (module.run(fields)["hidden"] for fields in (flat, steep))
-    assert torch.equal(one[0, 0], other[0, 0])  # the first token sees itself alone
-    assert not torch.allclose(one[0, 1], other[0, 1])

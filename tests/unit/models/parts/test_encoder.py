@@ -13,9 +13,7 @@ import torch
 
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.models.layers import LayerSequence, ModelBuild
-from ctxlm_ds.models.parts.heads import select_positions
 from ctxlm_ds.models.program import build_program
-from ctxlm_ds.parallel.context import ParallelContext
 from ctxlm_ds.recipe.sections import ModelSection
 from tests.encoder_batches import OUTPUTS, random_batch, tiny_model
 
@@ -27,18 +25,6 @@ def model_of(
 ) -> LayerSequence:
     kernels = KernelSet({"attention": attention}, "cpu", torch.float32)
     return build_program(config, ModelBuild(outputs, kernels, shares_rows=shares_rows)).module(0)
-
-
-def test_select_positions_is_gather() -> None:
-    hidden = torch.randn(3, 5, 4, requires_grad=True)
-    positions = torch.tensor([[0, 4, 4], [2, 0, 1], [3, 3, 3]])
-    expected = hidden.gather(1, positions[:, :, None].expand(-1, -1, 4))
-    actual = select_positions(hidden, positions, ParallelContext())
-    assert torch.equal(actual, expected)
-    upstream = torch.randn_like(actual)
-    (gradient,) = torch.autograd.grad(actual, hidden, upstream)
-    (expected_gradient,) = torch.autograd.grad(expected, hidden, upstream)
-    torch.testing.assert_close(gradient, expected_gradient)
 
 
 @pytest.mark.parametrize(("packing", "lengths"), [(True, [[8, 5], [3, 9]]), (False, [[8], [3]])])

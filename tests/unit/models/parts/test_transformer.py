@@ -1,4 +1,4 @@
-"""Decoders: documents of a row do not see each other, and a head of keys serves several heads of queries."""
+"""Decoders: documents of a row do not see each other, and ranks may be positions."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from ctxlm_ds.data.sample import Batch
 from ctxlm_ds.kernels.dispatch import KernelSet
-from ctxlm_ds.models.layers import LayerSequence, ModelBuild
+from ctxlm_ds.models.layers import ModelBuild
 from ctxlm_ds.models.parts.transformer import transformer_block
 from ctxlm_ds.models.program import build_program
 from ctxlm_ds.objectives.base import build_objective
@@ -36,17 +34,6 @@ def build(attention: str) -> ModelBuild:
     return ModelBuild(OBJECTIVE.outputs, kernels, shares_rows=True)
 
 
-def batch(lengths: list[list[int]], seed: int = 0) -> Batch:
-    rng = np.random.default_rng(seed)
-    rows = [text_examples([rng.integers(2, 61, n + 1) for n in row]) for row in lengths]
-    return collate(rows, OBJECTIVE, Rows(SEQ_LENGTH, max(map(len, lengths))))
-
-
-def logits(model: LayerSequence, given: Batch) -> Tensor:
-    with torch.no_grad():
-        return model.run(given.fields)["logits"]
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "bmm", "reference"])
 @pytest.mark.parametrize("family", CAUSAL)
 def test_documents_of_a_row_have_the_results_of_rows_of_their_own(family: str, attention: str) -> None:
@@ -66,23 +53,6 @@ def test_documents_of_a_row_have_the_results_of_rows_of_their_own(family: str, a
     assert found[0][0].shape == (sum(lengths), 61)
     for got, wanted in zip(*found, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "bmm", "reference"])
-def test_a_head_of_keys_serves_a_group_of_query_heads(attention: str) -> None:
-    """Grouped heads give what as many heads as queries give whose weights are equal within a group."""
-    grouped = build_program(CAUSAL["llama"], build(attention)).module(1).eval()
-    full = build_program(tiny_model(family="llama"), build(attention)).module(1).eval()
-    weights = dict(full.named_parameters())
-    with torch.no_grad():
-        for name, value in grouped.named_parameters():
-            if name.endswith("qkv.weight"):
-                query, key, value_rows = value.split((32, 16, 16))
-                spread = [part.view(2, 1, 8, 32).expand(2, 2, 8, 32).reshape(32, 32) for part in (key, value_rows)]
-                value = torch.cat([query, *spread])
-            weights[name].copy_(value)
-    given = batch([[5, 7], [4, 4]])
-    torch.testing.assert_close(logits(grouped, given), logits(full, given), rtol=1e-5, atol=1e-5)
 
 
 def test_ranked_layers_turn_by_position() -> None:
