@@ -50,6 +50,19 @@ def shazeer_2018(config: OptimizerSection, parameters: Tensors, facts: Facts, le
     return update
 
 
+def duchi_2011(config: OptimizerSection, parameters: Tensors, facts: Facts) -> Update:
+    """tf.train.AdagradOptimizer with decoupled decay."""
+    totals = {name: torch.full_like(p, config.initial_accumulator) for name, p in parameters.items()}
+
+    def update(step: int, gradients: Tensors) -> None:
+        for name, p in parameters.items():
+            totals[name] += gradients[name] ** 2
+            rate = config.learning_rate
+            p.mul_(1 - rate * decay_of(name, facts, config)).sub_(rate * gradients[name] / totals[name].sqrt())
+
+    return update
+
+
 def you_2019(
     config: OptimizerSection, parameters: Tensors, facts: Facts, ratios: dict[str, list[float]] | None = None
 ) -> Update:

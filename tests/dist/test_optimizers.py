@@ -10,22 +10,12 @@ import pytest
 import torch
 
 from ctxlm_ds.recipe import choices
-from ctxlm_ds.recipe.sections import OptimizerSection
 from ctxlm_ds.training.optimizers import adafactor
 from tests.dist.reference import Split, assert_equals_alone, train_alone
 from tests.dist.runner import ranks_of_this_file, run_ranks  # noqa: F401
 from tests.dist.states import Layout, assert_states_equal, resume_under, save_under
 from tests.dist.training import tiny_config, train
-from tests.published_optimizers import (
-    Facts,
-    Tensors,
-    Update,
-    decay_of,
-    jordan_2024,
-    shazeer_2018,
-    wortsman_2023,
-    you_2019,
-)
+from tests.published_optimizers import Tensors, duchi_2011, jordan_2024, shazeer_2018, wortsman_2023, you_2019
 
 pytestmark = pytest.mark.dist
 STEPS, RATE, LEAST = 3, 0.02, 8
@@ -46,19 +36,6 @@ OPTIMIZERS = {
 @pytest.fixture(autouse=True)
 def small_matrices_are_factored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adafactor, "LEAST_SIZE_TO_FACTOR", LEAST)
-
-
-def duchi_2011(config: OptimizerSection, parameters: Tensors, facts: Facts) -> Update:
-    """tf.train.AdagradOptimizer with decoupled decay."""
-    totals = {name: torch.full_like(p, config.initial_accumulator) for name, p in parameters.items()}
-
-    def update(step: int, gradients: Tensors) -> None:
-        for name, p in parameters.items():
-            totals[name] += gradients[name] ** 2
-            rate = config.learning_rate
-            p.mul_(1 - rate * decay_of(name, facts, config)).sub_(rate * gradients[name] / totals[name].sqrt())
-
-    return update
 
 
 RMS: dict[str, list[float]] = {}

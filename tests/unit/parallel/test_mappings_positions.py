@@ -11,18 +11,14 @@ from ctxlm_ds.data.fields import IGNORE_LABEL
 from ctxlm_ds.kernels.dispatch import KernelSet
 from ctxlm_ds.kernels.norm import in_runs
 from ctxlm_ds.parallel.context import ParallelContext
-from ctxlm_ds.parallel.layers import HiddenDropout, InnerDropout
 from ctxlm_ds.parallel.mappings import own_share, token_runs
-from tests.streams import streams_at
 
 KERNELS = KernelSet({}, "cpu", torch.float32)
 ROWS, LENGTH, WIDTH, CONTEXT = 3, 8, 6, 2
 
 
 def context(rank: int, tensor_rank: int = 0, tensor: int = 1, **settings: bool) -> ParallelContext:
-    return ParallelContext(
-        tensor, tensor_rank, dropout=streams_at(3), context_size=CONTEXT, context_rank=rank, rows=ROWS, **settings
-    )
+    return ParallelContext(tensor, tensor_rank, context_size=CONTEXT, context_rank=rank, rows=ROWS, **settings)
 
 
 def whole_numbers() -> torch.Tensor:
@@ -40,20 +36,6 @@ def test_runs_name_the_tokens_of_the_complete_micro_batch(tensor: int) -> None:
             assert [run.begin for run in runs] == [0, *(run.end for run in runs[:-1])]
             found = torch.cat([torch.arange(run.end - run.begin) + run.first for run in runs])
             assert torch.equal(found, tokens)
-
-
-@pytest.mark.parametrize("tensor", [1, 2])
-def test_dropout_drops_what_one_rank_drops(tensor: int) -> None:
-    x = torch.ones(ROWS, LENGTH, WIDTH)
-    alone = ParallelContext(tensor, dropout=context(0).dropout)
-    whole = HiddenDropout(0.4, KERNELS, ParallelContext(dropout=context(0).dropout))(x, 2)
-    inner = InnerDropout(0.4, KERNELS, alone)(x)
-    assert 0.2 < (whole == 0).float().mean() < 0.6
-    for rank in range(CONTEXT):
-        own = x.chunk(CONTEXT, dim=1)[rank]
-        parallel = context(rank, 0, tensor)
-        assert torch.equal(HiddenDropout(0.4, KERNELS, parallel)(own, 2), whole.chunk(CONTEXT, dim=1)[rank])
-        assert torch.equal(InnerDropout(0.4, KERNELS, parallel)(own), inner.chunk(CONTEXT, dim=1)[rank])
 
 
 def test_runs_of_several_tensors_are_joined() -> None:

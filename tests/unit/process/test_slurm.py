@@ -158,12 +158,9 @@ def on_a_node(tmp_path: Path, own_address: str) -> str:
     return done.stdout.strip()
 
 
-def test_a_name_that_leads_to_loopback_is_mended(tmp_path: Path) -> None:
-    assert on_a_node(tmp_path, "127.0.1.1") == "fab0 fab0"
-
-
-def test_a_name_that_leads_to_an_address_is_left_alone(tmp_path: Path) -> None:
-    assert on_a_node(tmp_path, "10.9.8.1") == "None None"
+@pytest.mark.parametrize(("own_address", "answer"), [("127.0.1.1", "fab0 fab0"), ("10.9.8.1", "None None")])
+def test_only_a_name_that_leads_to_loopback_is_mended(own_address: str, answer: str, tmp_path: Path) -> None:
+    assert on_a_node(tmp_path, own_address) == answer
 
 
 def test_what_is_set_stands() -> None:

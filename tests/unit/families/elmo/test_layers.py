@@ -90,13 +90,6 @@ def test_windows_continue_each_other(inputs: str) -> None:
         torch.testing.assert_close(first[name] + second[name], complete[name])
 
 
-def test_the_second_layer_adds_its_input() -> None:
-    fields = fields_of("words")
-    found = {residual: model_of(inputs="words", residual=residual).run(fields)["hidden"] for residual in (True, False)}
-    first = model_of(inputs="words", residual=True, num_layers=1).run(fields)["hidden"]
-    torch.testing.assert_close(found[True], found[False] + first)
-
-
 def test_rows_whose_states_are_dropped_begin_with_zeros() -> None:
     """In training only: both directions and all layers of a row, other rows in each step."""
     rows, module = 16, model_of(inputs="words", state_dropout=0.5)

@@ -74,17 +74,6 @@ def test_training_computes_tensorflows_sampled_loss() -> None:
     assert set(fields[2].flatten().tolist()) & set(drawn[0].tolist()), "no drawn word is a next word"
 
 
-def test_only_compared_rows_get_gradients() -> None:
-    module, fields = softmax(), batch()
-    found = module(*fields)
-    (found[0] + found[2]).backward()
-    compared = [*(drawn_words(module, direction).words for direction in range(2)), *(x.flatten() for x in fields[2:])]
-    used = {word for words in compared for word in words.tolist()} - {IGNORE_LABEL}
-    assert module.weight.grad is not None and module.bias.grad is not None
-    assert set(module.weight.grad.abs().sum(dim=1).nonzero().flatten().tolist()) == used != set(range(VOCABULARY))
-    assert set(module.bias.grad.nonzero().flatten().tolist()) <= used
-
-
 def test_gradients_are_those_of_the_loss() -> None:
     """Beside autograd's of the loss over all words, in which those that were not drawn are left out."""
     module, (hidden, backward, labels, reversed_labels) = softmax(), batch()
