@@ -259,13 +259,6 @@ def test_killed_before_every_single_file_operation_of_a_save(tmp_path: Path, bes
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MB."""
-    with memory_disk(tmp_path / "disk", "1m") as disk:
-        yield disk.folder
-
-
-@pytest.fixture
 def disk_for_three(tmp_path: Path) -> Iterator[Path]:
     """A file system that holds three checkpoints of about 560 KB, but not a fourth."""
     with memory_disk(tmp_path / "disk", "2m") as disk:
@@ -314,12 +307,13 @@ def test_what_this_process_has_not_seen_intact_does_not_count(disk_for_three: Pa
 
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("estimate_known", [True, False])
-def test_a_full_disk(small_disk: Path, estimate_known: bool, beside: bool) -> None:
-    folder = save(make_manager(small_disk), 1)
+def test_a_full_disk(tmp_path: Path, estimate_known: bool, beside: bool) -> None:
     message = "GB are missing" if estimate_known else "No space left on device"
-    for step in (2, 3):
-        # About 560 KB each: the second one does not fit.
-        with pytest.raises(CheckpointError, match=message):
-            save(make_manager(small_disk), step, needed_bytes=SIZE_BYTES if estimate_known else 1, beside=beside)
-        assert names(small_disk) == ["latest", "step-00000001"]
-        assert make_manager(small_disk).find_resumable() == folder
+    with memory_disk(tmp_path / "disk", "1m") as disk:
+        folder = save(make_manager(disk.folder), 1)
+        for step in (2, 3):
+            # About 560 KB each: the second one does not fit.
+            with pytest.raises(CheckpointError, match=message):
+                save(make_manager(disk.folder), step, needed_bytes=SIZE_BYTES if estimate_known else 1, beside=beside)
+            assert names(disk.folder) == ["latest", "step-00000001"]
+            assert make_manager(disk.folder).find_resumable() == folder

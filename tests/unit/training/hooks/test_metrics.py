@@ -56,14 +56,15 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def run(path: Path, first: int, last: int, interval: int = 1, evaluate_every: int = 0) -> None:
+def run(path: Path, first: int, last: int, interval: int = 1, evaluate_every: int = 0) -> MetricsWriter:
+    """A run that is killed, unless on_run_end is called."""
     writer = MetricsWriter(path, interval)
     writer.on_run_start(start(first - 1))
     for step in range(first, last + 1):
         writer.on_step_end(metrics_of(step))
         if evaluate_every and step % evaluate_every == 0:
             writer.on_evaluation(step, {"eval/wiki/loss": 5.0 / step})
-    # Killed here: no on_run_end.
+    return writer
 
 
 def test_a_line_holds_everything(tmp_path: Path) -> None:
@@ -104,11 +105,7 @@ def test_interval_means_speed_not_loss(tmp_path: Path) -> None:
 def test_a_run_that_is_to_go_on_gets_no_extra_point(tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
     run(whole, 1, 20, interval=5)
-    writer = MetricsWriter(parts, 5)
-    writer.on_run_start(start(0))
-    for step in range(1, 9):
-        writer.on_step_end(metrics_of(step))
-    writer.on_run_end(end(8, completed=False))
+    run(parts, 1, 8, interval=5).on_run_end(end(8, completed=False))
     run(parts, 9, 20, interval=5)
     assert [(line["step"], line["loss"]) for line in lines(parts)] == [
         (line["step"], line["loss"]) for line in lines(whole)
@@ -169,9 +166,7 @@ def test_going_back_makes_one_continuous_curve(tmp_path: Path) -> None:
 def test_an_evaluation_done_again_at_the_resumed_step_is_not_doubled(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     run(path, 1, 5, evaluate_every=5)
-    writer = MetricsWriter(path)
-    writer.on_run_start(start(5))
-    writer.on_evaluation(5, {"eval/wiki/loss": 1.0, "eval/books/loss": 2.0})
+    run(path, 6, 5).on_evaluation(5, {"eval/wiki/loss": 1.0, "eval/books/loss": 2.0})
     assert lines(path)[-2:] == [{"step": 5, "eval/wiki/loss": 1.0}, {"step": 5, "eval/books/loss": 2.0}]
 
 
@@ -222,19 +217,22 @@ def _points(directory: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(point.step, point.value) for point in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
+def board(folder: Path, interval: int, begin: RunStart, last: int, before_step_0: float) -> TensorBoardWriter:
+    """A run up to a step, whose losses rise by 1."""
+    writer = TensorBoardWriter(folder, interval)
+    writer.on_run_start(begin)
+    for step in range(begin.step + 1, last + 1):
+        writer.on_step_end(metrics_of(step, loss=before_step_0 + step))
+    return writer
+
+
 def test_tensorboard_is_one_curve_after_a_resume(tmp_path: Path) -> None:
-    first = TensorBoardWriter(tmp_path, 1)
-    first.on_run_start(start(0))
-    for step in range(1, 9):
-        first.on_step_end(metrics_of(step, loss=100.0 + step))
+    first = board(tmp_path, 1, start(0), 8, 100.0)
     first.on_evaluation(4, {"eval/wiki/loss": 4.0})
     first.on_evaluation(8, {"eval/wiki/loss": 8.0})
     first.on_run_end(end(8))
     await_next_second()
-    second = TensorBoardWriter(tmp_path, 1)
-    second.on_run_start(start(5))
-    for step in range(6, 11):
-        second.on_step_end(metrics_of(step, loss=200.0 + step))
+    second = board(tmp_path, 1, start(5), 10, 200.0)
     second.on_evaluation(8, {"eval/wiki/loss": 80.0})
     second.on_run_end(end(10))
     points = _points(tmp_path / "tensorboard")
@@ -244,10 +242,7 @@ def test_tensorboard_is_one_curve_after_a_resume(tmp_path: Path) -> None:
 
 
 def test_tensorboard_is_one_curve_after_going_back(tmp_path: Path) -> None:
-    writer = TensorBoardWriter(tmp_path, 1)
-    writer.on_run_start(start(0))
-    for step in range(1, 7):
-        writer.on_step_end(metrics_of(step, loss=100.0 + step))
+    writer = board(tmp_path, 1, start(0), 6, 100.0)
     writer.on_rollback(4)
     writer.on_step_end(metrics_of(5, loss=205.0))
     writer.on_run_end(end(5))
@@ -255,19 +250,13 @@ def test_tensorboard_is_one_curve_after_going_back(tmp_path: Path) -> None:
 
 
 def test_tensorboard_over_tokens_and_with_the_recipe(tmp_path: Path) -> None:
-    first = TensorBoardWriter(tmp_path, 2)
-    first.on_run_start(start(0))
-    for step in range(1, 9):
-        first.on_step_end(metrics_of(step, loss=100.0 + step))
+    first = board(tmp_path, 2, start(0), 8, 100.0)
     first.on_evaluation(8, {"eval/wiki/loss": 8.0})
     first.on_rollback(5)
     first.on_step_end(metrics_of(6, loss=106.5))
     first.on_run_end(end(6))
     await_next_second()
-    second = TensorBoardWriter(tmp_path, 2)
-    second.on_run_start(RunStart(5, 100, RunConfig(), tokens=500))
-    for step in range(6, 9):
-        second.on_step_end(metrics_of(step, loss=200.0 + step))
+    second = board(tmp_path, 2, RunStart(5, 100, RunConfig(), tokens=500), 8, 200.0)
     second.on_evaluation(8, {"eval/wiki/loss": 80.0})
     second.on_run_end(end(8))
     points = _points(tmp_path / "tensorboard" / "by_token")
