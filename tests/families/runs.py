@@ -20,8 +20,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel  # noqa: F401 (imported before the ranks are forked: it takes seconds)
 
 from ctxlm_ds import run as run_builder
-from ctxlm_ds.checkpoint.manager import CheckpointManager
-from ctxlm_ds.checkpoint.training import TrainingCheckpoints
 from ctxlm_ds.data.preprocess.config import PreprocessConfig, dataset_prefix
 from ctxlm_ds.data.preprocess.job import preprocess
 from ctxlm_ds.data.stream.loader import Step, TrainLoader
@@ -45,7 +43,7 @@ from ctxlm_ds.training.engine.engine import Engine
 from ctxlm_ds.training.engine.runtime import init_process_group
 from ctxlm_ds.training.loop.state import TrainState
 from ctxlm_ds.training.measure import measure
-from tests.dist.states import gather_moments
+from tests.dist.states import held_by, resume_newest, save_at
 from tests.dist.training import gather_weights
 from tests.families import packages
 from tests.golden.corpus import WORDS, Numbers
@@ -387,27 +385,17 @@ def save(rank: int, world_size: int, run: Run, run_dir: Path) -> dict[str, Any]:
     engine = build(run)
     initial = gather_weights(engine)
     figures = advance(engine, run, range(STEPS))
-    (run_dir / "tokenizer").mkdir(parents=True, exist_ok=True)
-    engine.topology.all_reduce_max([0.0])
-    _checkpoints(engine, run, run_dir).save(TrainState(step=STEPS, rows_consumed=STEPS * ROWS, tokens=7))
-    held = {"initial": initial, "weights": gather_weights(engine), "moments": gather_moments(engine)}
-    return {**figures, **held, **go_on(engine, run)}
+    save_at(engine, engine.config, run_dir, TrainState(step=STEPS, rows_consumed=STEPS * ROWS, tokens=7))
+    return {**figures, "initial": initial, **held_by(engine), **go_on(engine, run)}
 
 
 def resume(rank: int, world_size: int, run: Run, run_dir: Path) -> dict[str, Any]:
     """Case: load what another layout saved and go on."""
     engine = build(run)
-    newest = CheckpointManager(run_dir, engine.config.checkpoint, engine.topology).find_resumable()
-    state = _checkpoints(engine, run, run_dir).resume(newest)
-    held = {"weights": gather_weights(engine), "moments": gather_moments(engine), "state": state}
-    return {**held, **go_on(engine, run)}
+    state = resume_newest(engine, engine.config, run_dir)
+    return {**held_by(engine), "state": state, **go_on(engine, run)}
 
 
 def go_on(engine: Engine, run: Run) -> dict[str, Any]:
     """Losses of the next steps and weights after them."""
     return {"next": advance(engine, run, range(STEPS, 2 * STEPS))["losses"], "last": gather_weights(engine)}
-
-
-def _checkpoints(engine: Engine, run: Run, run_dir: Path) -> TrainingCheckpoints:
-    manager = CheckpointManager(run_dir, engine.config.checkpoint, engine.topology)
-    return TrainingCheckpoints(manager, engine, engine.config, run_dir / "tokenizer", {"train_rows": 100})
