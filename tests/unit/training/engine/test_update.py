@@ -33,8 +33,8 @@ def totals_of(topology: Topology | None = None) -> StepTotals:
     return StepTotals(TERMS, topology or Topology(), torch.device("cpu"))
 
 
-def judge_of(totals: StepTotals, is_fp16: bool = False, spike: Anomaly | None = None) -> StepJudge:
-    return StepJudge(totals, TERMS, 6, is_fp16, lambda loss: spike)
+def judge_of(totals: StepTotals, is_fp16: bool = False) -> StepJudge:
+    return StepJudge(totals, TERMS, 6, is_fp16, lambda loss: None)
 
 
 def test_the_counts_of_the_next_step_travel_with_the_sums_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,17 +77,3 @@ def test_a_loss_that_is_not_finite_is_refused_but_in_fp16() -> None:
     judge = judge_of(totals, is_fp16=True)
     assert not judge(totals.start(sums_of(math.inf), Ahead()).tolist())
     assert judge.anomaly is None
-
-
-def test_a_spike_is_refused() -> None:
-    spike = Anomaly("spike", "too high")
-    for is_fp16 in (False, True):
-        totals = totals_of()
-        judge = judge_of(totals, is_fp16, spike)
-        assert judge(totals.start(sums_of(8.0), Ahead()).tolist())
-        assert judge.anomaly == spike
-
-
-def test_sums_of_an_evaluation_have_names() -> None:
-    assert totals_of().evaluation(sums_of(8.0))["order/count"] == 2.0
-    assert set(totals_of().evaluation({}).values()) == {0.0}
